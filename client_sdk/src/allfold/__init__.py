@@ -1,0 +1,96 @@
+"""Allfold: collective communication as a service.
+
+    import allfold
+    import numpy as np
+
+    allfold.init()
+    x = np.full(4, float(allfold.rank()))
+    allfold.all_reduce(x)
+    allfold.shutdown()
+
+Every process is a *rank*. It talks to the *node agent* of its machine over a local socket; the
+agents fold the tensors of their ranks and exchange the result with each other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from allfold_core.errors import (
+    AgentLost,
+    AgentUnreachable,
+    AllfoldError,
+    ArenaExhausted,
+    BroadcastMultipleTensors,
+    BroadcastNoTensor,
+    InvalidArgument,
+    LocalError,
+    MismatchError,
+    MultipleRegister,
+    MultipleUnregister,
+    OrchestratorUnreachable,
+    PeerError,
+    PeerLost,
+    PeerMissing,
+    PeerSentIncoherentTensor,
+    RankSourcesContradict,
+    RegisterNotFirstOperation,
+    RegisterParamsMismatch,
+    ServiceError,
+)
+from allfold_core.operations import ReduceOp
+
+from allfold._api import (
+    all_reduce,
+    barrier,
+    broadcast,
+    empty,
+    init,
+    is_initialized,
+    rank,
+    reduce,
+    shutdown,
+    world_size,
+)
+from allfold._group import Group
+from allfold._work import Work
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgentLost",
+    "AgentUnreachable",
+    "AllfoldError",
+    "ArenaExhausted",
+    "BroadcastMultipleTensors",
+    "BroadcastNoTensor",
+    "Group",
+    "InvalidArgument",
+    "LocalError",
+    "MismatchError",
+    "MultipleRegister",
+    "MultipleUnregister",
+    "OrchestratorUnreachable",
+    "PeerError",
+    "PeerLost",
+    "PeerMissing",
+    "PeerSentIncoherentTensor",
+    "RankSourcesContradict",
+    "ReduceOp",
+    "RegisterNotFirstOperation",
+    "RegisterParamsMismatch",
+    "ServiceError",
+    "Work",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "empty",
+    "init",
+    "is_initialized",
+    "rank",
+    "reduce",
+    "shutdown",
+    "world_size",
+]
+
+logging.getLogger("allfold").addHandler(logging.NullHandler())

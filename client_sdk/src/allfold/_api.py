@@ -1,0 +1,248 @@
+"""The module-level functions: one connection per process, and a default group."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from allfold_core.compiler import parse_overrides
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleRegister,
+    MultipleUnregister,
+    RegisterNotFirstOperation,
+)
+from allfold_core.operations import ReduceOp
+
+from allfold import _ranks
+from allfold._group import AUTO, Group
+from allfold._session import Session
+
+log = logging.getLogger("allfold")
+
+DEFAULT_GROUP = "default"
+DEFAULT_TIMEOUT = 300.0
+DEFAULT_INIT_TIMEOUT = 60.0
+
+_lock = RLock()
+_session: Session | None = None
+_groups: dict[str, Group] = {}
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    group: str | None = None,
+    agent: str | None = None,
+    timeout: float | None = None,
+    init_timeout: float | None = None,
+    strategies: str | Mapping[str, str] | None = None,
+) -> Group:
+    """Take this process's seat in a group, and wait until every rank has taken its own.
+
+    The first group of a process is the default of all functions. Further groups, with other names,
+    may be opened beside it, with the same ranks or others.
+
+    Args:
+        rank: this process, 0 to ``world_size - 1``. Default: what torchrun, Slurm, MPI or
+            Kubernetes say in the environment; one log line says which of them did.
+        world_size: the number of ranks, over all machines.
+        group: its name (``ALLFOLD_GROUP``, else "default"). Jobs that share an orchestrator need
+            different ones.
+        agent: path of the node agent's socket (``ALLFOLD_SOCKET``).
+        timeout: seconds until an op fails, where it does not say (``ALLFOLD_TIMEOUT``, else 300).
+        init_timeout: seconds for all of the registration (``ALLFOLD_INIT_TIMEOUT``, else 60).
+        strategies: by kind, as a mapping or as ``"all_reduce=ring;broadcast=tree(4)"``
+            (``ALLFOLD_STRATEGY``). Must be the same on every rank.
+
+    Raises:
+        MultipleRegister: this process is in the group already, or another has this rank.
+        RegisterParamsMismatch: the group was opened with other parameters.
+        PeerMissing: not all ranks came in time; names the missing ones.
+        AgentUnreachable: no agent listens on the socket.
+        OrchestratorUnreachable: the agent cannot reach the orchestrator.
+        InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
+    """
+    global _session
+    name = group or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP
+    info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
+    log.info("group '%s': %s", name, info.describe())
+    seconds = _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT)
+    patience = _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT)
+    overrides = _overrides(strategies)
+    with _lock:
+        if name in _groups:
+            raise MultipleRegister(
+                f"this process is rank {_groups[name].rank} of group '{name}' already"
+            )
+        if _session is None:
+            _session = Session(agent or _socket_path(), patience)
+        _session.check_process()
+        opened = Group(_session, name, info.rank, info.world_size)
+        try:
+            opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
+        except BaseException:
+            _close_if_idle()
+            raise
+        _groups[name] = opened
+    return opened
+
+
+def shutdown(group: Group | None = None) -> None:
+    """Wait for the ops in flight and leave a group, or all of them.
+
+    Raises:
+        MultipleUnregister: there is none to leave.
+    """
+    with _lock:
+        leaving = [group] if group is not None else list(_groups.values())
+        if not leaving:
+            raise MultipleUnregister("this process is in no group; allfold.init comes first")
+        try:
+            for each in leaving:
+                if _groups.get(each.name) is each:
+                    del _groups[each.name]
+                each.shutdown()
+        finally:
+            _close_if_idle()
+
+
+def _close_if_idle() -> None:
+    global _session
+    if not _groups and _session is not None:
+        _session.close()
+        _session = None
+
+
+def _socket_path() -> str:
+    path = os.environ.get("ALLFOLD_SOCKET")
+    if path:
+        return path
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "allfold" if runtime else None
+    return str((folder or Path(tempfile.gettempdir()) / f"allfold-{os.getuid()}") / "agent.sock")
+
+
+def _seconds(name: str, given: float | None, variable: str, default: float) -> float:
+    value: Any = given if given is not None else os.environ.get(variable, default)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        source = name if given is not None else variable
+        raise InvalidArgument(f"{source} is a positive number of seconds, got {value!r}")
+    return seconds
+
+
+def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:
+    if isinstance(strategies, Mapping):
+        text = ";".join(f"{kind}={name}" for kind, name in strategies.items())
+    else:
+        text = strategies if strategies is not None else os.environ.get("ALLFOLD_STRATEGY", "")
+    return parse_overrides(text)
+
+
+def _default() -> Group:
+    group = next(iter(_groups.values()), None)
+    if group is None:
+        raise RegisterNotFirstOperation("allfold.init must be called before any other function")
+    return group
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a group."""
+    return bool(_groups)
+
+
+def rank(group: Group | None = None) -> int:
+    """This process's rank in a group."""
+    return (group or _default()).rank
+
+
+def world_size(group: Group | None = None) -> int:
+    """The number of ranks of a group."""
+    return (group or _default()).world_size
+
+
+def all_reduce(
+    tensor: Any,
+    op: str | ReduceOp = ReduceOp.SUM,
+    *,
+    group: Group | None = None,
+    timeout: float | None = None,
+    strategy: str = AUTO,
+    async_op: bool = False,
+) -> Any:
+    """Fold the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
+    return (group or _default()).all_reduce(
+        tensor, op, timeout=timeout, strategy=strategy, async_op=async_op
+    )
+
+
+def reduce(
+    tensor: Any,
+    root: int = 0,
+    op: str | ReduceOp = ReduceOp.SUM,
+    *,
+    group: Group | None = None,
+    timeout: float | None = None,
+    strategy: str = AUTO,
+    async_op: bool = False,
+) -> Any:
+    """Fold the tensors of all ranks into that of ``root``; see :meth:`Group.reduce`."""
+    return (group or _default()).reduce(
+        tensor, root, op, timeout=timeout, strategy=strategy, async_op=async_op
+    )
+
+
+def broadcast(
+    tensor: Any = None,
+    root: int | None = None,
+    *,
+    group: Group | None = None,
+    timeout: float | None = None,
+    strategy: str = AUTO,
+    async_op: bool = False,
+) -> Any:
+    """Give every rank the tensor of one; see :meth:`Group.broadcast`."""
+    return (group or _default()).broadcast(
+        tensor, root, timeout=timeout, strategy=strategy, async_op=async_op
+    )
+
+
+def barrier(
+    *, group: Group | None = None, timeout: float | None = None, async_op: bool = False
+) -> Any:
+    """Wait until every rank has called it; see :meth:`Group.barrier`."""
+    return (group or _default()).barrier(timeout=timeout, async_op=async_op)
+
+
+def empty(
+    shape: int | tuple[int, ...], dtype: Any = np.float32, *, group: Group | None = None
+) -> Any:
+    """An uninitialized tensor in the arena, which collectives need not copy.
+
+    See :meth:`Group.empty`.
+    """
+    return (group or _default()).empty(shape, dtype)
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    if _session is None or _session.pid != os.getpid():
+        return
+    try:
+        if _groups:
+            shutdown()
+    except AllfoldError as error:
+        log.warning("could not leave in order at exit: %s", error)

@@ -1,0 +1,166 @@
+"""The arena: shared memory of this rank, in which its agent reads inputs and writes results.
+
+It consists of segments. Each is a memfd that is handed to the agent over the local socket: no
+name, so nothing is left behind, and no ``/dev/shm`` whose size could be too small.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+from allfold_core.errors import ArenaExhausted
+from allfold_core.local_wire import Region
+
+ALIGNMENT = 64
+FIRST_SEGMENT = 16 << 20
+LARGEST_GROWTH = 256 << 20
+_HUGE_PAGE = 2 << 20
+_MADV_POPULATE_WRITE = 23
+
+Bytes = npt.NDArray[np.uint8]
+Share = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An allocated range: where the agent finds it, and its memory."""
+
+    region: Region
+    size: int
+    memory: Bytes
+
+
+class _Segment:
+    """One memfd and its free ranges, kept sorted and merged."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.descriptor = os.memfd_create("allfold-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, size)
+            self._map = mmap.mmap(self.descriptor, size)
+            self._populate()
+        except (OSError, ValueError) as error:
+            os.close(self.descriptor)
+            raise ArenaExhausted(
+                f"no memory for {size >> 20} MiB more of the arena: {error}. The arena counts as "
+                "memory of this process; raise the container's memory limit or share less at once."
+            ) from error
+        self.memory: Bytes = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.memory.__array_interface__["data"][0]
+        self._free = [(0, size)]
+
+    def _populate(self) -> None:
+        """Take the memory now: a failure here is an error, later it would be a SIGBUS."""
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != 22:  # EINVAL: a kernel before 5.14
+                raise
+            os.posix_fallocate(self.descriptor, 0, self.size)
+
+    def allocate(self, size: int) -> int | None:
+        """The offset of ``size`` free bytes (first fit), ``None`` where there are not as many."""
+        for index, (start, length) in enumerate(self._free):
+            if length >= size:
+                if length == size:
+                    del self._free[index]
+                else:
+                    self._free[index] = (start + size, length - size)
+                return start
+        return None
+
+    def free(self, start: int, size: int) -> None:
+        """Give a range back, merged with its free neighbours."""
+        insort(self._free, (start, size))
+        index = bisect_right(self._free, (start, size)) - 1
+        if index + 1 < len(self._free) and start + size == self._free[index + 1][0]:
+            self._free[index] = (start, size + self._free.pop(index + 1)[1])
+        if index and sum(self._free[index - 1]) == start:
+            self._free[index - 1 : index + 1] = [
+                (self._free[index - 1][0], self._free[index - 1][1] + self._free[index][1])
+            ]
+
+
+class Arena:
+    """Allocates shared memory in segments that grow as needed.
+
+    Args:
+        share: tells the agent about a new segment: (number, size, file descriptor).
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._segments: list[_Segment] = []
+        self._lock = Lock()
+
+    def allocate(self, nbytes: int) -> Block:
+        """Memory for ``nbytes`` (at least one), until :meth:`free`.
+
+        Raises:
+            ArenaExhausted: the machine, or the container, has no memory left.
+        """
+        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            for segment in self._segments:
+                offset = segment.allocate(size)
+                if offset is not None:
+                    return _block(segment, offset, nbytes)
+            segment = self._grow(size)
+            offset = segment.allocate(size)
+            assert offset is not None
+            return _block(segment, offset, nbytes)
+
+    def free(self, block: Block) -> None:
+        """Give a block back."""
+        size = -(-max(block.size, 1) // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            self._segments[block.region.segment].free(block.region.offset, size)
+
+    def array(self, nbytes: int) -> Bytes:
+        """Like :meth:`allocate`, freed when the last view of the array is gone."""
+        block = self.allocate(nbytes)
+        # Through a memoryview, so that views refer to this very array and keep it alive.
+        owner: Bytes = np.frombuffer(memoryview(block.memory), np.uint8)
+        weakref.finalize(owner, self.free, block).atexit = False
+        return owner
+
+    def locate(self, address: int, nbytes: int) -> Region | None:
+        """The region of memory that lies in the arena, ``None`` for any other memory."""
+        for segment in self._segments:
+            offset = address - segment.address
+            if 0 <= offset and offset + nbytes <= segment.size:
+                return Region(segment.number, offset)
+        return None
+
+    def close(self) -> None:
+        """Close the files; the memory itself goes with the last array in it."""
+        for segment in self._segments:
+            os.close(segment.descriptor)
+            segment.descriptor = -1
+
+    def _grow(self, size: int) -> _Segment:
+        held = sum(segment.size for segment in self._segments)
+        wanted = max(size, min(max(held, FIRST_SEGMENT), LARGEST_GROWTH))
+        rounded = -(-wanted // _HUGE_PAGE) * _HUGE_PAGE
+        segment = _Segment(len(self._segments), rounded)
+        self._share(segment.number, rounded, segment.descriptor)
+        self._segments.append(segment)
+        return segment
+
+
+def _block(segment: _Segment, offset: int, nbytes: int) -> Block:
+    return Block(
+        Region(segment.number, offset), nbytes, segment.memory[offset : offset + nbytes]
+    )

@@ -1,0 +1,210 @@
+"""What each source says about this process's rank: one reader per launcher, all pure.
+
+How the claims become one answer, and when two of them contradict, is in ``_ranks``.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from allfold_core.errors import InvalidArgument
+
+Environment = Mapping[str, str]
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm numbers its batch scripts and interactive shells as steps too, from about here on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number, and the variable or argument that it was read from."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one source says.
+
+    Attributes:
+        names: the names of the rank and of the world size, for messages about a missing half.
+        started_us: set by the launcher in what it starts itself, so it cannot be stale.
+        advice: what to do when the claim decides and is not complete.
+        weak: does not decide while incomplete, if another source is there.
+    """
+
+    source: str
+    names: tuple[str, str]
+    rank: Reading | None = None
+    world_size: Reading | None = None
+    local: tuple[int | None, int | None] = (None, None)
+    started_us: bool = False
+    advice: str = ""
+    weak: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int] | None:
+        """(rank, world size) of a complete claim."""
+        if self.rank is None or self.world_size is None:
+            return None
+        return self.rank.value, self.world_size.value
+
+    @property
+    def readings(self) -> list[Reading]:
+        """What there is of rank and world size."""
+        return [reading for reading in (self.rank, self.world_size) if reading is not None]
+
+    def __str__(self) -> str:
+        """``torchrun: rank 1 of 4 (RANK=1, WORLD_SIZE=4)``."""
+        rank = f"rank {self.rank.value}" if self.rank else "any rank"
+        size = f" of {self.world_size.value}" if self.world_size else ""
+        readings = ", ".join(f"{reading.name}={reading.value}" for reading in self.readings)
+        return f"{self.source}: {rank}{size} ({readings})"
+
+
+def arguments(rank: int | None, world_size: int | None) -> Claim:
+    """What the caller said."""
+    names = ("rank", "world_size")
+    return Claim("arguments", names, _argument(names[0], rank), _argument(names[1], world_size))
+
+
+def own_variables(env: Environment) -> Claim:
+    """What ``ALLFOLD_*`` say."""
+    names = ("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE")
+    return Claim("environment", names, _number(env, names[0]), _number(env, names[1]))
+
+
+def _torchrun(env: Environment) -> Claim | None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return _plain(env, "torchrun", names, started_us=bool(env.get("TORCHELASTIC_RUN_ID")))
+
+
+def _open_mpi(env: Environment) -> Claim | None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local_rank, local_size = (f"OMPI_COMM_WORLD_{name}" for name in names)
+    return _plain(env, "Open MPI", (rank, size, local_rank, local_size))
+
+
+def _pmi(env: Environment) -> Claim | None:
+    return _plain(env, "MPI", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+
+
+def _slurm(env: Environment) -> Claim | None:
+    """Slurm, inside a step: a batch script inherits the variables without being a rank."""
+    step = env.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    claim = _plain(env, "Slurm", ("SLURM_PROCID", size, "SLURM_LOCALID", ""))
+    if claim is None:
+        return None
+    return replace(claim, local=(claim.local[0], _slurm_tasks_here(env)))
+
+
+def _slurm_tasks_here(env: Environment) -> int | None:
+    """This node's part of ``SLURM_STEP_TASKS_PER_NODE``, a list like ``4(x2),3``."""
+    node = env.get("SLURM_NODEID", "")
+    if not node.isdecimal():
+        return None
+    left = int(node)
+    tasks_per_node = env.get("SLURM_STEP_TASKS_PER_NODE", "")
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
+        left -= int(nodes or 1)
+        if left < 0:
+            return int(tasks)
+    return None
+
+
+def _leader_worker_set(env: Environment) -> Claim | None:
+    return _one_per_pod(env, "Kubernetes LeaderWorkerSet", ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"))
+
+
+def _kubeflow(env: Environment) -> Claim | None:
+    """Kubeflow numbers pods; they are ranks where each pod has one process."""
+    source, names = "Kubeflow", ("PET_NODE_RANK", "PET_NNODES")
+    if not any(env.get(name) for name in names):
+        return None
+    per_node, nodes = env.get("PET_NPROC_PER_NODE") or "1", env.get("PET_NNODES", "")
+    if per_node.strip() != "1" or ":" in nodes:
+        what = f"PET_NNODES={nodes}, PET_NPROC_PER_NODE={per_node}"
+        advice = f"{source} gives no rank ({what}): start the script with torchrun, which does."
+        return Claim(source, names, advice=advice)
+    return _one_per_pod(env, source, names)
+
+
+def _indexed_job(env: Environment) -> Claim | None:
+    name = "JOB_COMPLETION_INDEX"
+    index = _number(env, name)
+    if index is None:
+        return None
+    return Claim(
+        "Kubernetes Indexed Job",
+        (name, "ALLFOLD_WORLD_SIZE"),
+        rank=index,
+        local=(0, 1),
+        advice="Set ALLFOLD_WORLD_SIZE, or the argument world_size, to the Job's completions.",
+        weak=True,
+    )
+
+
+READERS: tuple[Callable[[Environment], Claim | None], ...] = (
+    _torchrun,
+    _open_mpi,
+    _pmi,
+    _slurm,
+    _leader_worker_set,
+    _indexed_job,
+    _kubeflow,
+)
+
+
+# --- reading
+
+
+def _plain(
+    env: Environment, source: str, names: tuple[str, str, str, str], *, started_us: bool = True
+) -> Claim | None:
+    """A source that has a variable for each of the four numbers ("" for none)."""
+    rank, size = _number(env, names[0]), _number(env, names[1])
+    if rank is None and size is None:
+        return None
+    local = _local_pair(_number(env, names[2]), _number(env, names[3]))
+    return Claim(source, names[:2], rank, size, local, started_us)
+
+
+def _one_per_pod(env: Environment, source: str, names: tuple[str, str]) -> Claim | None:
+    rank, size = _number(env, names[0]), _number(env, names[1])
+    if rank is None and size is None:
+        return None
+    return Claim(source, names, rank, size, (0, 1), started_us=True)
+
+
+def _local_pair(rank: Reading | None, size: Reading | None) -> tuple[int | None, int | None]:
+    if rank and size and rank.value >= size.value:
+        raise InvalidArgument(f"{rank.name} is {rank.value}, but {size.name} is {size.value}.")
+    return (rank.value if rank else None), (size.value if size else None)
+
+
+def _number(env: Environment, name: str) -> Reading | None:
+    text = env.get(name, "").strip() if name else ""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidArgument(f"{name} is {text!r}, which is not a whole number from 0 on.")
+    return Reading(name, int(text))
+
+
+def _argument(name: str, value: int | None) -> Reading | None:
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidArgument(f"{name} is {value!r}, which is not a whole number from 0 on.")
+    return Reading(name, number)

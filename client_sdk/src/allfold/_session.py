@@ -1,0 +1,254 @@
+"""The connection of this process to its node agent.
+
+There is no thread: whoever waits for a result reads the socket, and hands out what is not its own
+to the others that wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import socket
+from collections.abc import Hashable
+from threading import Condition, Lock
+from time import monotonic, sleep
+from typing import Any
+
+from allfold_core.errors import AgentLost, AgentUnreachable, AllfoldError, InvalidArgument, from_dict
+from allfold_core.local_wire import (
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    SEGMENT,
+    Message,
+    pack_json,
+    unpack_json,
+    unpack_outcome,
+)
+
+from allfold._arena import Arena
+
+log = logging.getLogger("allfold")
+
+_RETRY_SECONDS = 0.05
+# The agent enforces deadlines; the SDK's own only catches an agent that hangs.
+GRACE_SECONDS = 5.0
+
+
+class Pending:
+    """Something that the agent has been asked for."""
+
+    __slots__ = ("answer", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.answer: dict[str, Any] = {}
+        self.error: AllfoldError | None = None
+
+
+class Session:
+    """A connected socket, the arena behind it, and what is being waited for."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.arena = Arena(self._share)
+        self._socket = _connect(path, monotonic() + timeout)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._sending = Lock()
+        self._changed = Condition()
+        self._reading = False
+        self._pending: dict[Hashable, Pending] = {}
+        self._requests = itertools.count(1)
+        self._lost: AgentLost | None = None
+        self.welcome = self._greet(timeout)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def request(self, kind: Message, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Ask for something rare (join, leave) and wait for the answer."""
+        number = next(self._requests)
+        key = (kind, number)
+        pending = self.expect(key)
+        self.send(pack_json(kind, {**body, "request": number}))
+        return self.wait(key, pending, timeout)
+
+    def expect(self, key: Hashable) -> Pending:
+        """Announce that an answer will come; :meth:`wait` takes it."""
+        pending = Pending()
+        with self._changed:
+            if self._lost:
+                raise self._lost
+            self._pending[key] = pending
+        return pending
+
+    def send(self, message: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            AgentLost: the agent is gone.
+        """
+        try:
+            with self._sending:
+                self._socket.send(message)
+        except OSError as error:
+            raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
+
+    def _share(self, number: int, size: int, descriptor: int) -> None:
+        message = SEGMENT.pack(Message.SEGMENT, number, size)
+        try:
+            with self._sending:
+                socket.send_fds(self._socket, [message], [descriptor])
+        except OSError as error:
+            raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def wait(self, key: Hashable, pending: Pending, timeout: float) -> dict[str, Any]:
+        """The answer, or the error that came instead.
+
+        Raises:
+            TimeoutError: none came in time; it may still be waited for.
+            AllfoldError: the agent's answer was an error, or the agent is gone.
+        """
+        deadline = monotonic() + timeout
+        while not pending.done:
+            left = deadline - monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._advance(pending, left)
+        with self._changed:
+            self._pending.pop(key, None)
+        if pending.error is not None:
+            raise pending.error
+        return pending.answer
+
+    def poll(self, pending: Pending) -> bool:
+        """Whether the answer is there, taking in what has arrived without waiting."""
+        if not pending.done:
+            self._advance(pending, 0.0)
+        return pending.done
+
+    def drain(self) -> None:
+        """Take in what has arrived, so that the agent can go on sending."""
+        self._advance(Pending(), 0.0)
+
+    def _advance(self, pending: Pending, timeout: float) -> None:
+        """Read a message, or wait while another thread reads."""
+        with self._changed:
+            if pending.done:
+                return
+            if self._reading:
+                self._changed.wait(timeout)
+                return
+            self._reading = True
+        data = None
+        try:
+            data = self._receive(timeout)
+        finally:
+            with self._changed:
+                self._reading = False
+                if data is not None:
+                    self._dispatch(data)
+                self._changed.notify_all()
+
+    def _receive(self, timeout: float) -> bytes | None:
+        try:
+            if not self._poll.poll(timeout * 1000):
+                return None
+            data = self._socket.recv(MAX_MESSAGE)
+        except OSError as error:
+            self._lose(f"the node agent at {self.path} is gone: {error}")
+            return None
+        if not data:
+            self._lose(f"the node agent at {self.path} closed the connection")
+            return None
+        return data
+
+    def _dispatch(self, data: bytes) -> None:
+        kind = data[0]
+        if kind in (Message.DONE, Message.FAILED):
+            number, seq, error = unpack_outcome(data)
+            self._settle((Message.OP, number, seq), {}, from_dict(error) if error else None)
+            return
+        body = unpack_json(data)
+        if kind == Message.REFUSED:
+            error_key = self._refused(body)
+            self._settle(error_key, {}, from_dict(body))
+        elif kind == Message.WELCOME:
+            self._settle(Message.HELLO, body, None)
+        elif kind == Message.JOINED:
+            self._settle((Message.JOIN, body["request"]), body, None)
+        elif kind == Message.LEFT:
+            self._settle((Message.LEAVE, body["request"]), body, None)
+
+    def _refused(self, body: dict[str, Any]) -> Hashable:
+        """What a refusal refers to: a request by its number, else the greeting."""
+        number = body.get("request")
+        for key in self._pending:
+            if isinstance(key, tuple) and key[0] in (Message.JOIN, Message.LEAVE):
+                if key[1] == number:
+                    return key
+        return Message.HELLO
+
+    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
+        pending = self._pending.get(key)
+        if pending is None:
+            log.error("unexpected message from the node agent: %s %s", key, error or answer)
+            return
+        pending.answer, pending.error, pending.done = answer, error, True
+
+    def _lose(self, message: str) -> AgentLost:
+        with self._changed:
+            if self._lost is None:
+                self._lost = AgentLost(f"{message}. Its ops in flight are lost; call init again.")
+            for pending in self._pending.values():
+                if not pending.done:
+                    pending.error, pending.done = self._lost, True
+            self._changed.notify_all()
+            return self._lost
+
+    # -- beginning and end ---------------------------------------------------------------------
+
+    def _greet(self, timeout: float) -> dict[str, Any]:
+        pending = self.expect(Message.HELLO)
+        self.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": self.pid}))
+        try:
+            return self.wait(Message.HELLO, pending, timeout)
+        except TimeoutError:
+            raise AgentUnreachable(
+                f"the node agent at {self.path} does not answer within {timeout:g} s"
+            ) from None
+
+    def check_process(self) -> None:
+        """Refuse to work in a forked child, whose replies its parent would take."""
+        if os.getpid() != self.pid:
+            raise InvalidArgument(
+                f"this connection belongs to process {self.pid}; a forked child is a rank of its "
+                "own and must call allfold.init itself (start it with 'spawn')"
+            )
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._lose("the session was closed")
+        self._socket.close()
+        self.arena.close()
+
+
+def _connect(path: str, deadline: float) -> socket.socket:
+    """Connect, waiting for an agent that is still starting."""
+    while True:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connected.connect(path)
+            return connected
+        except OSError as error:
+            connected.close()
+            if isinstance(error, PermissionError) or monotonic() > deadline:
+                raise AgentUnreachable(
+                    f"no node agent listens on {path} ({error.strerror}). Start one with "
+                    "'allfold agent', start the script with 'allfold run', or set ALLFOLD_SOCKET."
+                ) from error
+        sleep(_RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet

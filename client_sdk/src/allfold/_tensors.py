@@ -1,0 +1,140 @@
+"""One view of NumPy arrays and torch CPU tensors: type, shape, address, bytes.
+
+torch is never imported here: a torch tensor can only come from a program that has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from allfold_core.dtypes import DType
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import MAX_DIMENSIONS
+
+from allfold._arena import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """A user's tensor.
+
+    Attributes:
+        address: of its first element, where it is contiguous; 0 otherwise.
+    """
+
+    tensor: Any
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+    address: int
+    is_torch: bool
+
+    def copy_to(self, memory: Bytes) -> None:
+        """Write the elements, in C order, to raw memory."""
+        if not self.nbytes:
+            return
+        if self.is_torch:
+            self._as_torch(memory).copy_(self.tensor.detach())
+        else:
+            np.copyto(memory.view(self.tensor.dtype).reshape(self.shape), self.tensor)
+
+    def copy_from(self, memory: Bytes) -> None:
+        """Read the elements back into the tensor, whatever its strides."""
+        if not self.nbytes:
+            return
+        if self.is_torch:
+            self.tensor.detach().copy_(self._as_torch(memory))
+        else:
+            np.copyto(self.tensor, memory.view(self.tensor.dtype).reshape(self.shape))
+
+    def _as_torch(self, memory: Bytes) -> Any:
+        torch = sys.modules["torch"]
+        return torch.from_numpy(memory).view(self.tensor.dtype).reshape(self.shape)
+
+
+def view(tensor: Any) -> TensorView:
+    """Look at a tensor.
+
+    Raises:
+        InvalidArgument: it is not one that Allfold can move; says why and what to do.
+    """
+    if isinstance(tensor, np.ndarray):
+        return _view_array(tensor)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return _view_torch(tensor, torch)
+    raise InvalidArgument(
+        f"expected a NumPy array or a torch tensor, got {type(tensor).__name__}; "
+        "the result is written into the tensor, so a list or a number must be put into one first"
+    )
+
+
+def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
+    dtype = _dtype(array.dtype.name)
+    if not array.dtype.isnative:
+        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
+    if not array.flags.writeable:
+        raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
+    _check_dimensions(array.ndim)
+    contiguous = array.flags.c_contiguous
+    address = array.__array_interface__["data"][0] if contiguous else 0
+    return TensorView(array, dtype, array.shape, array.nbytes, address, is_torch=False)
+
+
+def _view_torch(tensor: Any, torch: Any) -> TensorView:
+    dtype = _dtype(str(tensor.dtype).removeprefix("torch."))
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
+        )
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+    _check_dimensions(tensor.dim())
+    address = tensor.data_ptr() if tensor.is_contiguous() else 0
+    nbytes = tensor.numel() * dtype.itemsize
+    return TensorView(tensor, dtype, tuple(tensor.shape), nbytes, address, is_torch=True)
+
+
+def _dtype(label: str) -> DType:
+    try:
+        return DType.from_label(label)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _check_dimensions(count: int) -> None:
+    if count > MAX_DIMENSIONS:
+        raise InvalidArgument(f"{count} dimensions; at most {MAX_DIMENSIONS} are possible")
+
+
+def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:
+    """A tensor of the given shape over raw memory: torch's for a torch dtype, else NumPy's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return torch.from_numpy(memory).view(dtype).reshape(tuple(shape))
+    return memory.view(np.dtype(dtype)).reshape(tuple(shape))
+
+
+def dtype_of(dtype: Any) -> DType:
+    """The element type that a NumPy or torch dtype (or NumPy's name of one) stands for."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return _dtype(str(dtype).removeprefix("torch."))
+    try:
+        return _dtype(np.dtype(dtype).name)
+    except TypeError as error:
+        raise InvalidArgument(f"{dtype!r} is not a dtype of NumPy or torch: {error}") from None
+
+
+def new(shape: tuple[int, ...], dtype: DType, *, prefer_torch: bool) -> Any:
+    """A fresh tensor outside the arena, for what another rank sends."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (prefer_torch or dtype is DType.BFLOAT16):
+        return torch.empty(shape, dtype=getattr(torch, dtype.label))
+    if dtype is DType.BFLOAT16:
+        raise InvalidArgument("the tensor is bfloat16, which NumPy lacks: import torch first")
+    return np.empty(shape, dtype.label)

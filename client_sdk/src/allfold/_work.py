@@ -1,0 +1,96 @@
+"""The handle of an op in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from allfold_core.errors import AgentLost, PeerMissing
+
+from allfold._session import GRACE_SECONDS, Pending, Session
+
+
+class Work:
+    """What an op with ``async_op=True`` returns. The tensor must be left alone until it is done.
+
+    Args:
+        finish: called once, after a success, in the thread that waits: brings the result home.
+        clean_up: called once when the outcome is known, good or bad.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        key: Hashable,
+        pending: Pending,
+        describe: str,
+        timeout: float,
+        finish: Callable[[], Any],
+        clean_up: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._key = key
+        self._pending = pending
+        self._describe = describe
+        self._timeout = timeout
+        self._finish = finish
+        self._clean_up = clean_up
+        self._settled = False
+        self._error: BaseException | None = None
+        self._result: Any = None
+
+    def __repr__(self) -> str:
+        state = "settled" if self._settled else "done" if self._pending.done else "in flight"
+        return f"<allfold.Work {self._describe}: {state}>"
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        return self._settled or self._session.poll(self._pending)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the outcome; returns the tensor with the result in it.
+
+        Args:
+            timeout: seconds. Without one, the op's own deadline counts, which the agent enforces.
+
+        Raises:
+            PeerMissing: ``timeout`` has passed; the op is still in flight and can be waited for
+                again. Or the op's own deadline has passed: the message names who did not come.
+            AllfoldError: the op has failed, for every rank alike.
+        """
+        if not self._settled:
+            try:
+                limit = self._timeout + GRACE_SECONDS if timeout is None else timeout
+                self._session.wait(self._key, self._pending, limit)
+            except TimeoutError as error:
+                if not self._pending.done:
+                    raise self._overdue(timeout) from None
+                self._settle(error)
+            except Exception as error:
+                self._settle(error)
+            else:
+                self._settle(None)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _overdue(self, timeout: float | None) -> Exception:
+        if timeout is not None:
+            return PeerMissing(
+                f"{self._describe} is not done after {timeout:g} s; it is still in flight, "
+                "wait again",
+                timeout=timeout,
+            )
+        return AgentLost(
+            f"the node agent at {self._session.path} gave no outcome for {self._describe} within "
+            f"{self._timeout:g} s, although it should have; is it stopped?"
+        )
+
+    def _settle(self, error: BaseException | None) -> None:
+        self._settled = True
+        self._error = error
+        try:
+            if error is None:
+                self._result = self._finish()
+        finally:
+            self._clean_up()

@@ -1,0 +1,85 @@
+"""When a run ends and with which status: pure decisions, with the time as an argument."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+TIMED_OUT = 124
+"""The status of a run that was not over in time, as timeout(1) has it."""
+
+
+@dataclass
+class Ending:
+    """Why a run comes to its end, and which signals are still to be sent at which time.
+
+    Attributes:
+        grace: seconds between one step of the ending and the next, harder one.
+        keep_going: a failed rank does not end the others.
+    """
+
+    grace: float
+    keep_going: bool = False
+    _status: int | None = None
+    _steps: list[tuple[float, signal.Signals]] = field(default_factory=list)
+    _told: int = 0
+    _lost: int | None = None
+    _someone_ended_well: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the ranks are being ended, or have been asked to end."""
+        return self._status is not None
+
+    @property
+    def exit_status(self) -> int:
+        """What to exit with once everybody is gone."""
+        if self._status is not None:
+            return self._status
+        return 0 if self._someone_ended_well else self._lost or 0
+
+    def rank_ended(self, status: int, now: float) -> bool:
+        """Note the end of a rank; True when it is a failure that ends the run."""
+        if status == 0:
+            self._someone_ended_well = True
+            return False
+        if self.keep_going:
+            self._lost = self._lost or status
+            return False
+        return self._begin(status, now + self.grace)
+
+    def timed_out(self, now: float) -> bool:
+        """Note that the run takes too long; True when this is what ends it."""
+        return self._begin(TIMED_OUT, now)
+
+    def told_to_end(self, number: int, now: float) -> None:
+        """Note a signal that we got: the ranks get it too, and the second time they are killed."""
+        self._told += 1
+        self._status = self._status or 128 + number
+        if self._told > 1:
+            self._plan(now, signal.SIGKILL)
+        elif number == signal.SIGINT:
+            self._plan(now, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        else:
+            self._plan(now, signal.SIGTERM, signal.SIGKILL)
+
+    def due(self, now: float) -> list[signal.Signals]:
+        """The signals whose time has come; each is given out once."""
+        due = [number for at, number in self._steps if at <= now]
+        self._steps = self._steps[len(due) :]
+        return due
+
+    def next_at(self) -> float | None:
+        """When the next signal is due."""
+        return self._steps[0][0] if self._steps else None
+
+    def _begin(self, status: int, first_step: float) -> bool:
+        if self._status is not None:
+            return False
+        self._status = status
+        self._plan(first_step, signal.SIGTERM, signal.SIGKILL)
+        return True
+
+    def _plan(self, first: float, *numbers: signal.Signals) -> None:
+        """One signal after the other, a grace apart."""
+        self._steps = [(first + step * self.grace, number) for step, number in enumerate(numbers)]

@@ -1,0 +1,47 @@
+"""JSON from a service of Allfold, with the standard library: the command starts fast."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from allfold_core.errors import AllfoldError, ServiceError, from_dict
+
+# Never through a proxy: these are addresses of this job, often of this machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """The object that a GET answers.
+
+    Raises:
+        ServiceError: nothing answers there, or not what Allfold would answer.
+        AllfoldError: the error that the service answered.
+    """
+    request = urllib.request.Request(url)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with _OPENER.open(request, timeout=seconds) as response:
+            return _object(url, response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _answered(url, error.code, error.read()) from None
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"{url}: {getattr(error, 'reason', error)}") from None
+
+
+def _object(url: str, body: bytes) -> dict[str, Any]:
+    data = json.loads(body)
+    if not isinstance(data, dict):
+        raise ServiceError(f"{url} answers, but not as Allfold does")
+    return data
+
+
+def _answered(url: str, status: int, body: bytes) -> AllfoldError:
+    try:
+        return from_dict(_object(url, body)["error"])
+    except (ValueError, KeyError, TypeError, AllfoldError):
+        return ServiceError(f"{url} answers with HTTP status {status}")

@@ -1,0 +1,167 @@
+"""Running the ranks of a job: their output, their ends, and everybody's end in every case."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from allfold.cli._ending import Ending
+from allfold.cli._job import Job
+from allfold.cli._output import Output
+from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
+from allfold.cli._rank_process import RankProcess, Stream
+from allfold.cli._stack import LocalStack
+
+_LAST_WORDS_SECONDS = 2.0
+"""How long a slow reader of our output holds up a run that was told to end."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user chose.
+
+    Attributes:
+        grace: seconds that the others have to end by themselves after a first failure.
+        timeout: seconds for the whole run; None for no limit.
+        quiet_others: show rank 0 only.
+        prefix: put ``[rank]`` in front of each line.
+        keep_going: let the others go on after a failure.
+    """
+
+    grace: float = 5.0
+    timeout: float | None = None
+    quiet_others: bool = False
+    prefix: bool = True
+    keep_going: bool = False
+
+
+class Launch:
+    """One run of a job; whatever happens inside :meth:`run`, no rank is left after it."""
+
+    def __init__(
+        self, job: Job, policy: Policy, interrupts: Interrupts, stack: LocalStack | None = None
+    ) -> None:
+        self._job = job
+        self._policy = policy
+        self._interrupts = interrupts
+        self._stack = stack
+        self._services = list(stack.services) if stack else []
+        self._out = Output(sys.stdout.fileno(), prefix=policy.prefix)
+        self._err = Output(sys.stderr.fileno(), prefix=policy.prefix)
+        self._ending = Ending(policy.grace, policy.keep_going)
+        self._deadline = None if policy.timeout is None else time.monotonic() + policy.timeout
+        self._running: list[RankProcess] = []
+
+    def run(self, env: Mapping[str, str]) -> int:
+        """Start every rank with ``env`` and its own variables, see all out; the exit status."""
+        try:
+            for number in self._job.ranks:
+                self._running.append(self._start(number, env))
+            while self._running:
+                self._step()
+            self._last_words()
+        except BrokenPipeError:
+            # Nobody reads any more: end as what writes to a closed pipe does.
+            return 128 + signal.SIGPIPE
+        finally:
+            self._kill_all()
+        return self._ending.exit_status
+
+    def _start(self, number: int, env: Mapping[str, str]) -> RankProcess:
+        return RankProcess(
+            number,
+            self._job.command,
+            {**env, **self._job.environment(number)},
+            (self._out, self._err),
+            shown=number == 0 or not self._policy.quiet_others,
+            # One reader, or the ranks would share the lines out among themselves.
+            stdin=None if number == 0 else subprocess.DEVNULL,
+        )
+
+    # --- what happens while ranks run
+
+    def _step(self) -> None:
+        streams = [stream for rank in self._running for stream in rank.readable_streams]
+        ranks = {rank.child: rank for rank in self._running}
+        watched: list[HasFileno] = [self._interrupts, *streams, *ranks, *self._services]
+        for item in wait_for(watched, self._patience(), writable=self._clogged()):
+            if isinstance(item, Stream):
+                item.forward()
+            elif isinstance(item, Child):
+                self._child_ended(item, ranks.get(item))
+        for output in self._clogged():
+            output.flush()
+        self._obey()
+
+    def _obey(self) -> None:
+        """Take signals and deadlines to heart, and send what is due."""
+        now = time.monotonic()
+        while (number := self._interrupts.take()) is not None:
+            self._ending.told_to_end(number, now)
+            name = signal.Signals(number).name
+            self._note(f"got {name}: the ranks are told to end (once more kills them)")
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            if self._ending.timed_out(now):
+                self._note(f"not over after {self._policy.timeout:g} s; ending the ranks")
+        for due in self._ending.due(now):
+            for rank in self._running:
+                rank.child.signal(due)
+
+    def _patience(self) -> float | None:
+        times = [at for at in (self._deadline, self._ending.next_at()) if at is not None]
+        return min(times) - time.monotonic() if times else None
+
+    def _clogged(self) -> list[Output]:
+        return [output for output in (self._out, self._err) if output.clogged]
+
+    def _child_ended(self, child: Child, rank: RankProcess | None) -> None:
+        if rank is None:
+            self._service_ended(child)
+        else:
+            self._rank_ended(rank)
+
+    def _rank_ended(self, rank: RankProcess) -> None:
+        self._running.remove(rank)
+        status = rank.reap()
+        ends_the_run = self._ending.rank_ended(status, time.monotonic())
+        if ends_the_run or (status and not self._ending.begun):
+            rank.show_unshown()
+            self._note(f"{rank.child.name} {rank.child.fate}{self._consequence(ends_the_run)}")
+
+    def _consequence(self, ends_the_run: bool) -> str:
+        if not self._running:
+            return ""
+        if not ends_the_run:
+            return "; the others go on"
+        return f"; the others have {self._policy.grace:g} s to end by themselves"
+
+    def _service_ended(self, service: Child) -> None:
+        """Tell it. The ranks go on: they notice what they need, and may need nothing of it."""
+        self._services.remove(service)
+        if self._stack is not None:
+            self._note(self._stack.obituary(service))
+
+    # --- the end
+
+    def _last_words(self) -> None:
+        """Wait for a slow reader of ours; not for long once we were told to end."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._clogged() and not (self._ending.begun and time.monotonic() > deadline):
+            wait_for([self._interrupts], 0.1, writable=self._clogged())
+            for output in self._clogged():
+                output.flush()
+            self._obey()
+
+    def _kill_all(self) -> None:
+        """Nobody is left here, unless something went wrong in this very class."""
+        stop_all([rank.child for rank in self._running], grace=0)
+        for rank in self._running:
+            rank.child.close_streams()
+
+    def _note(self, text: str) -> None:
+        self._err.note(text)

@@ -1,0 +1,213 @@
+"""Starting, watching and ending child processes: the only place of the launcher that does it.
+
+Every child leads a session of its own, so that a signal reaches it with all that it started, and
+so that a Ctrl-C in the terminal reaches this process only, which then decides. A child dies with
+the *thread* that started it, also when that is killed (see ``_child``): start children from the
+main thread, or from one that outlives them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Protocol, Self, TypeVar
+
+_SHIM = str(Path(__file__).with_name("_child.py"))
+_AFTER_KILL_SECONDS = 10.0
+
+Stream = int | IO[Any] | None
+
+
+class HasFileno(Protocol):
+    """Something that can be waited for."""
+
+    def fileno(self) -> int: ...
+
+
+F = TypeVar("F", bound=HasFileno)
+
+
+def wait_for(
+    readable: Iterable[F], seconds: float | None, *, writable: Iterable[HasFileno] = ()
+) -> list[F]:
+    """Wait until something is readable or writable, or the time is over; what is readable.
+
+    Not ``select.select``, which cannot watch descriptors from 1024 on.
+    """
+    by_fd = {item.fileno(): item for item in readable}
+    poll = select.poll()
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    for item in writable:
+        poll.register(item.fileno(), select.POLLOUT)
+    ready = poll.poll(None if seconds is None else math.ceil(max(0.0, seconds) * 1000))
+    return [by_fd[fd] for fd, _ in ready if fd in by_fd]
+
+
+class Interrupted(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+class Interrupts:
+    """While entered, SIGINT, SIGTERM and SIGHUP are noted instead of ending the process.
+
+    It has a ``fileno``: readable while a signal is unread, so that a wait can include it. Nothing
+    is raised in the middle of other work.
+    """
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._noted: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._reader, self._writer = -1, -1
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before = {number: signal.signal(number, self._note) for number in self._NUMBERS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def take(self) -> int | None:
+        """The oldest signal that nobody has taken, or None."""
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+        number = self._noted.pop(0) if self._noted else None
+        if self._noted:
+            self._wake()
+        return number
+
+    def raise_if_pending(self) -> None:
+        """Raise :class:`Interrupted` when a signal came."""
+        number = self.take()
+        if number is not None:
+            raise Interrupted(number)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._noted.append(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"!")
+
+
+class Child:
+    """A running process with all that it starts. ``fileno`` is readable once it has ended."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = None,
+        stderr: Stream = None,
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), *command],
+            env=dict(env),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._pidfd = os.pidfd_open(self.pid)
+        self.stdout, self.stderr = self._process.stdout, self._process.stderr
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    @property
+    def status(self) -> int | None:
+        """The exit status once reaped; 128 + n for a death by signal n."""
+        code = self._process.returncode
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def fate(self) -> str:
+        """How it ended, once reaped: ``ended with status 3``, ``was killed by SIGKILL``."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process itself is over, reaped or not."""
+        return self.status is not None or bool(wait_for([self], 0))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it started."""
+        # Once reaped, the number may belong to somebody else.
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def reap(self) -> int:
+        """The status of a process that has ended; what it left behind is killed."""
+        if self.status is None:
+            # Before the wait: the unreaped leader keeps the group's number ours.
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            os.close(self._pidfd)
+        assert self.status is not None
+        return self.status
+
+    def close_streams(self) -> None:
+        """Close what is read from the process."""
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def stop_all(children: Iterable[Child], *, grace: float = 5.0) -> None:
+    """End children together: SIGTERM, and SIGKILL for those left after ``grace`` seconds."""
+    running = [child for child in children if child.status is None]
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _AFTER_KILL_SECONDS)):
+        for child in running:
+            child.signal(number)
+        running = _reap_until(running, time.monotonic() + seconds)
+    if running:
+        names = ", ".join(f"{child.name} (pid {child.pid})" for child in running)
+        raise RuntimeError(f"still there after SIGKILL: {names}")
+
+
+def _reap_until(running: list[Child], deadline: float) -> list[Child]:
+    """Reap what ends before the deadline; those that did not."""
+    while running:
+        ended = wait_for(running, deadline - time.monotonic())
+        if not ended:
+            break
+        for child in ended:
+            child.reap()
+        running = [child for child in running if child.status is None]
+    return running

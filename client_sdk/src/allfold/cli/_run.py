@@ -1,0 +1,114 @@
+"""``allfold run``: the ranks of a job, and an Allfold for them where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+
+import click
+
+from allfold.cli._job import Job, common_environment, make_group_name, place
+from allfold.cli._launch import Launch, Policy
+from allfold.cli._processes import Interrupted, Interrupts
+from allfold.cli._stack import LocalStack, socket_path
+from allfold_core.errors import InvalidArgument
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script as the ranks of a job.",
+)
+@click.option("--nodes", type=click.IntRange(1), help="Nodes to start on this machine.  [1]")
+@click.option("--nproc-per-node", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--agent", "agents", multiple=True, metavar="SOCKET", help="Use a running agent.")
+@click.option("--nnodes", type=click.IntRange(1), help="Machines that share the job.")
+@click.option("--node-rank", type=click.IntRange(0), help="Which of them this is.")
+@click.option("--group", envvar="ALLFOLD_GROUP", help="The ranks' group.  [one for this run]")
+@click.option("--timeout", type=click.FloatRange(0), metavar="S", help="End the run after S.")
+@click.option("--grace", type=click.FloatRange(0), default=5.0, show_default=True, metavar="S")
+@click.option("--keep-going", is_flag=True, help="A failed rank does not end the others.")
+@click.option("--quiet-others", is_flag=True, help="Show the output of rank 0 only.")
+@click.option("--no-prefix", is_flag=True, help="Do not put [rank] in front of lines.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    nodes: int | None,
+    nproc_per_node: int,
+    agents: tuple[str, ...],
+    nnodes: int | None,
+    node_rank: int | None,
+    group: str | None,
+    timeout: float | None,
+    grace: float,
+    keep_going: bool,
+    quiet_others: bool,
+    no_prefix: bool,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT as the ranks of a job, NPROC_PER_NODE on each node.
+
+    Without --agent (or ALLFOLD_SOCKET) an orchestrator and --nodes agents are started for the run.
+    With it, the ranks use that agent; --agent may be given several times, once per node of this
+    machine. Where several machines share a job, each runs this command with its own agent and
+    --node-rank, and all with the same --nnodes and --group.
+
+    Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as under
+    torchrun, and ALLFOLD_SOCKET, ALLFOLD_GROUP and ALLFOLD_TOKEN.
+
+    The status is that of the first rank that fails, 128 + n after signal n, 124 after --timeout.
+    After a first failure the others have --grace seconds to end by themselves; then comes SIGTERM
+    and, as long again, SIGKILL. With --keep-going it is 0 if any rank ends well.
+    """
+    sockets = _sockets(nodes, agents)
+    count = len(sockets) or nodes or 1
+    try:
+        first_node = place(count, nnodes, node_rank, group)
+    except InvalidArgument as error:
+        raise click.UsageError(error.message) from None
+    policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going)
+    with ExitStack() as ending:
+        interrupts = ending.enter_context(Interrupts())
+        stack = None
+        try:
+            if not sockets:
+                stack = ending.enter_context(LocalStack(count, interrupts=interrupts))
+        except Interrupted as interrupted:
+            sys.exit(interrupted.status)
+        job = Job(
+            command=_command(module, script, arguments),
+            nodes=_node_environments(sockets, stack),
+            per_node=nproc_per_node,
+            group=group or make_group_name(),
+            first_node=first_node,
+            total_nodes=nnodes or count,
+        )
+        env, notes = common_environment(os.environ, job)
+        for note in notes:
+            click.echo(f"allfold: {note}", err=True)
+        status = Launch(job, policy, interrupts, stack).run(env)
+    sys.exit(status)
+
+
+def _sockets(nodes: int | None, agents: tuple[str, ...]) -> list[str]:
+    """The running agents to use; none when a stack is to be started."""
+    inherited = os.environ.get("ALLFOLD_SOCKET")
+    if agents and nodes not in (None, len(agents)):
+        raise click.UsageError(f"--nodes {nodes} does not fit {len(agents)} times --agent")
+    if agents:
+        return [socket_path(agent) for agent in agents]
+    # --nodes is explicit, the variable may be left over.
+    return [socket_path(inherited)] if inherited and nodes is None else []
+
+
+def _command(module: bool, script: str, arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, *(["-m"] if module else []), script, *arguments]
+
+
+def _node_environments(sockets: list[str], stack: LocalStack | None) -> list[dict[str, str]]:
+    if stack is not None:
+        return [stack.environment(number) for number in range(len(stack.nodes))]
+    return [{"ALLFOLD_SOCKET": path} for path in sockets]

@@ -1,0 +1,70 @@
+"""Which strategy runs an op: the plan's override, or the cheapest by the cost model.
+
+A pure function of the plan, so every node of an epoch chooses alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import inf
+
+from allfold_core.compiler import AUTO, strategies_for, strategy_of
+from allfold_core.operations import Kind
+from allfold_core.plan import LinkModel, Plan
+from allfold_core.predict import predict
+
+WIDER_TREES = ("tree(4)", "tree(8)")
+"""What ``auto`` tries beside the plain names: wider trees cost fewer latencies."""
+
+MAX_TABLE_BYTES = 1 << 34
+_SAME_TIME = 1e-9
+
+
+def choose(kind: Kind, plan: Plan, nbytes: int) -> str:
+    """The canonical name of the strategy for one op of ``nbytes``.
+
+    Between strategies that take the same time (at two nodes the ring is ``direct2``) the one that
+    :func:`candidates` names first is taken.
+
+    Raises:
+        InvalidArgument: for an override in the plan that cannot run ``kind``.
+    """
+    override = plan.strategies.get(kind.label, AUTO)
+    if override != AUTO:
+        return str(strategy_of(kind, override))
+    return _cheapest(kind, len(plan.members), nbytes, plan.links)
+
+
+@lru_cache(maxsize=4096)
+def _cheapest(kind: Kind, nodes: int, nbytes: int, links: LinkModel) -> str:
+    best, best_time = "", inf
+    for strategy in candidates(kind):
+        time = predict(kind, strategy, nodes, nbytes, links)
+        if not best or time < best_time * (1 - _SAME_TIME):
+            best, best_time = strategy, time
+    return best
+
+
+def candidates(kind: Kind) -> tuple[str, ...]:
+    """The canonical names among which ``auto`` chooses, the preferred ones first."""
+    names = tuple(str(strategy_of(kind, name)) for name in strategies_for(kind))
+    return names + WIDER_TREES
+
+
+def strategy_table(kind: Kind, plan: Plan) -> list[tuple[int, str]]:
+    """From how many bytes on which strategy runs: the boundaries, at powers of two, for people."""
+    table: list[tuple[int, str]] = []
+    for nbytes in _table_sizes():
+        strategy = choose(kind, plan, nbytes)
+        if not table or table[-1][1] != strategy:
+            table.append((nbytes, strategy))
+    return table
+
+
+def _table_sizes() -> Iterator[int]:
+    yield 0
+    nbytes = 1
+    while nbytes <= MAX_TABLE_BYTES:
+        yield nbytes
+        nbytes *= 2

@@ -1,0 +1,55 @@
+"""The element types that Allfold moves and folds."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DType(Enum):
+    """One element type: its stable wire code, its size and the type its sums are kept in."""
+
+    FLOAT32 = (1, "float32", 4)
+    FLOAT64 = (2, "float64", 8)
+    FLOAT16 = (3, "float16", 2)
+    BFLOAT16 = (4, "bfloat16", 2)
+    INT8 = (5, "int8", 1)
+    INT16 = (6, "int16", 2)
+    INT32 = (7, "int32", 4)
+    INT64 = (8, "int64", 8)
+    UINT8 = (9, "uint8", 1)
+    BOOL = (10, "bool", 1)
+
+    def __init__(self, code: int, label: str, itemsize: int) -> None:
+        self.code = code
+        self.label = label
+        self.itemsize = itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self in _FLOATS
+
+    @property
+    def is_half(self) -> bool:
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @classmethod
+    def from_code(cls, code: int) -> DType:
+        """The dtype of a wire code; ``ValueError`` for an unknown one."""
+        try:
+            return _BY_CODE[code]
+        except KeyError:
+            raise ValueError(f"unknown dtype code {code}") from None
+
+    @classmethod
+    def from_label(cls, label: str) -> DType:
+        """The dtype named as NumPy and torch name it; ``ValueError`` lists what is supported."""
+        try:
+            return _BY_LABEL[label]
+        except KeyError:
+            supported = ", ".join(_BY_LABEL)
+            raise ValueError(f"dtype {label} is not supported; supported: {supported}") from None
+
+
+_FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
+_BY_CODE = {dtype.code: dtype for dtype in DType}
+_BY_LABEL = {dtype.label: dtype for dtype in DType}

@@ -1,0 +1,195 @@
+"""Every failure that Allfold reports, in one tree.
+
+    AllfoldError
+    ├── LocalError                       this process broke the contract
+    │   ├── InvalidArgument              a value that can never work
+    │   ├── RankSourcesContradict        two sources name different ranks
+    │   ├── RegisterNotFirstOperation    an op before ``init`` or after ``shutdown``
+    │   ├── MultipleRegister             ``init`` twice, or a rank that is taken
+    │   ├── MultipleUnregister           ``shutdown`` twice
+    │   └── RegisterParamsMismatch       registered with other parameters than the group
+    ├── MismatchError                    the ranks of one op asked for different things
+    │   ├── BroadcastNoTensor
+    │   └── BroadcastMultipleTensors
+    ├── PeerError                        someone else broke the contract, or is gone
+    │   ├── PeerLost                     a rank or node died, left or cannot be reached
+    │   ├── PeerMissing                  a deadline passed; names who did not come
+    │   └── PeerSentIncoherentTensor     a peer's bytes do not fit what was agreed
+    └── ServiceError                     a part of Allfold itself is not there
+        ├── OrchestratorUnreachable
+        ├── AgentUnreachable
+        ├── AgentLost                    the local agent died or stopped answering
+        └── ArenaExhausted               no memory for an arena
+
+Each class has a stable ``code``, which is also its page in the documentation, and an HTTP
+``status``. Errors travel as JSON between processes and come out as the class they went in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AllfoldError(Exception):
+    """The root of the tree. ``details`` holds the machine-readable facts of the message."""
+
+    code: ClassVar[str] = "AF000"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, /, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"[{self.code} {type(self).__name__}] {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, which :func:`from_dict` reads."""
+        return {"code": self.code, "message": self.message, "details": self.details}
+
+
+class LocalError(AllfoldError):
+    """You broke the contract: the call cannot work as it was made, whatever the others do."""
+
+    code = "AF100"
+    status = 400
+
+
+class InvalidArgument(LocalError, ValueError):
+    """A value that can never work, refused before anything was sent."""
+
+    code = "AF101"
+
+
+class RankSourcesContradict(LocalError):
+    """Two sources (arguments, torchrun, Slurm, MPI ...) name different ranks or sizes."""
+
+    code = "AF102"
+
+
+class RegisterNotFirstOperation(LocalError):
+    """A collective was called before ``init`` or after ``shutdown``."""
+
+    code = "AF103"
+    status = 409
+
+
+class MultipleRegister(LocalError):
+    """The rank is registered already, by this process or by another one."""
+
+    code = "AF104"
+    status = 409
+
+
+class MultipleUnregister(LocalError):
+    """The rank is not registered any more."""
+
+    code = "AF105"
+    status = 409
+
+
+class RegisterParamsMismatch(LocalError):
+    """The rank came with other parameters than those the group was opened with.
+
+    The offender gets this error; the group goes on waiting for a rank that fits.
+    """
+
+    code = "AF106"
+    status = 409
+
+
+class MismatchError(AllfoldError):
+    """The ranks of one op asked for different things. Every rank of the op gets this error.
+
+    No data was folded, the tensors are as they were, and the next op works.
+    """
+
+    code = "AF200"
+    status = 409
+
+
+class BroadcastNoTensor(MismatchError):
+    """A broadcast without a root, and no rank brought a tensor."""
+
+    code = "AF201"
+
+
+class BroadcastMultipleTensors(MismatchError):
+    """A broadcast without a root, and several ranks brought a tensor."""
+
+    code = "AF202"
+
+
+class PeerError(AllfoldError):
+    """Someone else broke the contract, or is gone."""
+
+    code = "AF300"
+    status = 424
+
+
+class PeerLost(PeerError):
+    """A rank or a node of the group died, left, or cannot be reached any more."""
+
+    code = "AF301"
+
+
+class PeerMissing(PeerError, TimeoutError):
+    """A deadline passed; the message names who did not come and what the others waited for."""
+
+    code = "AF302"
+    status = 504
+
+
+class PeerSentIncoherentTensor(PeerError):
+    """A peer's bytes do not fit what was agreed: wrong size, wrong place, broken checksum."""
+
+    code = "AF303"
+    status = 502
+
+
+class ServiceError(AllfoldError):
+    """A part of Allfold itself is not there."""
+
+    code = "AF400"
+    status = 503
+
+
+class OrchestratorUnreachable(ServiceError):
+    """The orchestrator did not answer before the deadline."""
+
+    code = "AF401"
+
+
+class AgentUnreachable(ServiceError):
+    """No node agent listens on the local socket."""
+
+    code = "AF402"
+
+
+class AgentLost(ServiceError):
+    """The local node agent died or stopped answering while it was needed."""
+
+    code = "AF403"
+
+
+class ArenaExhausted(ServiceError, MemoryError):
+    """The machine has no memory left for a rank's arena."""
+
+    code = "AF404"
+    status = 507
+
+
+def _tree(root: type[AllfoldError]) -> list[type[AllfoldError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+def error_classes() -> dict[str, type[AllfoldError]]:
+    """Every class of the tree by its stable code."""
+    return {cls.code: cls for cls in _tree(AllfoldError)}
+
+
+def from_dict(data: dict[str, Any]) -> AllfoldError:
+    """The error that :meth:`AllfoldError.to_dict` wrote; an unknown code keeps its message."""
+    cls = error_classes().get(data.get("code", ""), AllfoldError)
+    return cls(str(data.get("message", "no message")), **data.get("details", {}))

@@ -1,0 +1,86 @@
+"""The frames of an edge: a fixed header, then the payload.
+
+An edge carries the data of one direction between two agents. Frames are numbered from 0 without
+gaps, so a receiver that lost its connection asks for the first frame that it has not got. It
+acknowledges what it has received with the number of the frame that it expects next
+(:data:`ACK`), in the opposite direction of the same connection.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = 0xAF01
+EDGE_PROTOCOL = "allfold-edge/1"
+ACK = struct.Struct("<Q")
+
+_BODY = struct.Struct("<HBxIQQQIQQ")
+_CHECK = struct.Struct("<I")
+HEADER_SIZE = _BODY.size + _CHECK.size
+
+
+class FrameType(IntEnum):
+    """What a frame carries."""
+
+    DATA = 1
+    SIGNAL = 2
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of this protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """One frame's header.
+
+    Attributes:
+        type: data, or a signal without payload.
+        epoch: the membership generation that the frame belongs to.
+        number: the frame's place in the edge's stream, from 0.
+        seq: the op's number inside its group.
+        offset: the first element of the payload in the work buffer.
+        length: the payload's size in bytes.
+        fingerprint: a 64-bit digest of the op's fingerprint on the sending node.
+        digest: a 64-bit digest of the payload; 0 where there is none.
+    """
+
+    type: FrameType
+    epoch: int
+    number: int
+    seq: int
+    offset: int
+    length: int
+    fingerprint: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """The header's :data:`HEADER_SIZE` bytes, the last four a CRC-32 of the others."""
+        body = _BODY.pack(
+            MAGIC,
+            self.type,
+            self.epoch,
+            self.number,
+            self.seq,
+            self.offset,
+            self.length,
+            self.fingerprint,
+            self.digest,
+        )
+        return body + _CHECK.pack(zlib.crc32(body))
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> FrameHeader:
+        """The inverse of :meth:`pack`; :class:`FrameError` for anything else."""
+        view = memoryview(data)
+        body = view[: _BODY.size]
+        magic, kind, epoch, number, seq, offset, length, fingerprint, digest = _BODY.unpack(body)
+        if magic != MAGIC:
+            raise FrameError(f"not an Allfold frame: magic {magic:#06x}, expected {MAGIC:#06x}")
+        (check,) = _CHECK.unpack(view[_BODY.size : HEADER_SIZE])
+        if check != zlib.crc32(body):
+            raise FrameError(f"the header of frame {number} is damaged: its checksum differs")
+        return cls(FrameType(kind), epoch, number, seq, offset, length, fingerprint, digest)

@@ -1,0 +1,130 @@
+"""The messages between a rank and its node agent, over a Unix socket of type SEQPACKET.
+
+A message is one packet whose first byte is its type. What happens once (hello, join, leave) is
+JSON; what happens for every op is a fixed struct. Tensors never pass here: they lie in the rank's
+arena, whose segments (memfds) are handed over with SCM_RIGHTS beside a ``SEGMENT`` message.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from allfold_core.operations import Fingerprint
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE = 64 * 1024
+
+
+class Message(IntEnum):
+    """The type byte of a message; the comment says who sends it."""
+
+    HELLO = 1  # rank: JSON
+    WELCOME = 2  # agent: JSON
+    SEGMENT = 3  # rank: SEGMENT struct, one file descriptor
+    JOIN = 4  # rank: JSON
+    JOINED = 5  # agent: JSON
+    REFUSED = 6  # agent: JSON, the error of a HELLO, JOIN or LEAVE
+    LEAVE = 7  # rank: JSON
+    LEFT = 8  # agent: JSON
+    OP = 9  # rank: OP struct, fingerprint
+    DONE = 10  # agent: OUTCOME struct
+    FAILED = 11  # agent: OUTCOME struct, JSON error
+
+
+SEGMENT = struct.Struct("<BxxxIQ")
+OUTCOME = struct.Struct("<BxxxIQ")
+_OP = struct.Struct("<BxxxIQdIIQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of bytes in one segment of a rank's arena."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpMessage:
+    """One rank's call: the op, and where its input and output lie.
+
+    Attributes:
+        group: the number that the agent gave the group when the rank joined.
+        seq: the op's number inside the group.
+        timeout: seconds until the agent fails the op.
+        nbytes: the tensor's size; input and output have the same.
+        fingerprint: the packed fingerprint.
+    """
+
+    group: int
+    seq: int
+    timeout: float
+    source: Region
+    target: Region
+    nbytes: int
+    fingerprint: bytes
+
+    def pack(self) -> bytes:
+        head = _OP.pack(
+            Message.OP,
+            self.group,
+            self.seq,
+            self.timeout,
+            self.source.segment,
+            self.target.segment,
+            self.source.offset,
+            self.target.offset,
+            self.nbytes,
+        )
+        return head + self.fingerprint
+
+    @classmethod
+    def unpack(cls, data: bytes) -> OpMessage:
+        """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
+        if len(data) < _OP.size:
+            raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
+        _, group, seq, timeout, source, target, source_offset, target_offset, nbytes = (
+            _OP.unpack_from(data)
+        )
+        return cls(
+            group,
+            seq,
+            timeout,
+            Region(source, source_offset),
+            Region(target, target_offset),
+            nbytes,
+            data[_OP.size :],
+        )
+
+    def parsed_fingerprint(self) -> Fingerprint:
+        """The fingerprint; ``ValueError`` where its bytes are none."""
+        return Fingerprint.unpack(self.fingerprint)
+
+
+def pack_json(kind: Message, body: dict[str, Any]) -> bytes:
+    """A JSON message: the type byte, then the object."""
+    return bytes([kind]) + json.dumps(body, separators=(",", ":")).encode()
+
+
+def unpack_json(data: bytes) -> dict[str, Any]:
+    """The object of a JSON message; ``ValueError`` where it holds none."""
+    body = json.loads(data[1:])
+    if not isinstance(body, dict):
+        raise ValueError(f"expected a JSON object, got {type(body).__name__}")
+    return body
+
+
+def pack_outcome(kind: Message, group: int, seq: int, error: dict[str, Any] | None = None) -> bytes:
+    """``DONE``, or ``FAILED`` with the error's JSON form."""
+    head = OUTCOME.pack(kind, group, seq)
+    return head if error is None else head + json.dumps(error).encode()
+
+
+def unpack_outcome(data: bytes) -> tuple[int, int, dict[str, Any] | None]:
+    """(group, seq, error) of a ``DONE`` or ``FAILED`` message."""
+    _, group, seq = OUTCOME.unpack_from(data)
+    return group, seq, json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None

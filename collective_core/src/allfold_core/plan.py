@@ -1,0 +1,103 @@
+"""The plan of one epoch: who is in the group, and how its ops are to be run.
+
+The orchestrator makes it, agents and ranks follow it. Everything that two nodes must decide alike
+(order, roots, strategies) is read from here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """What a link costs, in the terms of the cost model.
+
+    Attributes:
+        latency: α, seconds for one step, software included.
+        overhead: o, seconds for each further message inside one step.
+        seconds_per_byte: β, the inverse of one direction's bandwidth.
+        fold_seconds_per_byte: γ, the inverse of the fold rate.
+    """
+
+    latency: float = 150e-6
+    overhead: float = 40e-6
+    seconds_per_byte: float = 1 / 1.1e9
+    fold_seconds_per_byte: float = 1 / 5e9
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of the group: where it listens, what it is, and which ranks it holds."""
+
+    node: str
+    control_url: str
+    data_address: str
+    ranks: tuple[int, ...]
+    device_type: str = "cpu"
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One epoch of one group.
+
+    Attributes:
+        group: the group's name.
+        epoch: the membership generation; grows with every change and is never used twice.
+        world_size: the number of ranks, over all nodes.
+        members: the nodes in ring order; a *node index* of a schedule is an index into it.
+        tree_order: node indices from the root of a tree downwards, neighbours of one device type
+            and zone next to each other.
+        links: the link model from which ``auto`` decides.
+        strategies: overrides by kind label, e.g. ``{"all_reduce": "ring"}``.
+        timeout: the deadline of an op, in seconds, where the call gives none.
+    """
+
+    group: str
+    epoch: int
+    world_size: int
+    members: tuple[Member, ...]
+    tree_order: tuple[int, ...]
+    links: LinkModel
+    strategies: Mapping[str, str]
+    timeout: float
+
+    @cached_property
+    def _index_of_rank(self) -> dict[int, int]:
+        return {rank: index for index, member in enumerate(self.members) for rank in member.ranks}
+
+    def index_of_rank(self, rank: int) -> int:
+        """The node index of the node that holds ``rank``."""
+        return self._index_of_rank[rank]
+
+    def index_of_node(self, node: str) -> int:
+        """The node index of a node by its name; ``KeyError`` where it is not a member."""
+        for index, member in enumerate(self.members):
+            if member.node == node:
+                return index
+        raise KeyError(node)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, which :meth:`from_dict` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """The inverse of :meth:`to_dict`."""
+        members = tuple(
+            Member(**{**member, "ranks": tuple(member["ranks"])}) for member in data["members"]
+        )
+        return cls(
+            group=data["group"],
+            epoch=data["epoch"],
+            world_size=data["world_size"],
+            members=members,
+            tree_order=tuple(data["tree_order"]),
+            links=LinkModel(**data["links"]),
+            strategies=dict(data["strategies"]),
+            timeout=data["timeout"],
+        )

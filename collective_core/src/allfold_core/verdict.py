@@ -1,0 +1,112 @@
+"""The verdict on an op that cannot go on: one error, the same for every rank.
+
+Pure: the evidence is what each rank of the group called; the outcome is an error that names the
+odd ranks and shows both sides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from allfold_core.errors import MismatchError, PeerMissing
+from allfold_core.operations import Fingerprint
+from allfold_core.plan import Plan
+
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about one op of a group.
+
+    Attributes:
+        seq: the op.
+        arrivals: the fingerprint of each rank that has called the op.
+        last_seq: for ranks that have not, the last op that they did call (-1 for none).
+        silent: the nodes that did not answer when they were asked.
+    """
+
+    seq: int
+    arrivals: Mapping[int, Fingerprint]
+    last_seq: Mapping[int, int]
+    silent: tuple[str, ...] = ()
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0, 1, 2``; a long list is cut."""
+    shown = ", ".join(str(rank) for rank in ranks[:_NAMED])
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
+def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
+    """The error where the arrivals disagree, ``None`` where they are all the same.
+
+    The side with most ranks is taken for right; in a tie it is the side of the lowest rank.
+    """
+    sides: dict[Fingerprint, list[int]] = defaultdict(list)
+    for rank in sorted(evidence.arrivals):
+        sides[evidence.arrivals[rank]].append(rank)
+    if len(sides) < 2:
+        return None
+    expected = min(sides, key=lambda side: (-len(sides[side]), sides[side][0]))
+    odd = {side: ranks for side, ranks in sides.items() if side != expected}
+    named = "; ".join(
+        f"{_name_with_nodes(plan, ranks)} called {side.describe()}, "
+        f"which differs in {', '.join(side.differences(expected))}"
+        for side, ranks in odd.items()
+    )
+    return MismatchError(
+        f"op {evidence.seq} of group '{plan.group}': {named}; "
+        f"expected, as {name_ranks(sides[expected])} called it: {expected.describe()}. "
+        "Nothing was folded and the group is usable; make the calls of all ranks agree.",
+        seq=evidence.seq,
+        group=plan.group,
+        odd_ranks=sorted(rank for ranks in odd.values() for rank in ranks),
+        expected=expected.describe(),
+        got={str(rank): side.describe() for side, ranks in odd.items() for rank in ranks},
+    )
+
+
+def judge_deadline(plan: Plan, evidence: Evidence, waited: float) -> PeerMissing:
+    """The error for a deadline that has passed, naming who did not come."""
+    absent = [rank for rank in range(plan.world_size) if rank not in evidence.arrivals]
+    called = next(iter(evidence.arrivals.values()), None)
+    what = f"op {evidence.seq} of group '{plan.group}'" + (
+        f", {called.describe()}," if called else ""
+    )
+    if absent:
+        reason = "; ".join(_describe_absent(plan, evidence, rank) for rank in absent[:_NAMED])
+        more = f"; and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+        advice = f"Look at what {name_ranks(absent)} did instead, or give the op more time."
+        reason = f"{reason}{more}"
+    else:
+        reason = "every rank has called it, but the data did not arrive in time"
+        advice = "Look at the links between the nodes, or give the op more time."
+    return PeerMissing(
+        f"{what} missed its deadline of {waited:g} s: {reason}. {advice}",
+        seq=evidence.seq,
+        group=plan.group,
+        missing_ranks=absent,
+        silent_nodes=list(evidence.silent),
+        timeout=waited,
+    )
+
+
+def _describe_absent(plan: Plan, evidence: Evidence, rank: int) -> str:
+    node = plan.members[plan.index_of_rank(rank)].node
+    if node in evidence.silent:
+        return f"rank {rank} on node {node} is unknown, its agent does not answer"
+    last = evidence.last_seq.get(rank, -1)
+    before = f"its last op was {last}" if last >= 0 else "it has called no op yet"
+    return f"rank {rank} on node {node} has not called it ({before})"
+
+
+def _name_with_nodes(plan: Plan, ranks: Sequence[int]) -> str:
+    if len(ranks) > _NAMED:
+        return name_ranks(ranks)
+    return ", ".join(
+        f"rank {rank} (node {plan.members[plan.index_of_rank(rank)].node})" for rank in ranks
+    )

@@ -1,0 +1,193 @@
+"""The proof that a schedule is right, by running it on symbols instead of numbers.
+
+:mod:`allfold_core.step_graph` has the model of execution.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from allfold_core.operations import Kind
+from allfold_core.schedule import Await, Fold, Receive, Schedule, Signal
+from allfold_core.step_graph import ScheduleError, StepGraph
+
+__all__ = ["ScheduleError", "verify"]
+
+
+def verify(schedule: Schedule, capacity: int = 1) -> None:
+    """Prove that ``schedule`` does what its kind promises.
+
+    * Where a result is due, every element is the fold of every node's contribution exactly once,
+      as one expression, the same on all nodes; for a broadcast it is the root's content.
+    * Every message is taken, in order, with the slice it was sent for; none is left over.
+    * No node gets an element of the final value twice.
+    * It never deadlocks with ``capacity`` messages of room on each edge. Room for one, the
+      default, is the strictest: it implies all greater capacities, and the executor's chunks too
+      (where messages can pass one by one, they can pass in pieces).
+    * No node finishes before it has heard, directly or through others, from every other node.
+
+    Raises:
+        ScheduleError: naming the node, the step and the elements.
+    """
+    proof = _Proof(schedule, capacity)
+    proof.run()
+    proof.check_results()
+    proof.check_outcome_safety()
+
+
+class _Expressions:
+    """Folds as numbers: the same expression, operand order included, has the same number."""
+
+    def __init__(self, nodes: int) -> None:
+        self.contributions = [1 << node for node in range(nodes)]
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def fold(self, values: tuple[int, ...]) -> int:
+        """The number of the left fold; -1 where a contribution would be in it twice."""
+        number = self._numbers.get(values)
+        if number is None:
+            number = values[0]
+            for value in values[1:]:
+                number = self._fold_two(number, value)
+                if number < 0:
+                    break
+            self._numbers[values] = number
+        return number
+
+    def _fold_two(self, left: int, right: int) -> int:
+        number = self._numbers.get((left, right))
+        if number is None:
+            if self.contributions[left] & self.contributions[right]:
+                return -1
+            number = self._numbers[left, right] = len(self.contributions)
+            self.contributions.append(self.contributions[left] | self.contributions[right])
+        return number
+
+
+class _Proof:
+    """One symbolic run.
+
+    ``values`` and ``heard`` are per cell: its expression, and the set of nodes (as bits) without
+    which it could not have been made. ``known`` is the same set per step. Sets flow only along
+    data and signals, not along the order of an edge, which makes them a safe underestimate.
+    """
+
+    def __init__(self, schedule: Schedule, capacity: int) -> None:
+        self.graph = StepGraph(schedule, capacity)
+        self.schedule = schedule
+        self.everybody = (1 << schedule.nodes) - 1
+        self.expressions = _Expressions(schedule.nodes)
+        self.values = list(range(self.graph.cell_count))
+        self.heard = [1 << node for node in range(schedule.nodes)]
+        self.heard += [0] * (self.graph.cell_count - schedule.nodes)
+        self.known = [1 << node for node in self.graph.owners]
+
+    def run(self) -> None:
+        """Run every step when those that it waits for are done."""
+        waits, takers, unblocks = list(self.graph.waits), self.graph.takers, self.graph.unblocks
+        ready = [number for number, count in enumerate(waits) if not count]
+        for number in ready:
+            self._run_step(number)
+            after = unblocks[number]
+            if takers[number] >= 0:
+                after = [*after, takers[number]]
+            for later in after:
+                waits[later] -= 1
+                if not waits[later]:
+                    ready.append(later)
+        if len(ready) < len(waits):
+            stuck = [number for number, count in enumerate(waits) if count]
+            others = "; ".join(map(self.graph.where, stuck[1:4]))
+            self.graph.fail(stuck[0], f"waits forever, with {len(stuck) - 1} others: {others}")
+
+    def _run_step(self, number: int) -> None:
+        step = self.graph.steps[number]
+        fence = self.graph.fences[number]
+        if fence >= 0:
+            self.known[number] |= self.known[fence]
+        if isinstance(step, Receive):
+            self._receive(number, step)
+        elif isinstance(step, Fold):
+            self._fold(number, step)
+        elif isinstance(step, Await):
+            self.known[number] |= self.known[self.graph.senders[number][step.source]]
+        elif isinstance(step, Signal):
+            for before in self.graph.reports[number]:
+                self.known[number] |= self.known[before]
+
+    def _receive(self, number: int, step: Receive) -> None:
+        graph, values, heard = self.graph, self.values, self.heard
+        sender = graph.senders[number][step.source]
+        known = total = self.known[number] | self.known[sender]
+        for old, sent, new in zip(
+            graph.reads[number], graph.reads[sender], graph.writes[number], strict=True
+        ):
+            if self._is_final(values[old]):
+                graph.fail(number, f"gets {self._elements(number, new)}, which it has already")
+            values[new] = values[sent]
+            heard[new] = known | heard[sent]
+            total |= heard[new]
+        self.known[number] = total
+
+    def _fold(self, number: int, step: Fold) -> None:
+        graph, values, heard = self.graph, self.values, self.heard
+        node, senders = graph.owners[number], graph.senders[number]
+        sources = [number if operand == node else senders[operand] for operand in step.operands]
+        known = total = reduce(or_, [self.known[source] for source in sources], self.known[number])
+        rows = [graph.reads[source] for source in sources]
+        for new, cells in zip(graph.writes[number], zip(*rows, strict=True), strict=True):
+            value = self.expressions.fold(tuple([values[cell] for cell in cells]))
+            if value < 0:
+                graph.fail(number, f"folds a contribution to {self._elements(number, new)} twice")
+            values[new] = value
+            heard[new] = reduce(or_, [heard[cell] for cell in cells], known)
+            total |= heard[new]
+        self.known[number] = total
+
+    def _is_final(self, value: int) -> bool:
+        if self.schedule.kind is Kind.BROADCAST:
+            return value == self.schedule.root
+        return self.expressions.contributions[value] == self.everybody
+
+    def check_results(self) -> None:
+        """Every node that has a result has the whole one, and all have the same."""
+        expected: list[int] | None = None
+        for node, cells in enumerate(self.graph.final_cells):
+            if not self.schedule.has_result(node) or not self.schedule.numel:
+                continue
+            values = [self.values[cell] for cell in cells]
+            expected = expected or values
+            for segment, value in enumerate(values):
+                if not self._is_final(value):
+                    raise ScheduleError(f"node {node} ends {self._incomplete(segment, value)}")
+                if value != expected[segment]:
+                    elements = self.graph.elements(segment)
+                    raise ScheduleError(f"node {node} has another order of folds in {elements}")
+
+    def check_outcome_safety(self) -> None:
+        """No node is done before it has heard from every other one."""
+        heard = [1 << node for node in range(self.schedule.nodes)]
+        for owner, known in zip(self.graph.owners, self.known, strict=True):
+            heard[owner] |= known
+        for node, known in enumerate(heard):
+            if known != self.everybody:
+                missing = _members(self.everybody & ~known)
+                raise ScheduleError(f"node {node} can finish without having heard from {missing}")
+
+    def _incomplete(self, segment: int, value: int) -> str:
+        where = f"in {self.graph.elements(segment)}"
+        if self.schedule.kind is Kind.BROADCAST:
+            return f"without the root's content {where}"
+        missing = _members(self.everybody & ~self.expressions.contributions[value])
+        return f"without the contribution of {missing} {where}"
+
+    def _elements(self, number: int, cell: int) -> str:
+        first = self.graph.spans[number][0]
+        return self.graph.elements(first + cell - self.graph.writes[number].start)
+
+
+def _members(mask: int) -> str:
+    nodes = [node for node in range(mask.bit_length()) if mask >> node & 1]
+    shown = ", ".join(map(str, nodes[:8]))
+    return f"node {shown}" if len(nodes) == 1 else f"nodes {shown}{' ...' * (len(nodes) > 8)}"

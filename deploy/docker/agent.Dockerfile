@@ -1,0 +1,57 @@
+# The node agent: folds the tensors of its machine's ranks and exchanges the result with the other
+# agents. Build with the repository root as context:
+#   docker build -f deploy/docker/agent.Dockerfile -t allfold-agent .
+# For CUDA: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
+
+# The stage is the same in job.Dockerfile, so that both images share its layers. It takes the CPU
+# build of torch, because a plain "pip install torch" brings gigabytes of CUDA: from a wheel in
+# deploy/docker/wheels/ when there is one (prepare-wheels.sh), else from PyTorch's own index.
+FROM python:3.11-slim-bookworm AS torch
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/venv/bin:$PATH
+RUN python -m venv /opt/venv
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt deploy/docker/wheels /tmp/torch/
+RUN if ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
+    else from="--index-url $TORCH_INDEX"; fi \
+ && pip install --no-compile --no-deps -c /tmp/torch/constraints.txt $from torch \
+ && pip install --no-compile -c /tmp/torch/constraints.txt torch "numpy>=1.26" \
+ && cd /opt/venv/lib/python3.11/site-packages/torch \
+ # C++ headers and test programs, 200 MB that nothing uses at run time.
+ && rm -rf include test bin/test_* bin/*Test bin/protoc* \
+ # On all cores, unlike pip. Some files of torch are for later Pythons and do not compile.
+ && (python -m compileall -q -j 0 /opt/venv > /dev/null || true)
+
+FROM python:3.11-slim-bookworm AS wheels
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/build && /opt/build/bin/pip install hatchling
+COPY collective_core /src/collective_core
+COPY node_agent /src/node_agent
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/*
+
+FROM python:3.11-slim-bookworm
+COPY --from=torch /opt/venv /opt/venv
+LABEL org.opencontainers.image.title="Allfold node agent" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# A named volume takes the owner of the folder that it covers, so the socket's folder exists here.
+RUN useradd --uid 10001 --user-group --create-home allfold \
+ && install --directory --owner allfold --group allfold --mode 0700 /run/allfold /run/allfold-token
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY node_agent/pyproject.toml /opt/allfold/node_agent/
+RUN cd /opt/allfold && python requirements.py node_agent/pyproject.toml > requirements.txt \
+ && pip install -c constraints.txt -r requirements.txt
+COPY deploy/docker/entrypoint.py /opt/allfold/
+COPY --from=wheels /wheels /opt/allfold/wheels
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
+
+USER 10001:10001
+WORKDIR /opt/allfold
+ENV ALLFOLD_AGENT_CONTROL_LISTEN=0.0.0.0:7411 \
+    ALLFOLD_AGENT_DATA_LISTEN=0.0.0.0:7412 \
+    ALLFOLD_SOCKET=/run/allfold/agent.sock
+EXPOSE 7411 7412
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["python", "-IS", "-c", \
+    "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ['ALLFOLD_AGENT_CONTROL_LISTEN'].rpartition(':')[2] + '/readyz', timeout=2)"]
+ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_agent"]

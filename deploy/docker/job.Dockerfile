@@ -1,0 +1,52 @@
+# A training job: the SDK, the `allfold` command and the examples. Build with the repository root as
+# context; take it as the pattern for your own job's image:
+#   docker build -f deploy/docker/job.Dockerfile -t allfold-job .
+
+# The stage is the same in agent.Dockerfile, so that both images share its layers. It takes the CPU
+# build of torch, because a plain "pip install torch" brings gigabytes of CUDA: from a wheel in
+# deploy/docker/wheels/ when there is one (prepare-wheels.sh), else from PyTorch's own index.
+FROM python:3.11-slim-bookworm AS torch
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/venv/bin:$PATH
+RUN python -m venv /opt/venv
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt deploy/docker/wheels /tmp/torch/
+RUN if ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
+    else from="--index-url $TORCH_INDEX"; fi \
+ && pip install --no-compile --no-deps -c /tmp/torch/constraints.txt $from torch \
+ && pip install --no-compile -c /tmp/torch/constraints.txt torch "numpy>=1.26" \
+ && cd /opt/venv/lib/python3.11/site-packages/torch \
+ # C++ headers and test programs, 200 MB that nothing uses at run time.
+ && rm -rf include test bin/test_* bin/*Test bin/protoc* \
+ # On all cores, unlike pip. Some files of torch are for later Pythons and do not compile.
+ && (python -m compileall -q -j 0 /opt/venv > /dev/null || true)
+
+FROM python:3.11-slim-bookworm AS wheels
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/build && /opt/build/bin/pip install hatchling
+COPY collective_core /src/collective_core
+COPY client_sdk /src/client_sdk
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/*
+
+FROM python:3.11-slim-bookworm
+COPY --from=torch /opt/venv /opt/venv
+LABEL org.opencontainers.image.title="Allfold training job" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+RUN useradd --uid 10001 --user-group --create-home allfold \
+ && install --directory --owner allfold --group allfold --mode 0700 /run/allfold
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
+RUN cd /opt/allfold && python requirements.py "client_sdk/pyproject.toml[cli]" > requirements.txt \
+ && pip install -c constraints.txt -r requirements.txt scikit-learn
+COPY --from=wheels /wheels /opt/allfold/wheels
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
+COPY examples /opt/allfold/examples
+
+USER 10001:10001
+WORKDIR /opt/allfold
+# A job ends by itself; its exit status is what to look at.
+HEALTHCHECK NONE
+ENTRYPOINT ["allfold"]
+CMD ["--help"]

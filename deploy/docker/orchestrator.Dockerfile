@@ -1,0 +1,36 @@
+# The orchestrator: control plane and dashboard. Build with the repository root as context:
+#   docker build -f deploy/docker/orchestrator.Dockerfile -t allfold-orchestrator .
+
+FROM python:3.11-slim-bookworm AS wheels
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/build && /opt/build/bin/pip install hatchling
+COPY collective_core /src/collective_core
+COPY orchestrator /src/orchestrator
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/*
+
+FROM python:3.11-slim-bookworm
+LABEL org.opencontainers.image.title="Allfold orchestrator" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# A named volume takes the owner of the folder that it covers, so the token's folder exists here.
+RUN useradd --uid 10001 --user-group --create-home allfold \
+ && install --directory --owner allfold --group allfold --mode 0700 /run/allfold-token \
+ && python -m venv /opt/venv
+# What changes seldom first: the third-party packages, then our own.
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY orchestrator/pyproject.toml /opt/allfold/orchestrator/
+RUN cd /opt/allfold && python requirements.py orchestrator/pyproject.toml > requirements.txt \
+ && pip install -c constraints.txt -r requirements.txt
+COPY deploy/docker/entrypoint.py deploy/docker/make_token.py /opt/allfold/
+COPY --from=wheels /wheels /opt/allfold/wheels
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
+
+USER 10001:10001
+WORKDIR /opt/allfold
+# The folder's services bind to loopback unless told otherwise; in a container the network is ours.
+ENV ALLFOLD_ORCHESTRATOR_LISTEN=0.0.0.0:7400
+EXPOSE 7400
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["python", "-IS", "-c", \
+    "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ['ALLFOLD_ORCHESTRATOR_LISTEN'].rpartition(':')[2] + '/readyz', timeout=2)"]
+ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_orchestrator"]

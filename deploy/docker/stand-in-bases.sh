@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Make local stand-ins for the two base images (python:3.11-slim-bookworm and redis:7-bookworm), for
+# machines that reach a Debian mirror but no image registry. Needs root, a Docker engine and Debian's
+# or Ubuntu's apt. Images that are there are kept; --force makes stand-ins over them.
+# The redis stand-in is Debian's redis-server (7.0).
+set -euo pipefail
+
+python_image=python:3.11-slim-bookworm
+redis_image=redis:7-bookworm
+base_image=allfold-stand-in-base
+label=org.allfold.stand-in
+
+force=${1:-}
+[[ $force == "" || $force == --force ]] || { echo "usage: $0 [--force]" >&2; exit 2; }
+
+missing() {  # IMAGE: true when a stand-in for it is to be made
+    local stand_in
+    [[ $force == --force ]] && return
+    stand_in=$(docker image inspect --format "{{index .Config.Labels \"$label\"}}" "$1" 2> /dev/null) \
+        || return 0
+    if [[ $stand_in == yes ]]; then echo "$1: a stand-in is there"; else echo "$1: the real image, kept"; fi
+    return 1
+}
+
+mirror() {  # the Debian mirrors that this machine's apt uses, best first; may be none
+    { cat /etc/apt/sources.list.d/*.sources 2> /dev/null || true; } \
+        | awk 'BEGIN { RS = "" } /Suites:[^\n]*bookworm( |\n)/' | sed -n 's/^URIs: *\([^ ]*\).*/\1/p'
+    { cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2> /dev/null || true; } \
+        | sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) bookworm main.*/\2/p'
+}
+
+make_base() {  # a minimal bookworm, once for both
+    local source
+    command -v debootstrap > /dev/null || { apt-get update -q && apt-get install -yq debootstrap; }
+    root=$(mktemp -d)
+    trap 'rm -rf "$root"' EXIT
+    source=$(mirror)
+    # Without a mirror of this machine's own, debootstrap uses its default.
+    debootstrap --variant=minbase --include=ca-certificates bookworm "$root" ${source:+"${source%%$'\n'*}"}
+    # This machine's CA bundle: pip in a build must trust what this machine trusts, for instance a
+    # mirror that inspects TLS.
+    cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+    # As in Debian's own images: an image build that dies is thrown away, so no fsync per file.
+    echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/unsafe-io"
+    rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+    tar -C "$root" -c . | docker import --change "LABEL $label=yes" - "$base_image"
+}
+
+build() { docker build --quiet --network host --tag "$1" -; }
+
+make_python() {  # `python` and `pip` on the PATH and no EXTERNALLY-MANAGED, as in the official image
+    build "$python_image" << EOF
+FROM $base_image
+ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
+RUN apt-get update -q \
+ && apt-get install -yq --no-install-recommends python3 python3-pip python3-venv \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /usr/lib/python3.11/EXTERNALLY-MANAGED \
+ && ln -s /usr/bin/python3 /usr/local/bin/python
+CMD ["python3"]
+EOF
+}
+
+make_redis() {  # user, folder, port, entry and command of the official image
+    build "$redis_image" << EOF
+FROM $base_image
+RUN groupadd -r -g 999 redis && useradd -r -g redis -u 999 redis \
+ && apt-get update -q \
+ && apt-get install -yq --no-install-recommends redis-server \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin \
+ && install --directory --owner redis --group redis /data \
+ && printf '#!/bin/sh\n[ "\${1#-}" = "\$1" ] || set -- redis-server "\$@"\nexec "\$@"\n' \
+      > /usr/local/bin/docker-entrypoint.sh && chmod +x /usr/local/bin/docker-entrypoint.sh
+VOLUME /data
+WORKDIR /data
+EXPOSE 6379
+ENTRYPOINT ["docker-entrypoint.sh"]
+CMD ["redis-server"]
+EOF
+}
+
+todo=()
+if missing "$python_image"; then todo+=(make_python); fi
+if missing "$redis_image"; then todo+=(make_redis); fi
+[[ ${#todo[@]} -gt 0 ]] || exit 0
+if missing "$base_image"; then make_base; fi
+for make in "${todo[@]}"; do "$make"; done

@@ -1,0 +1,208 @@
+"""The agent as a whole: who calls whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from allfold_core.errors import AllfoldError, PeerLost
+from allfold_core.frames import EDGE_PROTOCOL
+from allfold_core.plan import Plan
+
+from allfold_agent import __version__, http_wire
+from allfold_agent.buffers import BufferPool
+from allfold_agent.data_server import DataServer, EdgeRequest, SocketTaker
+from allfold_agent.enrolment import Enrolment, Identity
+from allfold_agent.group import Group
+from allfold_agent.hub import Hub
+from allfold_agent.in_edge import Dial
+from allfold_agent.orchestrator_client import OrchestratorClient
+from allfold_agent.peers import Peers
+from allfold_agent.ranks import Membership
+from allfold_agent.registry import Registry
+from allfold_agent.settings import AgentSettings
+from allfold_agent.tensors import TensorStore
+from allfold_agent.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+
+_IDLE_BUFFER_BYTES = 256 << 20
+_DIAL_SECONDS = 5.0
+_PLAN_LAG_SECONDS = 4.0
+_LINGER_SECONDS = 5.0
+
+
+class Agent:
+    """One node. Made inside the running event loop of the control plane.
+
+    Args:
+        control_url: where other agents reach the control port.
+        data_address: where other agents reach the data port, host:port.
+        data_listener: bound to it.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        control_url: str,
+        data_address: str,
+        data_listener: socket.socket,
+    ) -> None:
+        self.settings = settings
+        self.registry = Registry()
+        self.identity = Identity(
+            node=settings.name,
+            control_url=control_url,
+            data_address=data_address,
+            device_type=settings.device_type,
+            zone=settings.zone,
+            version=__version__,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers = WorkerPool(settings.threads)
+        self._buffers = BufferPool(_IDLE_BUFFER_BYTES)
+        self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
+        self.enrolment = Enrolment(self._orchestrator, self.identity, self.registry.all)
+        self.peers = Peers(settings.name, settings.token)
+        self._data = DataServer(
+            data_listener,
+            token=settings.token or None,
+            open_edge=self._open_edge,
+            tensors=TensorStore(),
+        )
+        welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
+        self.hub = Hub(settings.socket, self, welcome)
+
+    def start(self) -> None:
+        """Serve ranks and peers, and register with the orchestrator as soon as it is there."""
+        self._data.start()
+        self.hub.start()
+        self._spawn(self.enrolment.keep())
+
+    async def stop(self) -> None:
+        """Tell the others, then end every thread."""
+        for task in list(self._tasks):
+            task.cancel()
+        for group in self.registry.all():
+            for rank in group.ranks:
+                await self.peers.announce_loss(group, _lost(group, rank, "its node agent stopped"))
+        await self.enrolment.say_goodbye()
+        await asyncio.to_thread(self.hub.close)
+        for group in self.registry.all():
+            await asyncio.to_thread(group.close, 0.0)
+        await asyncio.to_thread(self._data.close)
+        self._workers.close()
+        await self.peers.close()
+        await self._orchestrator.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine of the control plane; its failure is logged, never lost."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the control plane failed", exc_info=error)
+
+    def _from_thread(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loop.call_soon_threadsafe(self._spawn, work)
+
+    # -- what the hub asks for (any thread, without waiting) ------------------------------------------
+
+    def groups(self) -> list[Group]:
+        return self.registry.all()
+
+    def join(self, request: dict[str, Any]) -> Future[Group]:
+        return asyncio.run_coroutine_threadsafe(self._join(request), self._loop)
+
+    def leave(self, membership: Membership) -> None:
+        group, rank = membership.group, membership.rank
+        group.rank_left(rank, group.last_seq[rank])
+        self._from_thread(self._see_off(membership))
+
+    def lose(self, membership: Membership) -> None:
+        group, rank = membership.group, membership.rank
+        error = _lost(group, rank, "its process ended without leaving the group")
+        group.left[rank] = group.last_seq[rank]
+        group.break_(error)
+        self._from_thread(self._mourn(membership, error))
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        self._from_thread(self.peers.suspect(group, seq, reason, waited))
+
+    def report_lost(self, group: Group, error: PeerLost) -> None:
+        group.break_(error)
+        self._from_thread(self.peers.announce_loss(group, error))
+
+    async def _join(self, request: dict[str, Any]) -> Group:
+        plan = await self.enrolment.join(request)
+        return self.registry.open(plan, lambda: self._make_group(plan))
+
+    def _make_group(self, plan: Plan) -> Group:
+        log.info("group '%s' epoch %d: %d ranks", plan.group, plan.epoch, plan.world_size)
+        return Group(
+            plan,
+            self.identity.node,
+            workers=self._workers,
+            buffers=self._buffers,
+            detective=self,
+            dial=self._dial,
+        )
+
+    async def _see_off(self, membership: Membership) -> None:
+        group, rank = membership.group, membership.rank
+        await self.peers.announce_departure(group, rank, group.left[rank])
+        await self.enrolment.give_up_seat(group.name, rank, membership.session, "finished")
+        await self._close_if_empty(group)
+
+    async def _mourn(self, membership: Membership, error: PeerLost) -> None:
+        group = membership.group
+        await self.peers.announce_loss(group, error)
+        await self.enrolment.give_up_seat(group.name, membership.rank, membership.session, "lost")
+        await self._close_if_empty(group)
+
+    async def _close_if_empty(self, group: Group) -> None:
+        if all(rank in group.left for rank in group.ranks):
+            await asyncio.to_thread(group.close, _LINGER_SECONDS)
+            self.registry.remove(group)
+
+    # -- edges -------------------------------------------------------------------------------------
+
+    def _dial(self, plan: Plan, source: int, destination: int) -> Dial:
+        address = plan.members[source].data_address
+
+        def dial(from_frame: int) -> tuple[socket.socket, bytes]:
+            request = EdgeRequest(plan.group, plan.epoch, source, destination, from_frame)
+            token = self.settings.token or None
+            try:
+                return http_wire.upgrade(
+                    address, request.target, EDGE_PROTOCOL, token, _DIAL_SECONDS
+                )
+            except PeerLost:
+                raise
+            except AllfoldError as error:
+                raise PeerLost(f"{address} refuses the edge: {error.message}") from error
+
+        return dial
+
+    def _open_edge(self, request: EdgeRequest) -> SocketTaker:
+        # The peer may have got its plan a moment before this node did.
+        group = self.registry.find(request.group, request.epoch, _PLAN_LAG_SECONDS)
+        return group.serve_edge(request.dst).attach(request.from_frame)
+
+
+def _lost(group: Group, rank: int, reason: str) -> PeerLost:
+    node = group.plan.members[group.me].node
+    return PeerLost(
+        f"group '{group.name}' has lost rank {rank} on node {node}: {reason}",
+        ranks=[rank],
+        node=node,
+    )

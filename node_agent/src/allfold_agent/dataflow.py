@@ -1,0 +1,262 @@
+"""From a node's program to a graph of tasks on chunks. Pure.
+
+The program is an order of steps on slices; what really constrains execution are the data: a chunk
+may be sent once it was written, overwritten once it was sent. This module cuts the slices into
+chunks and derives these constraints, so that receiving, folding and sending of different chunks
+overlap while the outcome is that of the program run in order.
+
+A chunk boundary depends only on its step's slice and the chunk size; the two ends of an edge have
+equal slices, therefore they cut the same frames.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from allfold_core.schedule import Await, Fold, Program, Receive, Send, Signal, Slice
+
+# Received operands that may wait for their fold, per step and source: bounds the scratch memory.
+FOLD_WINDOW = 4
+
+
+class TaskKind(IntEnum):
+    """What a task does with its element range of the work buffer."""
+
+    CONTRIBUTE = 0  # fold the inputs of the local ranks into the range
+    SEND = 1
+    SIGNAL = 2
+    RECEIVE = 3  # straight into the work buffer
+    RECEIVE_OPERAND = 4  # into scratch memory, for a fold
+    AWAIT = 5
+    FOLD = 6
+    FENCE = 7  # nothing; gathers the signals that later tasks wait for
+
+
+@dataclass(slots=True)
+class Task:
+    """One node of the graph.
+
+    Attributes:
+        peer: the node at the other end of a send or receive, -1 otherwise.
+        operands: of a fold, in order: the index of a ``RECEIVE_OPERAND`` task, or -1 for the
+            present content of the range.
+        snapshot: of a send: a later fold overwrites the range without a peer's word that the
+            frame arrived, so a frame that might be sent again needs a copy.
+        waits_for: the number of tasks that must be done first.
+        successors: the tasks that wait for this one.
+    """
+
+    index: int
+    kind: TaskKind
+    start: int
+    stop: int
+    peer: int = -1
+    operands: tuple[int, ...] = ()
+    snapshot: bool = False
+    waits_for: int = 0
+    successors: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """The graph of one node's op.
+
+    Attributes:
+        tasks: in an order in which they could run one after the other.
+        sends: by destination, the task indices of sends and signals in edge order.
+        receives: by source, the task indices of receives and awaits in edge order.
+    """
+
+    tasks: tuple[Task, ...]
+    sends: dict[int, tuple[int, ...]]
+    receives: dict[int, tuple[int, ...]]
+
+
+def chunks(whole: Slice, size: int) -> Iterator[tuple[int, int]]:
+    """The (start, stop) of each chunk of a slice; all but the last have ``size`` elements."""
+    for start in range(whole.start, whole.stop, size):
+        yield start, min(start + size, whole.stop)
+
+
+class _Content:
+    """Who wrote and who has read each element since, as disjoint segments that split on demand."""
+
+    def __init__(self, numel: int) -> None:
+        self._bounds = [0, numel]
+        self.writer = [-1]
+        self.readers: list[list[int]] = [[]]
+
+    def _cut(self, position: int) -> int:
+        index = bisect_left(self._bounds, position)
+        if self._bounds[index] != position:
+            self._bounds.insert(index, position)
+            self.writer.insert(index, self.writer[index - 1])
+            self.readers.insert(index, list(self.readers[index - 1]))
+        return index
+
+    def segments(self, start: int, stop: int) -> range:
+        """The indices of the segments that make up [start, stop)."""
+        first = self._cut(start)
+        return range(first, self._cut(stop))
+
+    def bounds(self, segment: int) -> tuple[int, int]:
+        return self._bounds[segment], self._bounds[segment + 1]
+
+
+class _Builder:
+    def __init__(self, node: int, numel: int, chunk: int) -> None:
+        self.node = node
+        self.numel = numel
+        self.chunk = chunk
+        self.tasks: list[Task] = []
+        self.content = _Content(numel) if numel else None
+        self.sends: dict[int, list[int]] = defaultdict(list)
+        self.receives: dict[int, list[int]] = defaultdict(list)
+        self.fence = -1
+        self.awaits: list[int] = []
+
+    def add(self, kind: TaskKind, start: int, stop: int, peer: int = -1) -> Task:
+        task = Task(len(self.tasks), kind, start, stop, peer)
+        self.tasks.append(task)
+        return task
+
+    def order(self, first: int, then: Task) -> None:
+        """``then`` starts after ``first``; -1 stands for no task."""
+        if first >= 0 and then.index not in self.tasks[first].successors[-1:]:
+            self.tasks[first].successors.append(then.index)
+            then.waits_for += 1
+
+    def after_fence(self, task: Task) -> Task:
+        """Make ``task`` wait for every signal that the program awaits before it."""
+        if self.awaits:
+            fence = self.add(TaskKind.FENCE, 0, 0)
+            for index in self.awaits:
+                self.order(index, fence)
+            self.awaits = []
+            self.fence = fence.index
+        self.order(self.fence, task)
+        return task
+
+    def read(self, task: Task) -> None:
+        """``task`` reads its range: it waits for the writers, and later writers wait for it."""
+        assert self.content is not None
+        for segment in self.content.segments(task.start, task.stop):
+            if self.content.writer[segment] < 0:
+                self.contribute(segment)
+            self.order(self.content.writer[segment], task)
+            self.content.readers[segment].append(task.index)
+
+    def write(self, task: Task) -> None:
+        """``task`` overwrites its range: it waits for the writers and readers before it."""
+        assert self.content is not None
+        for segment in self.content.segments(task.start, task.stop):
+            self.order(self.content.writer[segment], task)
+            for reader in self.content.readers[segment]:
+                if reader != task.index:
+                    self.order(reader, task)
+                    if task.kind is TaskKind.FOLD:
+                        self.tasks[reader].snapshot = True
+            self.content.writer[segment] = task.index
+            self.content.readers[segment] = []
+
+    def contribute(self, segment: int) -> None:
+        assert self.content is not None
+        task = self.add(TaskKind.CONTRIBUTE, *self.content.bounds(segment))
+        self.content.writer[segment] = task.index
+
+    def send(self, step: Send) -> None:
+        for start, stop in chunks(step.slice, self.chunk):
+            task = self.add(TaskKind.SEND, start, stop, step.to)
+            self.read(self.after_fence(task))
+            self.sends[step.to].append(task.index)
+
+    def receive(self, step: Receive) -> None:
+        for start, stop in chunks(step.slice, self.chunk):
+            task = self.add(TaskKind.RECEIVE, start, stop, step.source)
+            self.write(self.after_fence(task))
+            self.receives[step.source].append(task.index)
+
+    def fold(self, step: Fold) -> None:
+        folded: list[int] = []
+        for start, stop in chunks(step.slice, self.chunk):
+            operands: list[int] = []
+            for operand in step.operands:
+                if operand == self.node:
+                    operands.append(-1)
+                    continue
+                received = self.after_fence(
+                    self.add(TaskKind.RECEIVE_OPERAND, start, stop, operand)
+                )
+                if len(folded) >= FOLD_WINDOW:
+                    self.order(folded[-FOLD_WINDOW], received)
+                self.receives[operand].append(received.index)
+                operands.append(received.index)
+            task = self.after_fence(self.add(TaskKind.FOLD, start, stop))
+            task.operands = tuple(operands)
+            for index in operands:
+                self.order(index, task)
+            if -1 in operands:
+                self.read(task)
+            self.write(task)
+            folded.append(task.index)
+
+    def signal(self, step: Signal) -> None:
+        task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
+        self.after_fence(task)
+        for earlier in self.tasks[: task.index]:
+            if not earlier.successors and earlier.kind is not TaskKind.SIGNAL:
+                self.order(earlier.index, task)
+        self.sends[step.to].append(task.index)
+
+    def await_(self, step: Await) -> None:
+        task = self.add(TaskKind.AWAIT, 0, 0, step.source)
+        self.order(self.fence, task)
+        self.receives[step.source].append(task.index)
+        self.awaits.append(task.index)
+
+    def complete_result(self) -> None:
+        """Contribute what no step has touched, e.g. everything where there is but one node."""
+        if self.content is None:
+            return
+        for bounds in chunks(Slice(0, self.numel), self.chunk):
+            for segment in self.content.segments(*bounds):
+                if self.content.writer[segment] < 0:
+                    self.contribute(segment)
+
+
+def build(program: Program, *, node: int, numel: int, chunk: int, has_result: bool) -> Dataflow:
+    """The task graph of ``node``'s program.
+
+    Args:
+        program: the steps of this node.
+        node: its index, which stands for the own content in a fold's operands.
+        numel: elements of the work buffer.
+        chunk: elements of a chunk, at least 1; equal on all nodes.
+        has_result: whether the work buffer must hold the result in the end.
+    """
+    if chunk < 1:
+        raise ValueError(f"a chunk has at least 1 element, got {chunk}")
+    builder = _Builder(node, numel, chunk)
+    for step in program:
+        match step:
+            case Send():
+                builder.send(step)
+            case Receive():
+                builder.receive(step)
+            case Fold():
+                builder.fold(step)
+            case Signal():
+                builder.signal(step)
+            case Await():
+                builder.await_(step)
+    if has_result:
+        builder.complete_result()
+    return Dataflow(
+        tuple(builder.tasks),
+        {peer: tuple(order) for peer, order in builder.sends.items()},
+        {peer: tuple(order) for peer, order in builder.receives.items()},
+    )

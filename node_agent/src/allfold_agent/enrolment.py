@@ -1,0 +1,205 @@
+"""The agent's standing with the orchestrator: registration, heartbeats, and seats for its ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from allfold_core.errors import AllfoldError, PeerMissing, ServiceError
+from allfold_core.plan import Plan
+from allfold_core.verdict import name_ranks
+
+from allfold_agent.group import Group
+from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_GOODBYE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the agent tells the orchestrator about itself."""
+
+    node: str
+    control_url: str
+    data_address: str
+    device_type: str
+    zone: str
+    version: str
+
+
+class Enrolment:
+    """Keeps the node registered, and gets its ranks into groups.
+
+    Args:
+        held: the groups that are open on this node.
+    """
+
+    def __init__(
+        self, client: OrchestratorClient, identity: Identity, held: Callable[[], list[Group]]
+    ) -> None:
+        self.identity = identity
+        self.incarnation = uuid.uuid4().hex
+        self.problem: str | None = "not registered with the orchestrator yet"
+        self._client = client
+        self._held = held
+        self._heartbeat_seconds = 1.0
+        self._registered = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Register, then send heartbeats, for ever; every failure is tried again."""
+        while True:
+            try:
+                if not self._registered.is_set():
+                    await self._register()
+                await asyncio.sleep(self._heartbeat_seconds)
+                await self._heartbeat()
+                self.problem = None
+            except Forgotten as error:
+                log.info("registering again: %s", error)
+                self._registered.clear()
+            except AllfoldError as error:
+                if self.problem != error.message:
+                    log.warning("waiting for the orchestrator: %s", error)
+                self.problem = error.message
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _register(self) -> None:
+        body = {
+            "node": self.identity.node,
+            "incarnation": self.incarnation,
+            "control_url": self.identity.control_url,
+            "data_address": self.identity.data_address,
+            "device_type": self.identity.device_type,
+            "zone": self.identity.zone,
+            "version": self.identity.version,
+            "holds": {group.name: group.epoch for group in self._held()},
+        }
+        answer = await self._client.call("POST", "/v1/nodes", json=body)
+        self._heartbeat_seconds = float(answer["heartbeat_seconds"])
+        self.problem = None
+        self._registered.set()
+        log.info("registered with the orchestrator at %s", self._client.url)
+
+    async def _heartbeat(self) -> None:
+        progress = [
+            {
+                "group": group.name,
+                "epoch": group.epoch,
+                "last_seq": max(group.last_seq.values()),
+                "in_flight": len(group.ops),
+            }
+            for group in self._held()
+        ]
+        await self._client.call(
+            "POST",
+            f"/v1/nodes/{self.identity.node}/heartbeat",
+            json={"incarnation": self.incarnation, "progress": progress},
+        )
+
+    async def say_goodbye(self) -> None:
+        """Tell the orchestrator that the node goes; it would notice by itself, only later."""
+        if not self._registered.is_set():
+            return
+        try:
+            await self._client.call(
+                "DELETE",
+                f"/v1/nodes/{self.identity.node}",
+                params={"incarnation": self.incarnation},
+                timeout=_GOODBYE_SECONDS,
+            )
+        except (AllfoldError, Forgotten) as error:
+            log.info("left without the orchestrator's word: %s", error)
+
+    # -- ranks -------------------------------------------------------------------------------------
+
+    async def join(self, request: dict[str, Any]) -> Plan:
+        """Seat a rank and wait for the plan of its epoch.
+
+        Args:
+            request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
+                the seconds that all of this may take.
+
+        Raises:
+            PeerMissing: the group is not complete in time; names the missing ranks.
+            OrchestratorUnreachable: no answer in time.
+            AllfoldError: the orchestrator's refusal.
+        """
+        deadline = monotonic() + float(request["init_timeout"])
+        try:
+            epoch = await self._take_seat(request, deadline)
+            return await self._await_plan(request, epoch, deadline)
+        except BaseException:
+            # Also when the rank died meanwhile (cancellation): nobody must wait for this seat.
+            await self.give_up_seat(
+                request["group"], request["rank"], request["session"], "withdrawn"
+            )
+            raise
+
+    async def _take_seat(self, request: dict[str, Any], deadline: float) -> int:
+        body = {
+            key: request[key] for key in ("rank", "session", "world_size", "timeout", "strategies")
+        }
+        body |= {"node": self.identity.node, "incarnation": self.incarnation}
+        while True:
+            await self._await_registration(deadline)
+            try:
+                answer = await self._client.persist(
+                    "POST", f"/v1/groups/{request['group']}/ranks", json=body, deadline=deadline
+                )
+                return int(answer["epoch"])
+            except Forgotten:
+                # The next heartbeat finds this out as well and registers; wait for that.
+                self._registered.clear()
+
+    async def _await_registration(self, deadline: float) -> None:
+        try:
+            await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
+        except TimeoutError:
+            raise ServiceError(
+                f"node {self.identity.node} could not register in time: {self.problem}"
+            ) from None
+
+    async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
+        absent: list[int] = []
+        while (left := deadline - monotonic()) > 0:
+            wait = min(left, _POLL_SECONDS)
+            answer = await self._client.persist(
+                "GET",
+                f"/v1/groups/{request['group']}/plan",
+                params={"epoch": epoch, "session": request["session"], "wait": wait},
+                timeout=wait + 5.0,
+                deadline=deadline,
+            )
+            if answer["ready"]:
+                return Plan.from_dict(answer["plan"])
+            absent = answer["missing"]
+        raise PeerMissing(
+            f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: "
+            f"{name_ranks(absent)} of {request['world_size']} did not come. Start the missing "
+            "ranks, or check that all were started with the same group and world size.",
+            missing_ranks=absent,
+            group=request["group"],
+            timeout=request["init_timeout"],
+        )
+
+    async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
+        """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost."""
+        try:
+            await self._client.call(
+                "DELETE",
+                f"/v1/groups/{group}/ranks/{rank}",
+                params={"session": session, "reason": reason},
+                timeout=_GOODBYE_SECONDS,
+            )
+        except (AllfoldError, Forgotten) as error:
+            # The lease or the next formation clears the seat.
+            log.info("rank %d left group '%s' without the orchestrator's word: %s", rank, group, error)

@@ -1,0 +1,458 @@
+"""One epoch of one group on this node: its ops, its edges, and what became of its peers."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from threading import Condition
+from time import monotonic
+from typing import Protocol
+
+import xxhash
+from allfold_core.choose import choose
+from allfold_core.compiler import AUTO, compile_program, strategy_of
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.frames import FrameHeader
+from allfold_core.local_wire import Message, OpMessage, pack_outcome
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.plan import Plan
+from allfold_core.verdict import name_ranks
+
+from allfold_agent.buffers import BufferPool
+from allfold_agent.dataflow import Dataflow, build
+from allfold_agent.exchange import Exchange
+from allfold_agent.folding import Arithmetic
+from allfold_agent.in_edge import Dial, InEdge
+from allfold_agent.op import Arrival, Op, RankConnection, fold_locally, over_chunks
+from allfold_agent.out_edge import OutEdge, Outgoing
+from allfold_agent.records import OpRecord, record
+from allfold_agent.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+
+WIRE_CHUNK_BYTES = 512 * 1024
+STALL_SECONDS = 0.2
+DEADLINE_RETRY_SECONDS = 1.0
+RECORDED_OPS = 512
+
+
+class Detective(Protocol):
+    """Who finds out, with the other nodes, why an op does not go on."""
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        """An op looks wrong; called from any thread, must not wait."""
+
+    def report_lost(self, group: Group, error: PeerLost) -> None:
+        """A rank or node of the group is gone; called from any thread, must not wait."""
+
+
+class Group:
+    """The ops of one group epoch on this node.
+
+    Args:
+        dial: opens an edge from a node index: ``dial(source)(from_frame)``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: str,
+        *,
+        workers: WorkerPool,
+        buffers: BufferPool,
+        detective: Detective,
+        dial: Callable[[Plan, int, int], Dial],
+    ) -> None:
+        self.plan = plan
+        self.me = plan.index_of_node(node)
+        self.ranks = plan.members[self.me].ranks
+        self.ops: dict[int, Op] = {}
+        self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
+        self.last_seq = dict.fromkeys(self.ranks, -1)
+        self.left: dict[int, int] = {}
+        self.broken: PeerLost | None = None
+        self._workers = workers
+        self._buffers = buffers
+        self._detective = detective
+        self._dial = dial
+        self._changed = Condition()
+        self._failed: dict[int, AllfoldError] = {}
+        self.out_edges: dict[int, OutEdge] = {}
+        self.in_edges: dict[int, InEdge] = {}
+        self._closed = False
+        self._flow = lru_cache(maxsize=128)(self._build_flow)
+
+    @property
+    def name(self) -> str:
+        return self.plan.group
+
+    @property
+    def epoch(self) -> int:
+        return self.plan.epoch
+
+    # -- calls of the local ranks ------------------------------------------------------------------
+
+    def submit(
+        self, rank: int, connection: RankConnection, number: int, message: OpMessage
+    ) -> None:
+        """A local rank has called an op; when it was the last one, the op starts."""
+        try:
+            fingerprint = self._checked(message)
+            source = connection.memory(message.source, message.nbytes)
+            target = connection.memory(message.target, message.nbytes)
+        except ValueError as error:
+            refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
+            self._refuse(connection, number, message.seq, refusal)
+            return
+        arrival = Arrival(
+            rank, connection, number, message, fingerprint, source, target, monotonic()
+        )
+        with self._changed:
+            self.last_seq[rank] = max(self.last_seq[rank], message.seq)
+            error = self._failed.get(message.seq) or self._loss_for(message.seq)
+            op = None if error else self._arrive(arrival)
+        if error:
+            self._refuse(connection, number, message.seq, error)
+        elif op is not None:
+            self._start(op)
+
+    def _checked(self, message: OpMessage) -> Fingerprint:
+        fingerprint = message.parsed_fingerprint()
+        op, dtype = fingerprint.reduce_op, fingerprint.dtype
+        if fingerprint.kind.reduces and op is None:
+            raise InvalidArgument(f"{fingerprint.kind.label} without a reduce operation")
+        if op and (refusal := op.refusal(dtype)):
+            raise InvalidArgument(refusal)
+        if fingerprint.kind.has_root and not 0 <= fingerprint.root < self.plan.world_size:
+            raise InvalidArgument(
+                f"root {fingerprint.root} is not a rank of group '{self.name}': "
+                f"its ranks are 0 to {self.plan.world_size - 1}"
+            )
+        if fingerprint.strategy != AUTO:
+            strategy_of(fingerprint.kind, fingerprint.strategy)
+        if message.nbytes != fingerprint.numel * dtype.itemsize:
+            raise InvalidArgument(
+                f"{message.nbytes} bytes are not a {dtype.label}{list(fingerprint.shape)}"
+            )
+        return fingerprint
+
+    def _arrive(self, arrival: Arrival) -> Op | None:
+        """Record an arrival; returns the op if it is complete and may start."""
+        op = self.ops.get(arrival.message.seq)
+        if op is None:
+            op = self.ops[arrival.message.seq] = Op(arrival.message.seq)
+        op.add(arrival)
+        complete = len(op.arrivals) == len(self.ranks)
+        if not op.agrees():
+            self._detective.suspect(self, op.seq, "mismatch")
+        elif complete:
+            self._prepare(op)
+        if complete:
+            op.all_arrived.set_result(None)
+        return op if op.running else None
+
+    def _refuse(
+        self, connection: RankConnection, number: int, seq: int, error: AllfoldError
+    ) -> None:
+        connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
+
+    # -- running an op -----------------------------------------------------------------------------
+
+    def _prepare(self, op: Op) -> None:
+        """Set an op up while the order of ops is locked; :meth:`_start` sets it going."""
+        fingerprint = op.fingerprint
+        op.strategy = self.strategy_for(fingerprint)
+        op.digest = xxhash.xxh3_64_intdigest(fingerprint.pack())
+        if len(self.plan.members) > 1:
+            op.exchange = self._prepare_exchange(op)
+        op.running = True
+        op.running_since = monotonic()
+        self._changed.notify_all()
+
+    def strategy_for(self, fingerprint: Fingerprint) -> str:
+        """The strategy that every node uses for such an op: asked for, or chosen by the plan."""
+        if fingerprint.strategy != AUTO:
+            return fingerprint.strategy
+        return choose(fingerprint.kind, self.plan, fingerprint.numel * fingerprint.dtype.itemsize)
+
+    def _prepare_exchange(self, op: Op) -> Exchange:
+        fingerprint = op.fingerprint
+        arithmetic = Arithmetic(fingerprint, self.plan.world_size)
+        numel = fingerprint.numel
+        root = self.plan.index_of_rank(fingerprint.root) if fingerprint.kind.has_root else -1
+        flow = self._flow(fingerprint.kind, op.strategy, numel, arithmetic.kept_itemsize, root)
+        exchange = Exchange(
+            flow,
+            arithmetic,
+            numel,
+            op.sources(arithmetic),
+            self._buffers,
+            on_sendable=self._kick,
+            on_finished=lambda: self._distribute(op, arithmetic, exchange),
+        )
+        for destination in flow.sends:
+            self._out_edge(destination).enqueue(
+                Outgoing(exchange, op.seq, op.digest, arithmetic.kept_itemsize)
+            )
+        for source in flow.receives:
+            self._open_in_edge(source)
+        return exchange
+
+    def _build_flow(
+        self, kind: Kind, strategy: str, numel: int, itemsize: int, root: int
+    ) -> Dataflow:
+        program = compile_program(
+            kind,
+            strategy,
+            nodes=len(self.plan.members),
+            numel=numel,
+            node=self.me,
+            root=root,
+            tree_order=self.plan.tree_order,
+        )
+        return build(
+            program,
+            node=self.me,
+            numel=numel,
+            chunk=max(1, WIRE_CHUNK_BYTES // itemsize),
+            has_result=kind is not Kind.REDUCE or root == self.me,
+        )
+
+    def _start(self, op: Op) -> None:
+        if op.exchange is None:
+            self._fold_locally(op)
+            return
+        exchange = op.exchange
+        contributions = exchange.start()
+        size = sum(exchange.nbytes(task) for task in contributions) * len(self.ranks)
+        for task in contributions:
+            if size <= WIRE_CHUNK_BYTES:
+                exchange.contribute(task)
+            else:
+                self._workers.submit(lambda task=task: exchange.contribute(task))  # type: ignore[misc]
+
+    def _fold_locally(self, op: Op) -> None:
+        # With every rank here nothing can fail the op any more, and no verdict may tell the ranks
+        # that their memory is theirs again while workers write to it.
+        if not self._settle(op):
+            return
+        arithmetic = Arithmetic(op.fingerprint, self.plan.world_size)
+        sources, targets = op.sources(arithmetic), op.targets(arithmetic)
+        over_chunks(
+            op.fingerprint.numel,
+            arithmetic.itemsize,
+            len(sources) + len(targets),
+            self._workers,
+            lambda start, stop: fold_locally(arithmetic, sources, targets, start, stop),
+            lambda: self._tell_done(op),
+        )
+
+    def _distribute(self, op: Op, arithmetic: Arithmetic, exchange: Exchange) -> None:
+        """Every task is done: copy the result to the local ranks."""
+        if not self._settle(op):
+            return
+        targets = op.targets(arithmetic)
+
+        def copy(start: int, stop: int) -> None:
+            arithmetic.finish([each[start:stop] for each in targets], exchange.work[start:stop])
+
+        def finish() -> None:
+            exchange.release()
+            self._tell_done(op)
+
+        over_chunks(
+            op.fingerprint.numel if targets else 0,
+            arithmetic.kept_itemsize,
+            len(targets) + 1,
+            self._workers,
+            copy,
+            finish,
+        )
+
+    def _settle(self, op: Op) -> bool:
+        """Decide that the op succeeds; false where it has failed before."""
+        with self._changed:
+            if op.ended:
+                return False
+            op.ended = True
+            return True
+
+    def _tell_done(self, op: Op) -> None:
+        with self._changed:
+            self._retire(op)
+        for arrival in op.arrivals.values():
+            arrival.connection.send(pack_outcome(Message.DONE, arrival.group_number, op.seq))
+
+    def _retire(self, op: Op) -> None:
+        self.ops.pop(op.seq, None)
+        self.recent.append(record(op, self.ranks))
+
+    # -- edges -------------------------------------------------------------------------------------
+
+    def _kick(self, destination: int) -> None:
+        self.out_edges[destination].kick()
+
+    def _out_edge(self, destination: int) -> OutEdge:
+        edge = self.out_edges.get(destination)
+        if edge is None:
+            edge = self.out_edges[destination] = OutEdge(
+                destination, self.epoch, f"{self.name}-{self.me}-{destination}"
+            )
+        return edge
+
+    def _open_in_edge(self, source: int) -> None:
+        if source not in self.in_edges:
+            self.in_edges[source] = InEdge(
+                source,
+                self.epoch,
+                f"{self.name}-{source}-{self.me}",
+                self._dial(self.plan, source, self.me),
+                self,
+            )
+
+    def serve_edge(self, destination: int) -> OutEdge:
+        """The out-edge that another node has opened; ``PeerLost`` when the group is closed."""
+        with self._changed:
+            if self._closed:
+                raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
+            return self._out_edge(destination)
+
+    def exchange_for(self, header: FrameHeader, source: int) -> Exchange | None:
+        """The op of a frame, waiting until the local ranks have called it."""
+        with self._changed:
+            while True:
+                if header.seq in self._failed or self.broken or self._closed:
+                    return None
+                op = self.ops.get(header.seq)
+                if op is not None and op.running:
+                    break
+                self._changed.wait(timeout=1.0)  # the op's deadline, on some node, ends this
+        if op.digest != header.fingerprint:
+            self._detective.suspect(self, header.seq, "mismatch")
+            return None
+        return op.exchange
+
+    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
+        member = self.plan.members[source]
+        with self._changed:
+            if self._closed or all(rank in self.left for rank in member.ranks):
+                return
+        self._detective.report_lost(
+            self,
+            PeerLost(
+                f"node {member.node} of group '{self.name}' with {name_ranks(member.ranks)} "
+                f"cannot be reached any more: {error.message}",
+                node=member.node,
+                ranks=list(member.ranks),
+            ),
+        )
+
+    def incoherent(self, seq: int, source: int, error: AllfoldError) -> None:
+        """A frame did not fit its op: find out whose fault it is."""
+        log.error("%s", error)
+        self._detective.suspect(self, seq, f"incoherent: {error.message}")
+
+    # -- outcomes that are no success ------------------------------------------------------------------
+
+    def fail(self, seq: int, error: AllfoldError) -> None:
+        """The verdict on an op: tell the ranks that wait, remember it for those still to come."""
+        with self._changed:
+            op = self.ops.get(seq)
+            if seq in self._failed or (op is not None and op.ended) or self._succeeded(seq):
+                return
+            self._failed[seq] = error
+            self._forget_old_failures()
+            if op is not None:
+                self._fail_op(op, error)
+            self._changed.notify_all()
+
+    def failure(self, seq: int) -> AllfoldError | None:
+        """Why an op has failed, or can only fail; ``None`` for one that may still succeed."""
+        with self._changed:
+            return self._failed.get(seq) or self._loss_for(seq)
+
+    def _succeeded(self, seq: int) -> bool:
+        return seq not in self.ops and seq <= min(self.last_seq.values())
+
+    def _fail_op(self, op: Op, error: AllfoldError) -> None:
+        op.ended = True
+        op.error = error
+        if op.exchange is not None:
+            op.exchange.fail()
+            op.exchange.release()
+        self._retire(op)
+        if not op.all_arrived.done():
+            op.all_arrived.set_result(None)
+        for arrival in op.arrivals.values():
+            self._refuse(arrival.connection, arrival.group_number, op.seq, error)
+
+    def _forget_old_failures(self) -> None:
+        """Every local rank has heard of these."""
+        heard = min(self.last_seq.values())
+        for seq in [seq for seq in self._failed if seq < heard - RECORDED_OPS]:
+            del self._failed[seq]
+
+    def break_(self, error: PeerLost) -> None:
+        """The group has lost a member: fail what is in flight and whatever comes."""
+        with self._changed:
+            if self.broken is None:
+                self.broken = error
+                log.warning("group '%s' epoch %d is broken: %s", self.name, self.epoch, error)
+            for op in [op for op in self.ops.values() if not op.ended]:
+                self._fail_op(op, self.broken)
+            self._changed.notify_all()
+
+    def rank_left(self, rank: int, last_seq: int) -> None:
+        """A rank has left in order: later ops, which would wait for it, fail."""
+        with self._changed:
+            self.left[rank] = last_seq
+            for op in list(self.ops.values()):
+                error = self._loss_for(op.seq)
+                if error and not op.ended:
+                    self._failed[op.seq] = error
+                    self._fail_op(op, error)
+            self._changed.notify_all()
+
+    def _loss_for(self, seq: int) -> PeerLost | None:
+        """Why an op cannot be done any more."""
+        if self.broken:
+            return self.broken
+        gone = [rank for rank, last in self.left.items() if last < seq]
+        if not gone:
+            return None
+        return PeerLost(
+            f"op {seq} of group '{self.name}' can never be done: {name_ranks(sorted(gone))} "
+            f"left the group after op {max(self.left[rank] for rank in gone)}",
+            ranks=sorted(gone),
+        )
+
+    def overdue(self, now: float) -> list[tuple[Op, str]]:
+        """The ops that need a detective: past their deadline, or stalled for a while."""
+        with self._changed:
+            found = []
+            for op in self.ops.values():
+                if op.ended:
+                    continue
+                if now >= op.next_deadline:
+                    op.next_deadline = now + DEADLINE_RETRY_SECONDS
+                    found.append((op, "deadline"))
+                elif op.running and not op.suspected and now >= op.running_since + STALL_SECONDS:
+                    op.suspected = True
+                    found.append((op, "stall"))
+            return found
+
+    def close(self, linger: float) -> None:
+        """End the group on this node, after the peers have got what they are still owed."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        deadline = monotonic() + linger
+        for out_edge in self.out_edges.values():
+            out_edge.close(deadline)
+        for in_edge in self.in_edges.values():
+            in_edge.close()

@@ -1,0 +1,296 @@
+"""The local socket: one thread that hears every rank of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import struct
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import Any, Protocol
+
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleUnregister,
+    RegisterNotFirstOperation,
+)
+from allfold_core.local_wire import (
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    SEGMENT,
+    Message,
+    OpMessage,
+    pack_json,
+    pack_outcome,
+    unpack_json,
+)
+
+from allfold_agent.group import Group
+from allfold_agent.ranks import Membership, RankProcess
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 5.0
+_TICK_SECONDS = 0.05  # how late a deadline may be noticed
+
+
+class Registrar(Protocol):
+    """What the hub needs of the control plane. None of these may wait."""
+
+    def join(self, request: dict[str, Any]) -> Future[Group]:
+        """Seat a rank; resolves to the group when the plan is there."""
+
+    def leave(self, membership: Membership) -> None:
+        """A rank leaves in order."""
+
+    def lose(self, membership: Membership) -> None:
+        """A rank has died."""
+
+    def groups(self) -> list[Group]:
+        """The groups on this node."""
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        """An op has stalled, or missed its deadline."""
+
+
+class Hub:
+    """Accepts ranks, reads their messages, starts their ops, watches the ops' deadlines."""
+
+    def __init__(self, path: str, registrar: Registrar, welcome: dict[str, Any]) -> None:
+        self._path = path
+        self._registrar = registrar
+        self._welcome = {**welcome, "protocol": PROTOCOL_VERSION}
+        self._epoll = select.epoll()
+        self._processes: dict[int, RankProcess] = {}
+        self._numbers: dict[Group, int] = {}
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._closing = False
+        self._listener = _listen(path)
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._thread = Thread(target=self._run, name="allfold-hub", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look at its deadlines again."""
+        self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """End the thread and remove the socket."""
+        self._closing = True
+        self.wake()
+        self._thread.join(timeout=5.0)
+        for process in self._processes.values():
+            process.close()
+        self._listener.close()
+        self._epoll.close()
+        self._wake_read.close()
+        self._wake_write.close()
+        Path(self._path).unlink(missing_ok=True)
+
+    @property
+    def processes(self) -> list[int]:
+        """The pids of the connected processes."""
+        return [process.pid for process in list(self._processes.values())]
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_tick = 0.0
+        while not self._closing:
+            busy = any(group.ops for group in self._registrar.groups())
+            for descriptor, events in self._epoll.poll(_TICK_SECONDS if busy else _IDLE_SECONDS):
+                try:
+                    self._serve(descriptor, events)
+                except Exception:
+                    log.exception("the hub could not serve descriptor %d", descriptor)
+            if monotonic() >= next_tick:
+                next_tick = monotonic() + _TICK_SECONDS
+                self._check_deadlines()
+
+    def _serve(self, descriptor: int, events: int) -> None:
+        if descriptor == self._listener.fileno():
+            self._accept()
+        elif descriptor == self._wake_read.fileno():
+            self._wake_read.recv(4096)
+        elif (process := self._processes.get(descriptor)) is not None:
+            if events & select.EPOLLOUT and process.flush():
+                self._epoll.modify(descriptor, select.EPOLLIN)
+            if events & ~select.EPOLLOUT:
+                self._read(process)
+
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        connected.setblocking(False)
+        process = RankProcess(connected, self._want_write)
+        self._processes[connected.fileno()] = process
+        self._epoll.register(connected, select.EPOLLIN)
+
+    def _want_write(self, process: RankProcess) -> None:
+        try:
+            self._epoll.modify(process.socket, select.EPOLLIN | select.EPOLLOUT)
+        except (OSError, ValueError) as error:
+            log.debug("process %d is gone: %s", process.pid, error)
+
+    def _check_deadlines(self) -> None:
+        now = monotonic()
+        for group in self._registrar.groups():
+            for op, reason in group.overdue(now):
+                self._registrar.suspect(group, op.seq, reason, op.timeout)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _read(self, process: RankProcess) -> None:
+        """Read all messages that are there; many may be waiting when ops are in flight."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(process.socket, MAX_MESSAGE, 1)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("process %d: %s", process.pid, error)
+                data, descriptors = b"", []
+            if not data:
+                self._gone(process)
+                return
+            if data[0] == Message.OP:
+                self._op(process, data)
+                continue
+            self._answer(process, data, descriptors)
+
+    def _op(self, process: RankProcess, data: bytes) -> None:
+        message = OpMessage.unpack(data)
+        membership = process.memberships.get(message.group)
+        if membership is None:
+            error = RegisterNotFirstOperation("this process is not in the group of its call")
+            process.send(
+                pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict())
+            )
+            return
+        membership.group.submit(membership.rank, process, message.group, message)
+
+    def _answer(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
+        """Do what a rare message asks; what goes wrong is answered, with the request's number."""
+        body: dict[str, Any] = {}
+        try:
+            if data[0] == Message.SEGMENT:
+                self._segment(process, data, descriptors)
+                return
+            body = unpack_json(data)
+            self._control(process, data[0], body)
+        except AllfoldError as error:
+            self._refuse(process, body, error)
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            self._refuse(process, body, InvalidArgument(f"not a message of ours: {error!r}"))
+
+    @staticmethod
+    def _refuse(process: RankProcess, body: dict[str, Any], error: AllfoldError) -> None:
+        refusal = {**error.to_dict(), "request": body.get("request")}
+        process.send(pack_json(Message.REFUSED, refusal))
+
+    def _control(self, process: RankProcess, kind: int, body: dict[str, Any]) -> None:
+        if kind == Message.HELLO:
+            self._hello(process, body)
+        elif not process.greeted:
+            raise InvalidArgument("the first message of a process is HELLO")
+        elif kind == Message.JOIN:
+            self._join(process, body)
+        elif kind == Message.LEAVE:
+            self._leave(process, body)
+        else:
+            raise InvalidArgument(f"unknown message type {kind}")
+
+    @staticmethod
+    def _segment(process: RankProcess, data: bytes, descriptors: list[int]) -> None:
+        _, number, size = SEGMENT.unpack(data)
+        if not descriptors:
+            raise InvalidArgument("a segment without a file descriptor")
+        process.add_segment(number, size, descriptors[0])
+
+    def _hello(self, process: RankProcess, body: dict[str, Any]) -> None:
+        if body.get("protocol") != PROTOCOL_VERSION:
+            raise InvalidArgument(
+                f"this agent speaks local protocol {PROTOCOL_VERSION}, the SDK of process "
+                f"{process.pid} speaks {body.get('protocol')}; install the same Allfold version"
+            )
+        process.greeted = True
+        process.send(pack_json(Message.WELCOME, self._welcome))
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def _join(self, process: RankProcess, request: dict[str, Any]) -> None:
+        future = self._registrar.join(request)
+        process.joining.add(future)
+        future.add_done_callback(lambda done: self._joined(process, request, done))
+
+    def _joined(
+        self, process: RankProcess, request: dict[str, Any], done: Future[Group]
+    ) -> None:
+        process.joining.discard(done)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            if not isinstance(error, AllfoldError):
+                log.error("a join failed", exc_info=error)
+                error = AllfoldError(f"the agent failed while joining: {error!r}")
+            self._refuse(process, request, error)
+            return
+        group = done.result()
+        membership = Membership(request["rank"], request["session"], group)
+        if process.socket.fileno() < 0:
+            self._registrar.lose(membership)
+            return
+        number = self._numbers.setdefault(group, len(self._numbers))
+        process.memberships[number] = membership
+        body = {
+            "request": request["request"],
+            "number": number,
+            "epoch": group.epoch,
+            "nodes": len(group.plan.members),
+            "timeout": group.plan.timeout,
+        }
+        process.send(pack_json(Message.JOINED, body))
+
+    def _leave(self, process: RankProcess, body: dict[str, Any]) -> None:
+        membership = process.memberships.pop(body["number"], None)
+        if membership is None:
+            raise MultipleUnregister("this process is not in the group that it leaves")
+        self._registrar.leave(membership)
+        process.send(pack_json(Message.LEFT, {"request": body["request"]}))
+
+    def _gone(self, process: RankProcess) -> None:
+        """The process has ended; what it did not leave in order is lost."""
+        descriptor = process.socket.fileno()
+        self._epoll.unregister(descriptor)
+        del self._processes[descriptor]
+        process.close()
+        for future in list(process.joining):
+            future.cancel()
+        for membership in process.memberships.values():
+            self._registrar.lose(membership)
+        process.memberships.clear()
+
+
+def _listen(path: str) -> socket.socket:
+    """Bind the socket in a folder of our own, replacing what a dead agent left behind."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.path.exists(path):  # noqa: PTH110 - Path.exists is false for some dead sockets
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.connect(path)
+            raise InvalidArgument(f"another agent listens on {path}")
+        except (ConnectionRefusedError, FileNotFoundError):
+            Path(path).unlink(missing_ok=True)
+    listener.bind(path)
+    listener.listen(128)
+    return listener

@@ -1,0 +1,226 @@
+"""The receiving end of an edge: opens it, puts each payload where its op wants it, acknowledges.
+
+The thread of an in-edge waits for an op that the local ranks have not called yet; the frames
+behind it wait in the socket, and TCP holds the sender back. That is all the flow control there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from threading import Event, Thread
+from time import monotonic
+from typing import Protocol
+
+import xxhash
+from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
+from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
+
+from allfold_agent.dataflow import Task, TaskKind
+from allfold_agent.exchange import Exchange
+from allfold_agent.out_edge import EdgeCounters
+
+log = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 1.0
+RETRY_SECONDS = 0.05
+ACK_BYTES = 1 << 20
+_SCRAP = 256 * 1024
+
+Dial = Callable[[int], tuple[socket.socket, bytes]]
+
+
+class Receiver(Protocol):
+    """What an in-edge needs of its group."""
+
+    def exchange_for(self, header: FrameHeader, source: int) -> Exchange | None:
+        """The op of a frame, waiting until it runs; ``None`` where it has failed."""
+
+    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        """The edge is gone for good."""
+
+    def incoherent(self, seq: int, source: int, error: AllfoldError) -> None:
+        """A frame does not fit its op."""
+
+
+class InEdge:
+    """Everything that this node receives from one other node of a group.
+
+    Args:
+        dial: opens the edge from a frame number on: (socket, bytes received already).
+    """
+
+    def __init__(self, source: int, epoch: int, name: str, dial: Dial, receiver: Receiver) -> None:
+        self.source = source
+        self.counters = EdgeCounters()
+        self._epoch = epoch
+        self._name = name
+        self._dial = dial
+        self._receiver = receiver
+        self._expected = 0
+        self._unacked_bytes = 0
+        self._early = memoryview(b"")
+        self._socket: socket.socket | None = None
+        self._closed = Event()
+        self._header = memoryview(bytearray(HEADER_SIZE))
+        self._scrap = memoryview(b"")
+        self._thread = Thread(target=self._run, name=f"allfold-receive-{name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what was not received stays unreceived."""
+        self._closed.set()
+        connected = self._socket
+        if connected is not None:
+            try:
+                connected.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("edge %s was gone already: %s", self._name, error)
+        self._thread.join(timeout=2.0)
+
+    # -- connection ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._connect()
+                self._receive_all()
+        except AllfoldError as error:
+            if not self._closed.is_set():
+                self._receiver.edge_lost(self.source, error)
+        except Exception as error:
+            log.exception("edge %s failed", self._name)
+            self._receiver.edge_lost(self.source, PeerLost(f"edge {self._name} failed: {error}"))
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    def _connect(self) -> None:
+        """Open the edge, trying again while the peer may only be restarting its end."""
+        deadline = monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                connected, early = self._dial(self._expected)
+                break
+            except PeerLost:
+                if self._closed.wait(RETRY_SECONDS) or monotonic() > deadline:
+                    raise
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._early = memoryview(early)
+        self._socket = connected
+
+    def _receive_all(self) -> None:
+        assert self._socket is not None
+        try:
+            while not self._closed.is_set():
+                self._fill(self._header)
+                self._frame(FrameHeader.unpack(self._header))
+        except FrameError as error:
+            raise PeerSentIncoherentTensor(f"edge {self._name}: {error}") from error
+        except (OSError, EOFError) as error:
+            log.info("edge %s broke after frame %d: %s", self._name, self._expected, error)
+        finally:
+            self._socket.close()
+
+    def _fill(self, view: memoryview) -> None:
+        """Receive exactly ``len(view)`` bytes."""
+        assert self._socket is not None
+        if self._early:
+            count = min(len(view), len(self._early))
+            view[:count] = self._early[:count]
+            self._early = self._early[count:]
+            view = view[count:]
+        while view:
+            count = self._socket.recv_into(view)
+            if count == 0:
+                raise EOFError("the peer closed the connection")
+            view = view[count:]
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def _frame(self, header: FrameHeader) -> None:
+        if header.epoch != self._epoch or header.number != self._expected:
+            raise PeerSentIncoherentTensor(
+                f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
+                f"expected frame {self._expected} of epoch {self._epoch}"
+            )
+        exchange = self._receiver.exchange_for(header, self.source)
+        if exchange is None or not self._deliver(exchange, header):
+            self._discard(header.length)
+        self._acknowledge(header.length, exchange is None or exchange.all_expected(self.source))
+
+    def _deliver(self, exchange: Exchange, header: FrameHeader) -> bool:
+        """Receive the payload into its op; false where it must be thrown away."""
+        task = exchange.expect(self.source)
+        if task is None or not _fits(exchange, task, header):
+            error = PeerSentIncoherentTensor(
+                f"edge {self._name}: op {header.seq} got {header.length} bytes at element "
+                f"{header.offset}, expected {_describe(exchange, task)}"
+            )
+            self._receiver.incoherent(header.seq, self.source, error)
+            return False
+        if task.kind is TaskKind.AWAIT:
+            self._count(0)
+            exchange.complete(task)
+            return True
+        landing = exchange.land(task)
+        if landing is None:
+            return False
+        try:
+            self._fill(landing.view)
+        except (OSError, EOFError):
+            exchange.unexpect(self.source)
+            landing.buffer.release()
+            raise
+        if xxhash.xxh3_64_intdigest(landing.view) != header.digest:
+            landing.buffer.release()
+            error = PeerSentIncoherentTensor(
+                f"edge {self._name}: the payload of op {header.seq} at element {header.offset} "
+                "is damaged: its digest differs"
+            )
+            self._receiver.incoherent(header.seq, self.source, error)
+            return True
+        self._count(header.length)
+        exchange.received(landing)
+        return True
+
+    def _count(self, nbytes: int) -> None:
+        self.counters.payload_bytes += nbytes
+        self.counters.frames += 1
+
+    def _discard(self, length: int) -> None:
+        if length and not self._scrap:
+            self._scrap = memoryview(bytearray(_SCRAP))
+        while length:
+            part = self._scrap[: min(length, _SCRAP)]
+            self._fill(part)
+            length -= len(part)
+
+    def _acknowledge(self, nbytes: int, op_is_complete: bool) -> None:
+        """Now and then tell the sender what has arrived, so that it can let go of the memory."""
+        assert self._socket is not None
+        self._expected += 1
+        self._unacked_bytes += nbytes
+        if self._unacked_bytes < ACK_BYTES and not op_is_complete:
+            return
+        self._unacked_bytes = 0
+        try:
+            self._socket.send(ACK.pack(self._expected), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            log.debug("edge %s: no room for an acknowledgement; a later one covers it", self._name)
+
+
+def _fits(exchange: Exchange, task: Task, header: FrameHeader) -> bool:
+    signal = task.kind is TaskKind.AWAIT
+    return (
+        (header.type is FrameType.SIGNAL) == signal
+        and header.offset == task.start
+        and header.length == exchange.nbytes(task)
+    )
+
+
+def _describe(exchange: Exchange, task: Task | None) -> str:
+    if task is None:
+        return "no more frames"
+    return f"{exchange.nbytes(task)} bytes at element {task.start}"

@@ -1,0 +1,117 @@
+"""The connection to one local rank: its arena, its groups, its messages."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import Region
+
+from allfold_agent.group import Group
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENTS = 4096
+
+
+@dataclass(slots=True)
+class Membership:
+    """One rank's seat in one group."""
+
+    rank: int
+    session: str
+    group: Group
+
+
+class RankProcess:
+    """One process on this machine that is connected to the agent.
+
+    Sending never waits: what the socket does not take is kept, and the hub is asked to continue
+    when there is room (``want_write``).
+    """
+
+    def __init__(self, connected: socket.socket, want_write: Callable[[RankProcess], None]) -> None:
+        self.socket = connected
+        self.greeted = False
+        self.memberships: dict[int, Membership] = {}
+        self.joining: set[Future[Group]] = set()
+        self._segments: dict[int, torch.Tensor] = {}
+        self._outbox: deque[bytes] = deque()
+        self._lock = Lock()
+        self._closed = False
+        self._want_write = want_write
+        self.pid = _peer_pid(connected)
+
+    def add_segment(self, number: int, size: int, descriptor: int) -> None:
+        """Map a memfd of the rank's arena; ``InvalidArgument`` if it is not what it says."""
+        try:
+            actual = os.fstat(descriptor).st_size
+            if actual < size or number in self._segments or len(self._segments) >= MAX_SEGMENTS:
+                raise InvalidArgument(
+                    f"segment {number} of {size} bytes is not acceptable: the file has {actual} "
+                    f"bytes and {len(self._segments)} segments are mapped"
+                )
+            memory = mmap.mmap(descriptor, size)
+            self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
+
+    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+        """The raw bytes of a region; ``InvalidArgument`` where there are none."""
+        segment = self._segments.get(region.segment)
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        if segment is None or region.offset + nbytes > len(segment):
+            raise InvalidArgument(
+                f"{nbytes} bytes at {region.offset} of segment {region.segment} "
+                "do not lie in this rank's arena"
+            )
+        return segment[region.offset : region.offset + nbytes]
+
+    def send(self, message: bytes) -> None:
+        """Send a message, now or as soon as the socket takes it."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._outbox and self._try(message):
+                return
+            self._outbox.append(message)
+        self._want_write(self)
+
+    def flush(self) -> bool:
+        """Send what is kept; true when all of it is gone."""
+        with self._lock:
+            while self._outbox and self._try(self._outbox[0]):
+                self._outbox.popleft()
+            return not self._outbox
+
+    def close(self) -> None:
+        """Forget the rank; its memory goes when the last op lets go of it."""
+        with self._lock:
+            self._closed = True
+            self._outbox.clear()
+        self.socket.close()
+
+    def _try(self, message: bytes) -> bool:
+        try:
+            self.socket.send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # The hub sees the end of the connection and does what there is to do.
+            log.debug("process %d is gone: %s", self.pid, error)
+        return True
+
+
+def _peer_pid(connected: socket.socket) -> int:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], "little")

@@ -1,0 +1,50 @@
+"""The flight recorder: what is left of an op when it is over, and the view of one in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+from allfold_agent.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One op on this node.
+
+    Attributes:
+        what: the call, e.g. ``all_reduce(sum, float32[1024])``.
+        started_at: the first local arrival, in seconds since 1970.
+        seconds: from the first local arrival until the outcome (or until now).
+        arrivals: by local rank, seconds after the first one.
+        missing: the local ranks that have not called it.
+        error: the error's code, empty for a success or an op in flight.
+    """
+
+    seq: int
+    what: str
+    strategy: str
+    started_at: float
+    seconds: float
+    arrivals: dict[int, float]
+    missing: tuple[int, ...]
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def record(op: Op, ranks: Sequence[int]) -> OpRecord:
+    """The present state of an op; ``ranks`` are the local ranks of its group."""
+    return OpRecord(
+        seq=op.seq,
+        what=op.fingerprint.describe() if op.arrivals else "",
+        strategy=op.strategy,
+        started_at=op.started_at,
+        seconds=monotonic() - op.first_arrival,
+        arrivals={rank: each.at - op.first_arrival for rank, each in op.arrivals.items()},
+        missing=tuple(rank for rank in ranks if rank not in op.arrivals),
+        error=op.error.code if op.error else "",
+    )

@@ -1,0 +1,41 @@
+"""What a node agent can be told, by environment or by flag."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from socket import gethostname
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_socket() -> str:
+    """Where the agent listens for local ranks: a folder of this user's."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "allfold" if runtime else Path(f"/tmp/allfold-{os.getuid()}")
+    return str(folder / "agent.sock")
+
+
+class AgentSettings(BaseSettings):
+    """Each field is an environment variable; no name ends in ``_PORT``, because Kubernetes injects
+    variables of that form for every Service.
+    """
+
+    model_config = SettingsConfigDict(populate_by_name=True, extra="ignore")
+
+    name: str = Field(default_factory=gethostname, validation_alias="ALLFOLD_AGENT_NAME")
+    orchestrator: str = Field("http://127.0.0.1:7400", validation_alias="ALLFOLD_ORCHESTRATOR_URL")
+    socket: str = Field(default_factory=default_socket, validation_alias="ALLFOLD_SOCKET")
+    control: str = Field("127.0.0.1:7411", validation_alias="ALLFOLD_AGENT_CONTROL_LISTEN")
+    data: str = Field("127.0.0.1:7412", validation_alias="ALLFOLD_AGENT_DATA_LISTEN")
+    advertise: str = Field("", validation_alias="ALLFOLD_AGENT_ADVERTISE")
+    device_type: str = Field("cpu", validation_alias="ALLFOLD_AGENT_DEVICE_TYPE")
+    zone: str = Field("", validation_alias="ALLFOLD_ZONE")
+    threads: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        validation_alias="ALLFOLD_AGENT_THREADS",
+    )
+    token: str = Field("", validation_alias="ALLFOLD_TOKEN")
+    log_format: str = Field("text", validation_alias="ALLFOLD_LOG_FORMAT")

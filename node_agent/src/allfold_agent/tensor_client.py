@@ -1,0 +1,415 @@
+"""Download, upload and delete tensors of another agent's data port.
+
+Each call has one connection and one deadline. A download is received straight into its memory;
+when its connection breaks it goes on where it was, and its digest is checked at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import h11
+import numpy as np
+
+from allfold_core.dtypes import DType
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerLost,
+    PeerMissing,
+    PeerSentIncoherentTensor,
+)
+
+from .http_wire import (
+    ClientExchange,
+    Headers,
+    ResponseHead,
+    connect,
+    read_error,
+    receive_some,
+    send_views,
+    status_of,
+)
+from .tensors import (
+    CHUNK,
+    GIB,
+    LONGEST_WAIT,
+    Buffer,
+    TensorSpec,
+    byte_view,
+    check_digest,
+    check_id,
+    digest_header,
+    parse_digest,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+# A body that pauses for longer is fetched anew from where it was.
+STALL = 10.0
+# A larger upload first asks whether it is welcome.
+_ASK_FIRST = 1 << 20
+_SPAN = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_SHORTEST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A downloaded tensor: its bytes, and what they mean.
+
+    Attributes:
+        dtype: as NumPy and torch name it.
+        data: the bytes in C order; writable.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """An array on the same memory. NumPy has no bfloat16: its bits come as ``uint16``."""
+        dtype = "uint16" if self.dtype == DType.BFLOAT16.label else self.dtype
+        return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+    def torch(self) -> torch.Tensor:
+        """A torch tensor on the same memory, bfloat16 included."""
+        import torch  # a tool that moves bytes need not wait seconds for it
+
+        dtype = getattr(torch, self.dtype)
+        if not len(self.data):
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(self.data, dtype=dtype).reshape(self.shape)
+
+
+def download(
+    address: str,
+    tensor_id: str,
+    *,
+    into: memoryview | None = None,
+    expect: tuple[str, Sequence[int]] | None = None,
+    token: str | None = None,
+    timeout: float = 60.0,
+    max_bytes: int = 8 * GIB,
+) -> Tensor:
+    """Download a tensor, waiting until it is exposed.
+
+    Args:
+        into: writable memory of the tensor's size; without it memory is taken, at most
+            ``max_bytes``. Its content is arbitrary after an error.
+        expect: dtype and shape that the tensor has to have.
+
+    Raises:
+        PeerMissing: not exposed, or not there completely, after ``timeout`` seconds.
+        PeerLost: the agent cannot be reached, or broke the connection before it sent anything.
+        PeerSentIncoherentTensor: a dtype, shape, size or digest other than expected.
+    """
+    return _Download(address, tensor_id, into, expect, token, timeout, max_bytes).run()
+
+
+class _Download:
+    """One download: what it wants, and how far it is."""
+
+    def __init__(
+        self,
+        address: str,
+        tensor_id: str,
+        into: memoryview | None,
+        expect: tuple[str, Sequence[int]] | None,
+        token: str | None,
+        timeout: float,
+        max_bytes: int,
+    ) -> None:
+        self.address = address
+        self.tensor_id = check_id(tensor_id)
+        self.token = token
+        self.timeout = timeout
+        self.deadline = monotonic() + timeout
+        self.max_bytes = max_bytes
+        self.into = None if into is None else byte_view(into)
+        self.expect = None if expect is None else TensorSpec.of(*expect)
+        self._check_into()
+        self.spec: TensorSpec | None = None
+        self.memory = memoryview(b"")
+        self.received = 0
+        self.hash = hashlib.sha256()
+        self.etag: str | None = None
+
+    def _check_into(self) -> None:
+        if self.into is None:
+            return
+        if self.into.readonly and len(self.into):
+            raise InvalidArgument("the memory to download into is read-only")
+        if self.expect is not None and len(self.into) != self.expect.nbytes:
+            raise InvalidArgument(
+                f"{self.expect} has {self.expect.nbytes} bytes, the memory to download into has"
+                f" {len(self.into)}"
+            )
+
+    def run(self) -> Tensor:
+        pause = _SHORTEST_PAUSE
+        while True:
+            before = self.received
+            try:
+                tensor = self._attempt()
+            except AllfoldError as error:
+                if not _is_missing(error):
+                    raise
+                cause: Exception = error
+            except (OSError, h11.RemoteProtocolError) as error:
+                if self.spec is None and not isinstance(error, TimeoutError):
+                    raise _lost(self.address, self.tensor_id, error) from error
+                cause = error
+            else:
+                if tensor is not None:
+                    return tensor
+                continue
+            pause = _SHORTEST_PAUSE if self.received > before else min(2 * pause, _LONGEST_PAUSE)
+            self._pause(pause, cause)
+
+    def _pause(self, seconds: float, cause: Exception) -> None:
+        if monotonic() + seconds >= self.deadline:
+            progress = f"; {self.received} of {len(self.memory)} bytes came" if self.spec else ""
+            raise PeerMissing(
+                f"tensor {self.tensor_id} did not come from {self.address} within"
+                f" {self.timeout:g} s{progress}: {cause}",
+                address=self.address,
+                tensor=self.tensor_id,
+            ) from cause
+        sleep(seconds)
+
+    def _attempt(self) -> Tensor | None:
+        """One connection's worth of download; ``None`` when the tensor changed under our hands."""
+        exchange = ClientExchange(self.address, "GET", self._target(), self._headers(), self.token)
+        with _connected(self.address, self.tensor_id, self.deadline) as sock:
+            send_views(sock, exchange.head, stall=STALL, deadline=self.deadline)
+            # It may take the agent any time until somebody exposes the tensor.
+            head = exchange.read_head(sock, self.deadline)
+            if head.status == 416:
+                self._restart()
+                return None
+            if head.status not in (200, 206):
+                raise read_error(sock, head, self.address, self.deadline)
+            digest = self._accept(head)
+            self._receive(sock, head.early)
+        check_digest(self.tensor_id, digest, self.hash.digest(), address=self.address)
+        assert self.spec is not None
+        return Tensor(self.spec.dtype.label, self.spec.shape, self.memory)
+
+    def _target(self) -> str:
+        wait = max(0.0, min(self.deadline - monotonic(), LONGEST_WAIT))
+        return f"/v1/tensors/{self.tensor_id}?wait={wait:.3f}"
+
+    def _headers(self) -> Headers:
+        headers = [("Connection", "close")]
+        if self.received and self.etag:
+            # Without If-Range we might append the end of another tensor to what we have.
+            headers += [("Range", f"bytes={self.received}-"), ("If-Range", self.etag)]
+        return headers
+
+    def _restart(self) -> None:
+        self.received = 0
+        self.hash = hashlib.sha256()
+
+    def _accept(self, head: ResponseHead) -> bytes:
+        """Check a response's head, make ready for its body; the digest that it promises."""
+        spec = self._read_spec(head.headers)
+        start, total = self._read_span(head)
+        if total != spec.nbytes:
+            raise self._incoherent(f"{spec.nbytes} bytes of {spec}", f"{total} bytes")
+        if head.status == 200:
+            self._restart()
+        elif start != self.received:
+            raise self._incoherent(f"bytes from {self.received}", f"bytes from {start}")
+        if spec != self.spec:
+            self._take_memory(spec)
+        digest = parse_digest(head.headers.get("repr-digest", ""))
+        if digest is None:
+            raise self._incoherent("a Repr-Digest", "none")
+        self.etag = head.headers.get("etag")
+        return digest
+
+    def _read_spec(self, headers: dict[str, str]) -> TensorSpec:
+        dtype, shape = headers.get("x-allfold-dtype"), headers.get("x-allfold-shape")
+        try:
+            if dtype is None or shape is None:
+                raise InvalidArgument("no dtype and shape")
+            spec = TensorSpec.parse(dtype, shape)
+        except InvalidArgument as error:
+            raise self._incoherent("a tensor's headers", error.message) from error
+        if self.expect is not None and spec != self.expect:
+            raise self._incoherent(str(self.expect), str(spec))
+        if self.into is not None and spec.nbytes != len(self.into):
+            raise self._incoherent(f"{len(self.into)} bytes", f"{spec} of {spec.nbytes}")
+        return spec
+
+    def _read_span(self, head: ResponseHead) -> tuple[int, int]:
+        """The body's first byte, and the number of bytes of the whole tensor."""
+        length = head.headers.get("content-length", "")
+        if head.status == 200 and length.isdigit():
+            return 0, int(length)
+        match = _SPAN.fullmatch(head.headers.get("content-range", ""))
+        if head.status == 206 and match and int(match[2]) + 1 == int(match[3]):
+            return int(match[1]), int(match[3])
+        raise self._incoherent("a body's length or range to the end", repr(head.headers))
+
+    def _take_memory(self, spec: TensorSpec) -> None:
+        if self.into is not None:
+            self.memory = self.into
+        elif spec.nbytes > self.max_bytes:
+            raise self._incoherent(f"{self.max_bytes} bytes at most", f"{spec} of {spec.nbytes}")
+        else:
+            self.memory = np.empty(spec.nbytes, np.uint8).data
+        self.spec = spec
+
+    def _receive(self, sock: socket.socket, early: bytes) -> None:
+        if len(early) > len(self.memory) - self.received:
+            raise self._incoherent(f"{len(self.memory)} bytes", "more")
+        self.memory[self.received : self.received + len(early)] = early
+        self._advance(len(early))
+        while self.received < len(self.memory):
+            part = self.memory[self.received : self.received + CHUNK]
+            self._advance(receive_some(sock, part, stall=STALL, deadline=self.deadline))
+
+    def _advance(self, count: int) -> None:
+        self.hash.update(self.memory[self.received : self.received + count])
+        self.received += count
+
+    def _incoherent(self, expected: str, got: str) -> PeerSentIncoherentTensor:
+        return PeerSentIncoherentTensor(
+            f"tensor {self.tensor_id} of {self.address}: expected {expected}, got {got}",
+            address=self.address,
+            tensor=self.tensor_id,
+            expected=expected,
+            got=got,
+        )
+
+
+def upload(
+    address: str,
+    tensor_id: str,
+    data: Buffer,
+    dtype: str,
+    shape: Sequence[int],
+    *,
+    max_downloads: int | None = None,
+    ttl: float | None = None,
+    digest: bool = True,
+    token: str | None = None,
+    timeout: float = 60.0,
+) -> None:
+    """Expose a tensor at another agent.
+
+    Not repeated by itself: after a :class:`PeerLost` or :class:`PeerMissing` it may be exposed.
+
+    Args:
+        digest: let the agent check the bytes. Costs reading them once before they are sent, and
+            spares the agent to do it before the first download.
+
+    Raises:
+        LocalError: exposed already (``details["http_status"]`` is 409), too large (413) ...
+        ArenaExhausted: the agent has no room for it.
+        PeerLost: the agent cannot be reached, or broke the connection.
+        PeerMissing: no answer after ``timeout`` seconds.
+    """
+    deadline = monotonic() + timeout
+    view = byte_view(data)
+    spec = TensorSpec.of(dtype, shape)
+    if len(view) != spec.nbytes:
+        raise InvalidArgument(f"{spec} has {spec.nbytes} bytes, its memory {len(view)}")
+    query: dict[str, Any] = {"dtype": spec.dtype.label, "shape": spec.shape_text}
+    query |= {} if max_downloads is None else {"max_downloads": max_downloads}
+    query |= {} if ttl is None else {"ttl": ttl}
+    headers = [("Content-Length", str(len(view))), ("Connection", "close")]
+    if digest:
+        headers.append(("Content-Digest", digest_header(hashlib.sha256(view).digest())))
+    if len(view) > _ASK_FIRST:
+        headers.append(("Expect", "100-continue"))
+    target = f"/v1/tensors/{check_id(tensor_id)}?{urlencode(query)}"
+    exchange = ClientExchange(address, "PUT", target, headers, token)
+    with _answer(address, tensor_id, timeout), _connected(address, tensor_id, deadline) as sock:
+        head = _send_body(sock, exchange, view, deadline)
+        if head.status != 201:
+            raise read_error(sock, head, address, deadline)
+
+
+def _send_body(
+    sock: socket.socket, exchange: ClientExchange, view: memoryview, deadline: float
+) -> ResponseHead:
+    if len(view) > _ASK_FIRST:
+        send_views(sock, exchange.head, stall=STALL, deadline=deadline)
+        head = exchange.read_head(sock, deadline)
+        if head.status != 100:
+            return head
+        views: tuple[bytes | memoryview, ...] = (view,)
+    else:
+        views = (exchange.head, view)
+    try:
+        send_views(sock, *views, stall=STALL, deadline=deadline)
+    except ConnectionError:
+        # The agent may have said why before it closed.
+        return exchange.read_head(sock, min(deadline, monotonic() + STALL))
+    return exchange.read_head(sock, deadline)
+
+
+def delete(
+    address: str, tensor_id: str, *, token: str | None = None, timeout: float = 60.0
+) -> bool:
+    """Drop a tensor of another agent; whether there was one. Raises as :func:`upload` does."""
+    deadline = monotonic() + timeout
+    target = f"/v1/tensors/{check_id(tensor_id)}"
+    exchange = ClientExchange(address, "DELETE", target, [("Connection", "close")], token)
+    with _answer(address, tensor_id, timeout), _connected(address, tensor_id, deadline) as sock:
+        send_views(sock, exchange.head, stall=STALL, deadline=deadline)
+        head = exchange.read_head(sock, deadline)
+        if head.status == 204:
+            return True
+        error = read_error(sock, head, address, deadline)
+    if _is_missing(error):
+        return False
+    raise error
+
+
+@contextmanager
+def _connected(address: str, tensor_id: str, deadline: float) -> Iterator[socket.socket]:
+    try:
+        sock = connect(address, deadline)
+    except OSError as error:
+        raise _lost(address, tensor_id, error) from error
+    with sock:
+        yield sock
+
+
+@contextmanager
+def _answer(address: str, tensor_id: str, timeout: float) -> Iterator[None]:
+    """Name the peer in what may go wrong while it is asked."""
+    try:
+        yield
+    except AllfoldError:
+        raise
+    except TimeoutError as error:
+        raise PeerMissing(
+            f"{address} did not answer for tensor {tensor_id} within {timeout:g} s: {error}",
+            address=address,
+            tensor=tensor_id,
+        ) from error
+    except (OSError, h11.RemoteProtocolError) as error:
+        raise _lost(address, tensor_id, error) from error
+
+
+def _lost(address: str, tensor_id: str, error: Exception) -> PeerLost:
+    message = f"{address} is lost: {error} (tensor {tensor_id})"
+    return PeerLost(message, address=address, tensor=tensor_id)
+
+
+def _is_missing(error: AllfoldError) -> bool:
+    return isinstance(error, PeerMissing) and status_of(error) == 404

@@ -1,0 +1,79 @@
+"""Waking what waits for a group: long-polls, on every replica.
+
+A change is announced on a Redis channel; each replica listens and rings the bells of that group.
+The channel may lose messages (a reconnect, a full buffer), so those who wait also look again
+every now and then: a lost message costs a second, never a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import RedisError
+
+from allfold_orchestrator import keys
+from allfold_orchestrator.redis_client import Client
+
+log = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 0.5
+
+
+class Bells:
+    """The waiters of this replica."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.stopping = False
+
+    @contextmanager
+    def listen(self, group: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the group changed; the waiter clears it."""
+        bell = asyncio.Event()
+        waiting = self._waiting.setdefault(group, set())
+        waiting.add(bell)
+        try:
+            yield bell
+        finally:
+            waiting.discard(bell)
+            if not waiting and self._waiting.get(group) is waiting:
+                del self._waiting[group]
+
+    def ring(self, group: str) -> None:
+        """Wake those who wait for this group."""
+        for bell in self._waiting.get(group, ()):
+            bell.set()
+
+    def ring_all(self) -> None:
+        """Wake everybody."""
+        for group in self._waiting:
+            self.ring(group)
+
+    def stop(self) -> None:
+        """Wake everybody for good: the process ends."""
+        self.stopping = True
+        self.ring_all()
+
+
+async def relay(
+    client: Client, on_change: Callable[[str], None], on_gap: Callable[[], None]
+) -> None:
+    """Call ``on_change`` with each announced group, for ever.
+
+    ``on_gap`` is called when announcements may have been missed: at the start, and after a lost
+    connection.
+    """
+    while True:
+        try:
+            async with client.pubsub() as channel:
+                await channel.subscribe(keys.CHANGES)
+                on_gap()
+                async for message in channel.listen():
+                    if message["type"] == "message":
+                        on_change(message["data"])
+        except (RedisError, OSError) as error:
+            log.debug("the change channel broke, listening again: %s", error)
+        await asyncio.sleep(RECONNECT_SECONDS)

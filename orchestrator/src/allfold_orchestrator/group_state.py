@@ -1,0 +1,220 @@
+"""What the orchestrator knows of one group, and what can happen to it. Values only, no behaviour.
+
+A group lives in *epochs*. Ranks take seats in a :class:`Formation`; when every seat is taken it
+becomes an :class:`Epoch` with a plan, which stays as it is until its ranks have left. The next
+formation may open as soon as the first of them left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from allfold_core.errors import AllfoldError
+from allfold_core.plan import LinkModel, Plan
+
+
+class Reason(Enum):
+    """Why a rank gave up its seat."""
+
+    FINISHED = "finished"
+    WITHDRAWN = "withdrawn"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One life of one node agent: a restarted agent is the same node in another incarnation."""
+
+    node: str
+    incarnation: str
+    control_url: str
+    data_address: str
+    device_type: str = "cpu"
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeat:
+    """Who holds a rank: the agent it joined through, and the session of the rank's process."""
+
+    node: NodeInfo
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupParams:
+    """What all ranks of a group must agree on when they register."""
+
+    world_size: int
+    timeout: float
+    strategies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """An epoch in the making: the first rank fixed ``params``, the others must bring the same."""
+
+    epoch: int
+    params: GroupParams
+    links: LinkModel
+    seats: Mapping[int, RankSeat]
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.params.world_size) if rank not in self.seats]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A completed membership: its plan, who sits where, and which ranks have left and why."""
+
+    plan: Plan
+    seats: Mapping[int, RankSeat]
+    departed: Mapping[int, Reason] = field(default_factory=dict)
+
+    @property
+    def intact(self) -> bool:
+        """Nobody has left."""
+        return not self.departed
+
+    @property
+    def closed(self) -> bool:
+        """Everybody has left."""
+        return len(self.departed) == len(self.seats)
+
+    @property
+    def broken(self) -> bool:
+        """Somebody was lost."""
+        return Reason.LOST in self.departed.values()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """One group.
+
+    Attributes:
+        group: its name.
+        last_epoch: the highest epoch ever used under this name; never falls.
+        recalled: the highest epoch that is known from the agents' reports alone, because the
+            orchestrator lost its own state; 0 if there is none.
+        forming: the next epoch, while ranks are missing.
+        current: the last epoch that was completed.
+        older: earlier epochs that some rank has not left yet, oldest first.
+    """
+
+    group: str
+    last_epoch: int = 0
+    recalled: int = 0
+    forming: Formation | None = None
+    current: Epoch | None = None
+    older: tuple[Epoch, ...] = ()
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """All completed epochs that are still remembered, the newest first."""
+        current = (self.current,) if self.current else ()
+        return (*current, *reversed(self.older))
+
+    @property
+    def idle(self) -> bool:
+        """Nobody sits anywhere."""
+        return self.forming is None and all(epoch.closed for epoch in self.epochs)
+
+
+# Events: what can happen to a group.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A rank asks for its seat. ``links`` is used if this join opens a formation."""
+
+    rank: int
+    seat: RankSeat
+    params: GroupParams
+    links: LinkModel = field(default_factory=LinkModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A rank gives up its seat; with ``epoch``, only the seat that it has in that epoch."""
+
+    rank: int
+    session: str
+    reason: Reason
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """One life of a node is over."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHolds:
+    """A node reports an epoch of this group that it is running."""
+
+    node: str
+    epoch: int
+
+
+Event = Join | Leave | NodeLost | NodeHolds
+
+
+# Instructions: what follows from an event, for the caller to act on.
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The rank has its seat, in an epoch that is forming or (``ready``) complete."""
+
+    rank: int
+    epoch: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReady:
+    """The last seat was taken: this plan holds from now on."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SeatsFreed:
+    """Seats of a formation are free again."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDeparted:
+    """Ranks of a completed epoch have left it."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed:
+    """The last rank of a completed epoch has left it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The event was refused and changed nothing."""
+
+    error: AllfoldError
+
+
+Instruction = Seated | PlanReady | SeatsFreed | RanksDeparted | EpochClosed | Rejected
+Outcome = tuple[GroupState, tuple[Instruction, ...]]

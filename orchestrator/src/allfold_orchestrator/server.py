@@ -1,0 +1,95 @@
+"""Serving the application: our own socket, a file that tells where, and an end within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+GRACEFUL_SECONDS = 1
+BACKLOG = 2048
+# Longer than any pause between an agent's requests, so that they reuse one connection.
+KEEP_ALIVE_SECONDS = 75
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which tells the application *before* it waits for open requests to end.
+
+    Without that, long-polls would hold a shutdown up until their time is over.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+        self._on_stop = on_stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Being told to end is not a failure: no signal is raised again afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free port."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """Where the socket listens, as ``host:port``."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def write_ready_file(path: Path, address: str) -> None:
+    """Write the address so that nobody ever reads half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(address, encoding="ascii")
+    draft.replace(path)
+
+
+def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bool:
+    """Serve until SIGTERM or SIGINT; whether the application ever started."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+    )
+    server = Server(config, on_ready, on_stop=app.state.store.bells.stop)
+    server.run(sockets=[sock])
+    return server.started

@@ -1,0 +1,273 @@
+"""What the orchestrator does, free of HTTP: the store applies, the membership decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from allfold_core.compiler import parse_overrides
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+from allfold_core.plan import LinkModel, Plan
+from allfold_orchestrator import wire
+from allfold_orchestrator.failures import Refusal
+from allfold_orchestrator.group_state import (
+    Event,
+    Formation,
+    GroupParams,
+    GroupState,
+    Instruction,
+    Join,
+    Leave,
+    NodeHolds,
+    NodeInfo,
+    NodeLost,
+    PlanReady,
+    RanksDeparted,
+    RankSeat,
+    Reason,
+    Rejected,
+    Seated,
+    SeatsFreed,
+)
+from allfold_orchestrator.groups import Guard
+from allfold_orchestrator.nodes import NodeRecord
+from allfold_orchestrator.store import Store
+from allfold_orchestrator.views import group_view, node_view
+
+log = logging.getLogger(__name__)
+
+# How often a waiter looks again although nobody rang, and what a look may be behind.
+RECHECK_SECONDS = 1.0
+RECHECK_MAX_AGE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The caller has its seat, others have not."""
+
+    forming: Formation
+
+
+class Orchestrator:
+    """The use-cases of the control plane, on one replica."""
+
+    def __init__(self, store: Store, links: LinkModel) -> None:
+        self._store = store
+        self._links = links
+
+    # Nodes
+
+    async def register_node(self, request: wire.RegisterNode) -> None:
+        """Let a node in, after the seats of its earlier lives were freed."""
+        record = NodeRecord(_info(request), request.version, self._store.clock.now())
+        await self._clear_up_after(request.node)
+        outcome = await self._store.nodes.register(record)
+        if isinstance(outcome, AllfoldError):
+            raise outcome
+        if outcome is not None:
+            log.warning("node restarted, its earlier ranks are lost", extra={"node": outcome.node})
+            await self.clear_up(outcome.node, outcome.incarnation)
+        for group, epoch in request.holds.items():
+            await self._apply(group, NodeHolds(request.node, epoch))
+        log.info("node registered", extra={"node": request.node, "at": request.data_address})
+
+    async def heartbeat(self, node: str, request: wire.Heartbeat) -> None:
+        """Extend the node's lease."""
+        progress = [item.model_dump() for item in request.progress]
+        if not await self._store.nodes.heartbeat(node, request.incarnation, progress):
+            raise _unknown_node(node)
+
+    async def remove_node(self, node: str, incarnation: str) -> None:
+        """The node leaves; seats that it still has are lost. Leaving twice is fine."""
+        if await self._store.nodes.evict(node, incarnation):
+            log.info("node left", extra={"node": node})
+        await self.clear_up(node, incarnation)
+
+    async def nodes(self) -> list[wire.NodeView]:
+        """All nodes, with the age of their heartbeats."""
+        now, lease = self._store.clock.now(), self._store.nodes.lease_seconds
+        statuses = await self._store.nodes.all()
+        return [node_view(status, now=now, lease_seconds=lease) for status in statuses]
+
+    async def clear_up(self, node: str, incarnation: str) -> None:
+        """Free all seats of a life that is over. May be done twice, also by two replicas."""
+        guard = Guard(node, incarnation, alive=False)
+        for group in await self._store.nodes.groups_of(node, incarnation):
+            try:
+                await self._apply(group, NodeLost(node, incarnation), guard)
+            except ServiceError as error:
+                if not error.details.get("damaged"):
+                    raise
+                # One group that cannot be read must not keep the others from being told.
+                log.error("%s", error.message, extra={"group": group, "node": node})
+        await self._store.nodes.forget_eviction(node, incarnation)
+
+    async def _clear_up_after(self, node: str) -> None:
+        """Finish what a replica left behind that died while it cleared up after this node."""
+        for name, incarnation in await self._store.nodes.evictions():
+            if name == node:
+                await self.clear_up(name, incarnation)
+
+    # Ranks
+
+    async def join(self, group: str, request: wire.JoinGroup) -> Seated:
+        """Give a rank its seat."""
+        record = await self._store.nodes.get(request.node)
+        if record is None or not record.is_alive_as(request.incarnation):
+            raise _unknown_node(request.node)
+        join = Join(
+            rank=request.rank,
+            seat=RankSeat(record.info, request.session),
+            params=GroupParams(request.world_size, request.timeout, _canonical(request.strategies)),
+            links=self._links,
+        )
+        guard = Guard(request.node, request.incarnation)
+        instructions = await self._apply(group, join, guard)
+        for instruction in instructions or ():
+            if isinstance(instruction, Seated):
+                return instruction
+        raise _unknown_node(request.node)
+
+    async def leave(self, group: str, leave: Leave) -> None:
+        """Take a rank's seat back."""
+        await self._apply(group, leave)
+
+    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | Waiting:
+        """The plan of the caller's epoch, as soon as it is complete; or who is there so far."""
+        deadline = monotonic() + wait
+        bells = self._store.bells
+        rank: int | None = None
+        max_age = 0.0
+        with bells.listen(group) as bell:
+            while True:
+                bell.clear()
+                state = await self._store.groups.read(group, max_age)
+                found, rank = _find(state, epoch, session, rank)
+                remaining = deadline - monotonic()
+                if isinstance(found, Plan) or remaining <= 0 or bells.stopping:
+                    return found
+                await _ring(bell, min(RECHECK_SECONDS, remaining))
+                max_age = RECHECK_MAX_AGE
+
+    # Groups
+
+    async def groups(self) -> list[wire.GroupView]:
+        """All groups that have a record."""
+        views = []
+        for name in await self._store.groups.names():
+            state = await self._store.groups.read(name)
+            if state.forming is None and not state.epochs:
+                await self._store.groups.prune(name)
+            else:
+                views.append(group_view(state))
+        return views
+
+    async def group(self, group: str) -> wire.GroupView:
+        """One group."""
+        state = await self._store.groups.read(group)
+        if state == GroupState(group):
+            raise Refusal(404, LocalError(f"there is no group {group}", group=group))
+        return group_view(state)
+
+    async def _apply(
+        self, group: str, event: Event, guard: Guard | None = None
+    ) -> tuple[Instruction, ...] | None:
+        instructions = await self._store.groups.submit(group, event, guard)
+        for instruction in instructions or ():
+            if isinstance(instruction, Rejected):
+                raise instruction.error
+            self._announce(group, instruction)
+        return instructions
+
+    def _announce(self, group: str, instruction: Instruction) -> None:
+        """Wake this replica's waiters at once, without the way through the store; and log."""
+        match instruction:
+            case PlanReady(plan):
+                nodes = len(plan.members)
+                facts = {"group": group, "epoch": plan.epoch, "nodes": nodes}
+                log.info("group complete", extra={**facts, "ranks": plan.world_size})
+            case SeatsFreed(epoch, ranks, reason) | RanksDeparted(epoch, ranks, reason):
+                level = logging.WARNING if reason is Reason.LOST else logging.INFO
+                facts = {"group": group, "epoch": epoch, "ranks": list(ranks)}
+                log.log(level, "ranks %s", reason.value, extra=facts)
+            case _:
+                return
+        self._store.bells.ring(group)
+
+
+async def _ring(bell: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await bell.wait()
+    except TimeoutError:
+        pass
+
+
+def _find(
+    state: GroupState, epoch: int, session: str, rank: int | None
+) -> tuple[Plan | Waiting, int]:
+    """What the caller waits for. ``rank`` is where its seat was when it last looked.
+
+    The number of a forming epoch may rise while it forms (see ``NodeHolds``), never fall.
+    """
+    current, forming = state.current, state.forming
+    if current is not None and current.plan.epoch >= epoch:
+        seat = _seat_of(current.seats, session, rank)
+        if seat is not None and current.departed.get(seat) is not Reason.LOST:
+            return current.plan, seat
+    if forming is not None and forming.epoch >= epoch:
+        seat = _seat_of(forming.seats, session, rank)
+        if seat is not None:
+            return Waiting(forming), seat
+    raise Refusal(410, _seat_gone(state.group, epoch, session))
+
+
+def _seat_of(seats: Mapping[int, RankSeat], session: str, rank: int | None) -> int | None:
+    if rank is not None and rank in seats and seats[rank].session == session:
+        return rank
+    return next((r for r, seat in seats.items() if seat.session == session), None)
+
+
+def _canonical(strategies: dict[str, str]) -> dict[str, str]:
+    """The overrides in one spelling, so that ``tree`` and ``tree(2)`` agree."""
+    canonical: dict[str, str] = {}
+    for kind, strategy in strategies.items():
+        try:
+            canonical |= parse_overrides(f"{kind}={strategy}")
+        except InvalidArgument as error:
+            error.details.setdefault("field", f"strategies.{kind}")
+            raise
+    return dict(sorted(canonical.items()))
+
+
+def _info(request: wire.RegisterNode) -> NodeInfo:
+    return NodeInfo(
+        node=request.node,
+        incarnation=request.incarnation,
+        control_url=request.control_url,
+        data_address=request.data_address,
+        device_type=request.device_type,
+        zone=request.zone,
+    )
+
+
+def _unknown_node(node: str) -> Refusal:
+    error = LocalError(
+        f"node {node} is not registered in this incarnation: its lease ended, another agent has "
+        "its name, or the orchestrator lost its memory; the agent registers again",
+        node=node,
+    )
+    return Refusal(404, error)
+
+
+def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:
+    return PeerLost(
+        f"this process has no seat in epoch {epoch} of group {group} (any more): it left, or the "
+        "lease of its node ended while the group was forming; register again",
+        group=group,
+        epoch=epoch,
+        session=session,
+    )

@@ -1,0 +1,104 @@
+"""Groups and nodes as people and the command line see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allfold_orchestrator.group_state import (
+    Epoch,
+    Formation,
+    GroupParams,
+    GroupState,
+    RankSeat,
+    Reason,
+)
+from allfold_orchestrator.node_store import NodeStatus
+from allfold_orchestrator.wire import GroupView, NodeView, Phase, RankLeft, RankPlace
+
+
+def group_view(state: GroupState) -> GroupView:
+    """One group in words and lists."""
+    forming, current = state.forming, state.current
+    params = _params(forming, current)
+    nodes = [member.node for member in current.plan.members] if current else []
+    return GroupView(
+        group=state.group,
+        phase=phase_of(state),
+        epoch=forming.epoch if forming else state.last_epoch,
+        last_epoch=state.last_epoch,
+        world_size=params.world_size if params else None,
+        timeout=params.timeout if params else None,
+        strategies=dict(params.strategies) if params else {},
+        present=_present(forming, current),
+        missing=forming.missing if forming else [],
+        left=_left(current) if current else [],
+        lost=_lost(current) if current else [],
+        ring_order=nodes,
+        tree_order=[nodes[index] for index in current.plan.tree_order] if current else [],
+    )
+
+
+def phase_of(state: GroupState) -> Phase:
+    """The one word for the state of a group."""
+    if state.current is not None and state.current.intact:
+        return "ready"
+    if state.forming is not None:
+        return "forming"
+    if state.current is None or state.current.closed:
+        return "gone"
+    return "broken" if state.current.broken else "closing"
+
+
+def _params(forming: Formation | None, current: Epoch | None) -> GroupParams | None:
+    if forming is not None:
+        return forming.params
+    if current is None:
+        return None
+    plan = current.plan
+    return GroupParams(plan.world_size, plan.timeout, plan.strategies)
+
+
+def _present(forming: Formation | None, current: Epoch | None) -> list[RankPlace]:
+    if forming is not None:
+        return _places(forming.seats)
+    if current is None:
+        return []
+    return _places({r: seat for r, seat in current.seats.items() if r not in current.departed})
+
+
+def _places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:
+    return [RankPlace(rank=rank, node=seat.node.node) for rank, seat in sorted(seats.items())]
+
+
+def _left(epoch: Epoch) -> list[RankLeft]:
+    return [
+        RankLeft(rank=rank, node=epoch.seats[rank].node.node, reason=reason.value)
+        for rank, reason in sorted(epoch.departed.items())
+        if reason is not Reason.LOST
+    ]
+
+
+def _lost(epoch: Epoch) -> list[RankPlace]:
+    return [
+        RankPlace(rank=rank, node=epoch.seats[rank].node.node)
+        for rank, reason in sorted(epoch.departed.items())
+        if reason is Reason.LOST
+    ]
+
+
+def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeView:
+    """One node; its last heartbeat was a lease before the lease's end."""
+    info, expiry = status.record.info, status.lease_expiry
+    age = None if expiry is None else max(0.0, now - (expiry - lease_seconds))
+    return NodeView(
+        node=info.node,
+        state="gone" if expiry is None else "alive" if expiry > now else "late",
+        heartbeat_age=None if age is None else round(age, 3),
+        incarnation=info.incarnation,
+        control_url=info.control_url,
+        data_address=info.data_address,
+        device_type=info.device_type,
+        zone=info.zone,
+        version=status.record.version,
+        progress=list(status.progress),
+    )

@@ -1,0 +1,227 @@
+"""The whole of docker-compose.yml for real: images, order of start, a training, no traces."""
+
+import json
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.support import docker
+from tests.support.require import requires
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+TRAINING_SECONDS = 300.0
+# What must be healthy, or done, before what starts.
+GATES = {
+    "orchestrator": ("redis", "token"),
+    "agent-a": ("orchestrator",),
+    "agent-b": ("orchestrator",),
+    "train-a": ("agent-a",),
+    "train-b": ("agent-b",),
+}
+KILLED = 137
+LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The project after its training has ended, with what was seen on the way."""
+
+    project: docker.Project
+    events: list[dict[str, Any]]
+    exit_codes: list[int]
+    logs: str
+
+    @property
+    def services(self) -> list[str]:
+        return self.project.services()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.project.env['ALLFOLD_PUBLISH']}"
+
+    def token(self) -> str:
+        shown = ("exec", self.project.container("orchestrator"), "cat", "/run/allfold-token/token")
+        return self.project.docker(*shown)
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+# Each step has a fixture and a test of its own, so that none runs into faulthandler's time limit.
+@pytest.fixture(scope="module")
+def engine() -> Iterator[docker.Environment]:
+    requires("docker")
+    with docker.engine() as env:
+        yield env
+
+
+@pytest.fixture(scope="module")
+def bases(engine: docker.Environment) -> docker.Environment:
+    docker.provide_bases(engine)
+    docker.provide_wheels(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def images(bases: docker.Environment) -> docker.Project:
+    name = f"allfold-test-{os.getpid()}"
+    project = docker.Project.of(name, bases, ALLFOLD_PUBLISH=free_address(), ALLFOLD_TOKEN="")
+    # One service per image: Compose v1 would build the others, which share them, once more.
+    project.compose("build", "orchestrator", "agent-a", "train-a", seconds=1200.0)
+    return project
+
+
+@pytest.fixture(scope="module")
+def stack(request: pytest.FixtureRequest, images: docker.Project) -> Iterator[Stack]:
+    failed_before = request.session.testsfailed
+    try:
+        stack = brought_up(request, images)
+        yield stack
+        if request.session.testsfailed > failed_before:
+            show(request, stack.logs)
+    finally:
+        images.down()
+
+
+def brought_up(request: pytest.FixtureRequest, project: docker.Project) -> Stack:
+    try:
+        with project.events() as events:
+            project.compose("up", "--detach", "--no-build", seconds=300.0)
+            codes = project.wait("train-a", "train-b", seconds=TRAINING_SECONDS)
+    except BaseException:
+        show(request, project.logs())
+        raise
+    return Stack(project, events, codes, project.logs())
+
+
+def show(request: pytest.FixtureRequest, logs: str) -> None:
+    """Straight to the terminal: pytest keeps what a fixture prints for the fixture's failures."""
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_sep("=", "logs of all services")
+        reporter.write_line(logs)
+
+
+def fetch(url: str, token: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_base_images_are_pulled_or_stood_in_for(bases: docker.Environment) -> None:
+    for image in docker.BASE_IMAGES:
+        docker.run(["docker", "image", "inspect", image], bases)
+
+
+def test_all_images_build(images: docker.Project) -> None:
+    for image in ("orchestrator", "agent", "job"):
+        assert f"allfold-{image}" in images.docker("image", "ls")
+
+
+def test_the_training_ends_well_on_both_nodes(stack: Stack) -> None:
+    assert stack.exit_codes == [0, 0]
+
+
+def test_rank_0_reports_its_accuracy_and_identical_ranks_last(stack: Stack) -> None:
+    last = stack.project.docker("logs", stack.project.container("train-a")).splitlines()[-1]
+    assert re.fullmatch(r"demo: ok accuracy=\d+(\.\d+)?%? ranks_identical=yes", last), last
+
+
+def test_nothing_starts_before_what_it_depends_on_is_ready(stack: Stack) -> None:
+    started = moments(stack, "start")
+    ready = moments(stack, "die") | moments(stack, "health_status: healthy")
+    late = [(a, b) for a, gates in GATES.items() for b in gates if not ready[b] < started[a]]
+    assert late == []
+
+
+def moments(stack: Stack, action: str) -> dict[str, int]:
+    """When each service first had an event of the kind, in nanoseconds."""
+    first: dict[str, int] = {}
+    for event in stack.events:
+        if event["Action"] == action:
+            service = event["Actor"]["Attributes"][docker.SERVICE_LABEL]
+            first.setdefault(service, event["timeNano"])
+    return first
+
+
+def test_no_service_runs_as_root(stack: Stack) -> None:
+    users = {
+        service: stack.project.inspect(service)["Config"]["User"] for service in stack.services
+    }
+    assert [service for service, user in users.items() if user in ("", "0", "root")] == []
+    for service in LONG_RUNNING:
+        shown = stack.project.docker("top", stack.project.container(service), "-eo", "pid,uid")
+        owners = [line.split()[1] for line in shown.splitlines()[1:]]
+        assert owners
+        assert "0" not in owners, f"{service} has a process of root"
+
+
+def test_every_service_has_a_read_only_root_and_no_capabilities(stack: Stack) -> None:
+    for service in stack.services:
+        host = stack.project.inspect(service)["HostConfig"]
+        assert host["ReadonlyRootfs"], service
+        assert host["CapDrop"] == ["ALL"], service
+        assert host["SecurityOpt"] == ["no-new-privileges:true"], service
+
+
+def test_only_the_orchestrator_is_published_and_only_to_this_machine(stack: Stack) -> None:
+    bindings = {
+        service: stack.project.inspect(service)["HostConfig"]["PortBindings"] or {}
+        for service in stack.services
+    }
+    published = {service: ports for service, ports in bindings.items() if ports}
+    assert list(published) == ["orchestrator"]
+    assert [
+        [place["HostIp"] for place in places] for places in published["orchestrator"].values()
+    ] == [["127.0.0.1"]]
+
+
+def test_jobs_have_no_network_at_all(stack: Stack) -> None:
+    for service in ("train-a", "train-b"):
+        assert list(stack.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
+
+
+def test_the_orchestrator_is_ready_on_its_published_port(stack: Stack) -> None:
+    status, body = fetch(f"{stack.url}/readyz")
+    assert status == 200, body
+
+
+def test_the_api_wants_the_token_that_was_made_for_this_project(stack: Stack) -> None:
+    assert fetch(f"{stack.url}/v1/nodes")[0] == 401
+    status, body = fetch(f"{stack.url}/v1/nodes", stack.token())
+    assert status == 200, body
+    assert "agent-a" in body
+    assert "agent-b" in body
+
+
+def test_the_token_shows_in_no_inspect(stack: Stack) -> None:
+    token = stack.token()
+    assert len(token) >= 32
+    assert [s for s in stack.services if token in json.dumps(stack.project.inspect(s))] == []
+
+
+def test_services_end_by_themselves_when_told_to(stack: Stack) -> None:
+    stack.project.compose("stop", "--timeout", "10", *LONG_RUNNING)
+    codes = {s: stack.project.inspect(s)["State"]["ExitCode"] for s in LONG_RUNNING}
+    assert [service for service, code in codes.items() if code == KILLED] == []
+
+
+def test_down_leaves_nothing_behind(stack: Stack) -> None:
+    assert stack.project.leftovers() != []
+    stack.project.down()
+    assert stack.project.leftovers() == []

@@ -1,0 +1,67 @@
+"""Short names for the values that the orchestrator's tests are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from allfold_orchestrator.group_state import (
+    Event,
+    GroupParams,
+    GroupState,
+    Instruction,
+    Join,
+    Leave,
+    NodeInfo,
+    RankSeat,
+    Reason,
+    Rejected,
+)
+from allfold_orchestrator.membership import step
+
+GROUP = "train"
+
+
+def node(name: str = "a", incarnation: str = "1", **facts: str) -> NodeInfo:
+    defaults = {"control_url": f"http://{name}:7401", "data_address": f"{name}:7402"}
+    return NodeInfo(name, incarnation, **{**defaults, **facts})
+
+
+def join(
+    rank: int,
+    on: NodeInfo | str = "a",
+    *,
+    of: int = 2,
+    session: str | None = None,
+    timeout: float = 30.0,
+    strategies: Mapping[str, str] | None = None,
+) -> Join:
+    """Rank ``rank`` of ``of``; its session is ``s<rank>`` unless it is given."""
+    info = node(on) if isinstance(on, str) else on
+    seat = RankSeat(info, f"s{rank}" if session is None else session)
+    return Join(rank, seat, GroupParams(of, timeout, strategies or {}))
+
+
+def leave(
+    rank: int,
+    reason: Reason = Reason.FINISHED,
+    *,
+    session: str | None = None,
+    epoch: int | None = None,
+) -> Leave:
+    return Leave(rank, f"s{rank}" if session is None else session, reason, epoch)
+
+
+def play(
+    events: Iterable[Event], state: GroupState | None = None
+) -> tuple[GroupState, tuple[Instruction, ...]]:
+    """The state after all events, and the instructions of the last one. None may be refused."""
+    state, last = state or GroupState(GROUP), ()
+    for event in events:
+        state, last = step(state, event)
+        assert not any(isinstance(instruction, Rejected) for instruction in last), last
+    return state, last
+
+
+def ready(world_size: int = 2) -> GroupState:
+    """A complete group, one rank per node a, b, c ..."""
+    return play(join(r, chr(ord("a") + r), of=world_size) for r in range(world_size))[0]

@@ -1,0 +1,119 @@
+"""Fixtures of the orchestrator's tests.
+
+The stores' tests run twice, against the in-process Redis and against a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol, cast
+
+import pytest
+from fakeredis import FakeAsyncRedis, FakeServer
+
+from allfold_orchestrator.clock import Clock
+from allfold_orchestrator.redis_client import Client, connect
+from allfold_orchestrator.store import Store
+from tests.support.redis_server import RedisServer
+from tests.support.require import requires
+
+LEASE_SECONDS = 5.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class ManualClock:
+    """A lease's time, moved by hand."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def synchronize(self) -> None:
+        """It is never wrong."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    requires("redis")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+class Backend(Protocol):
+    """Where stores keep their state."""
+
+    def client(self) -> Client: ...
+
+
+class Embedded:
+    """One in-process Redis, however many clients there are."""
+
+    def __init__(self) -> None:
+        self.server = FakeServer()
+
+    def client(self) -> Client:
+        return cast(Client, FakeAsyncRedis(server=self.server, decode_responses=True))
+
+
+class Real:
+    """The private redis-server, emptied for each test."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def client(self) -> Client:
+        return connect(self.url)
+
+
+@pytest.fixture(params=["embedded", pytest.param("redis", marks=pytest.mark.redis)])
+async def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "embedded":
+        return Embedded()
+    return await emptied(request.getfixturevalue("redis_server"))
+
+
+@pytest.fixture
+async def real(redis_server: RedisServer) -> Real:
+    return await emptied(redis_server)
+
+
+async def emptied(server: RedisServer) -> Real:
+    client = connect(server.url)
+    await client.flushall()  # type: ignore[attr-defined]
+    await client.aclose()
+    return Real(server.url)
+
+
+MakeStore = Callable[..., Store]
+
+
+@pytest.fixture
+async def make_store(backend: Backend) -> AsyncIterator[MakeStore]:
+    """Replicas on one backend: ``make_store()`` as often as needed."""
+    stores: list[Store] = []
+
+    def make(clock: Clock | None = None) -> Store:
+        stores.append(Store(backend.client(), LEASE_SECONDS, clock))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def store(make_store: MakeStore, clock: ManualClock) -> Store:
+    return make_store(clock)

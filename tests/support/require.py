@@ -1,0 +1,55 @@
+"""Tests that need something which not every machine has say so with :func:`requires`.
+
+Where the component is missing they are skipped, with the reason. Where it must not be missing, in
+CI, ``ALLFOLD_REQUIRE=redis,docker`` makes them fail instead: a green run never hides a gap.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+
+def requires(component: str) -> None:
+    """Skip the test, or fail it if ``ALLFOLD_REQUIRE`` names the component, unless it is here."""
+    reason = _PROBES[component]()
+    if reason is None:
+        return
+    if component in required():
+        pytest.fail(f"ALLFOLD_REQUIRE asks for {component}, but {reason}", pytrace=False)
+    pytest.skip(f"needs {component}: {reason}")
+
+
+def required() -> frozenset[str]:
+    """The components that must be here; an unknown one is an error, not an open gap."""
+    named = frozenset(
+        filter(None, map(str.strip, os.environ.get("ALLFOLD_REQUIRE", "").split(",")))
+    )
+    unknown = named - _PROBES.keys()
+    if unknown:
+        pytest.fail(f"ALLFOLD_REQUIRE: unknown {sorted(unknown)}, known {sorted(_PROBES)}")
+    return named
+
+
+def _redis() -> str | None:
+    return None if shutil.which("redis-server") else "there is no redis-server on the PATH"
+
+
+def _docker() -> str | None:
+    from tests.support import docker
+
+    return docker.missing()
+
+
+def _cuda() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+_PROBES: dict[str, Callable[[], str | None]] = {"redis": _redis, "docker": _docker, "cuda": _cuda}

@@ -1,0 +1,39 @@
+"""Waiting for conditions: with a deadline, and never longer than it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS = 10.0
+PAUSE_SECONDS = 0.01
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS
+) -> None:
+    """Return as soon as ``condition()`` is true; fail with ``what`` when it stays false."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(PAUSE_SECONDS)
+
+
+async def until(
+    condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS
+) -> None:
+    """:func:`wait_until` for tests that run in the loop they wait for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T:
+    """The result, or ``TimeoutError``."""
+    async with asyncio.timeout(seconds):
+        return await awaitable
