@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.operations import Kind
 from allfold_core.schedule import (
@@ -20,8 +23,6 @@ from allfold_core.schedule import (
     Step,
 )
 from allfold_core.verify import ScheduleError, verify
-from hypothesis import given
-from hypothesis import strategies as st
 
 ALL = [(kind, name) for kind in Kind for name in strategies_for(kind)]
 NAMES = [f"{kind.label}-{name}" for kind, name in ALL]
@@ -55,7 +56,7 @@ def put(node: int, position: int, original: Schedule, *steps: Step) -> Schedule:
     return changed(original, node, lambda p: (*p[:position], *steps, *p[position + 1 :]))
 
 
-def refused(bad: Schedule, match: str = "") -> None:
+def refused(bad: Schedule, match: str = ".") -> None:
     with pytest.raises(ScheduleError, match=match):
         verify(bad)
 
@@ -174,12 +175,12 @@ def test_a_result_that_comes_twice_is_caught() -> None:
 
 def test_a_broadcast_that_delivers_something_else_is_caught() -> None:
     bad = schedule(
-        (Send(WHOLE, 1), Await(1)),
-        (Receive(WHOLE, 0), Signal(0)),
+        (Await(1), Send(LOW, 1), Send(HIGH, 1)),
+        (Signal(0), Receive(LOW, 0)),
         kind=Kind.BROADCAST,
-        root=1,
+        root=0,
     )
-    refused(bad, "node 0 ends without the root's content")
+    refused(put(0, 2, bad), r"node 1 ends without the root's content in elements \[2, 4\)")
 
 
 def test_nodes_that_wait_for_each_other_are_caught() -> None:

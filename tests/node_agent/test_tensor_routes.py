@@ -455,7 +455,7 @@ def test_more_clients_than_downloads_at_once_get_exactly_the_allowed_number(
     expose(service, "a", bytes(MIB), max_downloads=3)
 
     def fetch(_: int) -> int:
-        return httpx.get(f"{service.url}/v1/tensors/a?wait=10", trust_env=False).status_code
+        return httpx.get(f"{service.url}/v1/tensors/a?wait=0.5", trust_env=False).status_code
 
     with ThreadPoolExecutor(8) as pool:
         codes = sorted(pool.map(fetch, range(8)))

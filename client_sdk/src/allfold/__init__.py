@@ -16,6 +16,20 @@ from __future__ import annotations
 
 import logging
 
+from allfold._api import (
+    all_reduce,
+    barrier,
+    broadcast,
+    empty,
+    init,
+    is_initialized,
+    rank,
+    reduce,
+    shutdown,
+    world_size,
+)
+from allfold._group import Group
+from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -39,21 +53,6 @@ from allfold_core.errors import (
     ServiceError,
 )
 from allfold_core.operations import ReduceOp
-
-from allfold._api import (
-    all_reduce,
-    barrier,
-    broadcast,
-    empty,
-    init,
-    is_initialized,
-    rank,
-    reduce,
-    shutdown,
-    world_size,
-)
-from allfold._group import Group
-from allfold._work import Work
 
 __version__ = "0.1.0"
 

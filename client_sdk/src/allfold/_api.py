@@ -12,6 +12,10 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
+
+from allfold import _ranks
+from allfold._group import AUTO, Group
+from allfold._session import Session
 from allfold_core.compiler import parse_overrides
 from allfold_core.errors import (
     AllfoldError,
@@ -21,10 +25,6 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
 )
 from allfold_core.operations import ReduceOp
-
-from allfold import _ranks
-from allfold._group import AUTO, Group
-from allfold._session import Session
 
 log = logging.getLogger("allfold")
 

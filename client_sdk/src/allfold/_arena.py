@@ -16,6 +16,7 @@ from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
+
 from allfold_core.errors import ArenaExhausted
 from allfold_core.local_wire import Region
 
@@ -132,7 +133,7 @@ class Arena:
         """Like :meth:`allocate`, freed when the last view of the array is gone."""
         block = self.allocate(nbytes)
         # Through a memoryview, so that views refer to this very array and keep it alive.
-        owner: Bytes = np.frombuffer(memoryview(block.memory), np.uint8)
+        owner: Bytes = np.frombuffer(block.memory.data, np.uint8)
         weakref.finalize(owner, self.free, block).atexit = False
         return owner
 
@@ -140,7 +141,7 @@ class Arena:
         """The region of memory that lies in the arena, ``None`` for any other memory."""
         for segment in self._segments:
             offset = address - segment.address
-            if 0 <= offset and offset + nbytes <= segment.size:
+            if offset >= 0 and offset + nbytes <= segment.size:
                 return Region(segment.number, offset)
         return None
 
@@ -161,6 +162,4 @@ class Arena:
 
 
 def _block(segment: _Segment, offset: int, nbytes: int) -> Block:
-    return Block(
-        Region(segment.number, offset), nbytes, segment.memory[offset : offset + nbytes]
-    )
+    return Block(Region(segment.number, offset), nbytes, segment.memory[offset : offset + nbytes])

@@ -9,6 +9,11 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+
+from allfold import _tensors
+from allfold._session import GRACE_SECONDS, Session
+from allfold._tensors import TensorView
+from allfold._work import Work
 from allfold_core.dtypes import DType
 from allfold_core.errors import (
     AllfoldError,
@@ -21,11 +26,6 @@ from allfold_core.errors import (
 )
 from allfold_core.local_wire import Message, OpMessage, Region
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-
-from allfold import _tensors
-from allfold._session import GRACE_SECONDS, Session
-from allfold._tensors import TensorView
-from allfold._work import Work
 
 log = logging.getLogger("allfold")
 
@@ -80,7 +80,7 @@ class Group:
     def __repr__(self) -> str:
         return f"<allfold.Group {self.name!r}: rank {self.rank} of {self.world_size}>"
 
-    # -- membership ------------------------------------------------------------------------------
+    # Membership
 
     def join(self, *, timeout: float, init_timeout: float, strategies: Mapping[str, str]) -> None:
         """Take the seat, and wait until every rank has done so."""
@@ -128,7 +128,7 @@ class Group:
             raise error(f"rank {self.rank} has left group '{self.name}'; call allfold.init again")
         self._session.check_process()
 
-    # -- collectives -----------------------------------------------------------------------------
+    # Collectives
 
     def all_reduce(
         self,
@@ -219,7 +219,7 @@ class Group:
         nbytes = _tensors.dtype_of(dtype).itemsize * int(np.prod(sizes, dtype=np.int64))
         return _tensors.make(self._session.arena.array(nbytes), sizes, dtype)
 
-    # -- running an op ---------------------------------------------------------------------------
+    # Running an op
 
     def _run(
         self, fingerprint: Fingerprint, view: TensorView, timeout: float | None, async_op: bool
@@ -261,7 +261,12 @@ class Group:
                     arena.free(staged)
 
             work = Work(
-                self._session, key, pending, f"op {seq} of group '{self.name}'", timeout, finish,
+                self._session,
+                key,
+                pending,
+                f"op {seq} of group '{self.name}'",
+                timeout,
+                finish,
                 clean_up,
             )
             self._in_flight[seq] = work

@@ -16,7 +16,14 @@ from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any
 
-from allfold_core.errors import AgentLost, AgentUnreachable, AllfoldError, InvalidArgument, from_dict
+from allfold._arena import Arena
+from allfold_core.errors import (
+    AgentLost,
+    AgentUnreachable,
+    AllfoldError,
+    InvalidArgument,
+    from_dict,
+)
 from allfold_core.local_wire import (
     MAX_MESSAGE,
     PROTOCOL_VERSION,
@@ -26,8 +33,6 @@ from allfold_core.local_wire import (
     unpack_json,
     unpack_outcome,
 )
-
-from allfold._arena import Arena
 
 log = logging.getLogger("allfold")
 
@@ -65,7 +70,7 @@ class Session:
         self._lost: AgentLost | None = None
         self.welcome = self._greet(timeout)
 
-    # -- asking --------------------------------------------------------------------------------
+    # Asking
 
     def request(self, kind: Message, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Ask for something rare (join, leave) and wait for the answer."""
@@ -104,7 +109,7 @@ class Session:
         except OSError as error:
             raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
 
-    # -- waiting -------------------------------------------------------------------------------
+    # Waiting
 
     def wait(self, key: Hashable, pending: Pending, timeout: float) -> dict[str, Any]:
         """The answer, or the error that came instead.
@@ -187,11 +192,8 @@ class Session:
     def _refused(self, body: dict[str, Any]) -> Hashable:
         """What a refusal refers to: a request by its number, else the greeting."""
         number = body.get("request")
-        for key in self._pending:
-            if isinstance(key, tuple) and key[0] in (Message.JOIN, Message.LEAVE):
-                if key[1] == number:
-                    return key
-        return Message.HELLO
+        asked = [(Message.JOIN, number), (Message.LEAVE, number)]
+        return next((key for key in asked if key in self._pending), Message.HELLO)
 
     def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
         pending = self._pending.get(key)
@@ -210,7 +212,7 @@ class Session:
             self._changed.notify_all()
             return self._lost
 
-    # -- beginning and end ---------------------------------------------------------------------
+    # Beginning and end
 
     def _greet(self, timeout: float) -> dict[str, Any]:
         pending = self.expect(Message.HELLO)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from allfold._arena import Bytes
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
-
-from allfold._arena import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from allfold_core.errors import AgentLost, PeerMissing
-
 from allfold._session import GRACE_SECONDS, Pending, Session
+from allfold_core.errors import AgentLost, AllfoldError, PeerMissing
 
 
 class Work:
@@ -66,7 +65,7 @@ class Work:
                 if not self._pending.done:
                     raise self._overdue(timeout) from None
                 self._settle(error)
-            except Exception as error:
+            except AllfoldError as error:
                 self._settle(error)
             else:
                 self._settle(None)

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import torch
 import uvicorn
-from allfold_core.errors import AllfoldError, InvalidArgument
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control import make_app
 from allfold_agent.settings import AgentSettings
+from allfold_core.errors import AllfoldError, InvalidArgument
 
 log = logging.getLogger("allfold_agent")
 

@@ -10,10 +10,6 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.frames import EDGE_PROTOCOL
-from allfold_core.plan import Plan
-
 from allfold_agent import __version__, http_wire
 from allfold_agent.buffers import BufferPool
 from allfold_agent.data_server import DataServer, EdgeRequest, SocketTaker
@@ -28,6 +24,9 @@ from allfold_agent.registry import Registry
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors import TensorStore
 from allfold_agent.workers import WorkerPool
+from allfold_core.errors import AllfoldError, PeerLost
+from allfold_core.frames import EDGE_PROTOCOL
+from allfold_core.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class Agent:
     def _from_thread(self, work: Coroutine[Any, Any, None]) -> None:
         self._loop.call_soon_threadsafe(self._spawn, work)
 
-    # -- what the hub asks for (any thread, without waiting) ------------------------------------------
+    # What the hub asks for (any thread, without waiting)
 
     def groups(self) -> list[Group]:
         return self.registry.all()
@@ -174,7 +173,7 @@ class Agent:
             await asyncio.to_thread(group.close, _LINGER_SECONDS)
             self.registry.remove(group)
 
-    # -- edges -------------------------------------------------------------------------------------
+    # Edges
 
     def _dial(self, plan: Plan, source: int, destination: int) -> Dial:
         address = plan.members[source].data_address

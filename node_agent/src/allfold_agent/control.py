@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Annotated, Any
 
-from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, from_dict
 from fastapi import Body, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -15,11 +14,11 @@ from fastapi.responses import JSONResponse
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.group import Group
-from allfold_agent.records import record
+from allfold_agent.out_edge import EdgeCounters
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, from_dict
 
 _OPEN_PATHS = ("/healthz", "/readyz", "/version")
 _MAX_BODY = 1 << 20
-_PLAN_LAG_SECONDS = 0.0
 
 Json = dict[str, Any]
 
@@ -131,15 +130,22 @@ def _describe(group: Group) -> Json:
             if op.arrivals
         ],
         "edges": [
-            {
-                "peer": group.plan.members[peer].node,
-                "direction": direction,
-                "payload_bytes": edge.counters.payload_bytes,
-                "frames": edge.counters.frames,
-            }
-            for direction, edges in (("out", group.out_edges), ("in", group.in_edges))
-            for peer, edge in list(edges.items())  # type: ignore[attr-defined]
+            _describe_edge(group, peer, direction, counters)
+            for direction, traffic in (
+                ("out", {peer: edge.counters for peer, edge in list(group.out_edges.items())}),
+                ("in", {peer: edge.counters for peer, edge in list(group.in_edges.items())}),
+            )
+            for peer, counters in traffic.items()
         ],
+    }
+
+
+def _describe_edge(group: Group, peer: int, direction: str, counters: EdgeCounters) -> Json:
+    return {
+        "peer": group.plan.members[peer].node,
+        "direction": direction,
+        "payload_bytes": counters.payload_bytes,
+        "frames": counters.frames,
     }
 
 

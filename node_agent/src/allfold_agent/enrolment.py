@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from allfold_agent.group import Group
+from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
 from allfold_core.errors import AllfoldError, PeerMissing, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
-
-from allfold_agent.group import Group
-from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Enrolment:
         except (AllfoldError, Forgotten) as error:
             log.info("left without the orchestrator's word: %s", error)
 
-    # -- ranks -------------------------------------------------------------------------------------
+    # Ranks
 
     async def join(self, request: dict[str, Any]) -> Plan:
         """Seat a rank and wait for the plan of its epoch.
@@ -202,4 +201,6 @@ class Enrolment:
             )
         except (AllfoldError, Forgotten) as error:
             # The lease or the next formation clears the seat.
-            log.info("rank %d left group '%s' without the orchestrator's word: %s", rank, group, error)
+            log.info(
+                "rank %d left group '%s' without the orchestrator's word: %s", rank, group, error
+            )

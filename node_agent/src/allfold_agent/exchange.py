@@ -69,7 +69,7 @@ class Exchange:
         self._next_receive = dict.fromkeys(flow.receives, 0)
         self._scratch: dict[int, Buffer] = {}
 
-    # -- running -------------------------------------------------------------------------------
+    # Running
 
     def start(self) -> list[Task]:
         """Begin: returns the contributions, which the caller has someone :meth:`contribute`."""
@@ -156,7 +156,7 @@ class Exchange:
         """Give up the op's hold on its memory; frames in flight keep theirs."""
         self.buffer.release()
 
-    # -- sending -------------------------------------------------------------------------------
+    # Sending
 
     def take_send(self, destination: int) -> Task | None:
         """The next send on an edge, in edge order, if it is ready; holds :attr:`buffer` for it."""
@@ -188,7 +188,7 @@ class Exchange:
         """The bytes of a task's range of the work buffer."""
         return self.buffer.view[task.start * self._size : task.stop * self._size]
 
-    # -- receiving -----------------------------------------------------------------------------
+    # Receiving
 
     def expect(self, source: int) -> Task | None:
         """The next task that an edge feeds, in edge order; ``None`` when it expects no more."""

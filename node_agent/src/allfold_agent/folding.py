@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {
-    dtype: getattr(torch, dtype.label) for dtype in DType
-}
+TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
 
 # For booleans torch.add is "or" and torch.mul is "and", as NCCL has it.
 _COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {

@@ -11,14 +11,6 @@ from time import monotonic
 from typing import Protocol
 
 import xxhash
-from allfold_core.choose import choose
-from allfold_core.compiler import AUTO, compile_program, strategy_of
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
-from allfold_core.frames import FrameHeader
-from allfold_core.local_wire import Message, OpMessage, pack_outcome
-from allfold_core.operations import Fingerprint, Kind
-from allfold_core.plan import Plan
-from allfold_core.verdict import name_ranks
 
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import Dataflow, build
@@ -29,6 +21,14 @@ from allfold_agent.op import Arrival, Op, RankConnection, fold_locally, over_chu
 from allfold_agent.out_edge import OutEdge, Outgoing
 from allfold_agent.records import OpRecord, record
 from allfold_agent.workers import WorkerPool
+from allfold_core.choose import choose
+from allfold_core.compiler import AUTO, compile_program, strategy_of
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.frames import FrameHeader
+from allfold_core.local_wire import Message, OpMessage, pack_outcome
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.plan import Plan
+from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Group:
     def epoch(self) -> int:
         return self.plan.epoch
 
-    # -- calls of the local ranks ------------------------------------------------------------------
+    # Calls of the local ranks
 
     def submit(
         self, rank: int, connection: RankConnection, number: int, message: OpMessage
@@ -111,10 +111,10 @@ class Group:
         )
         with self._changed:
             self.last_seq[rank] = max(self.last_seq[rank], message.seq)
-            error = self._failed.get(message.seq) or self._loss_for(message.seq)
-            op = None if error else self._arrive(arrival)
-        if error:
-            self._refuse(connection, number, message.seq, error)
+            failure = self._failed.get(message.seq) or self._loss_for(message.seq)
+            op = None if failure else self._arrive(arrival)
+        if failure:
+            self._refuse(connection, number, message.seq, failure)
         elif op is not None:
             self._start(op)
 
@@ -158,7 +158,7 @@ class Group:
     ) -> None:
         connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
 
-    # -- running an op -----------------------------------------------------------------------------
+    # Running an op
 
     def _prepare(self, op: Op) -> None:
         """Set an op up while the order of ops is locked; :meth:`_start` sets it going."""
@@ -289,7 +289,7 @@ class Group:
         self.ops.pop(op.seq, None)
         self.recent.append(record(op, self.ranks))
 
-    # -- edges -------------------------------------------------------------------------------------
+    # Edges
 
     def _kick(self, destination: int) -> None:
         self.out_edges[destination].kick()
@@ -319,7 +319,7 @@ class Group:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
             return self._out_edge(destination)
 
-    def exchange_for(self, header: FrameHeader, source: int) -> Exchange | None:
+    def exchange_for(self, header: FrameHeader) -> Exchange | None:
         """The op of a frame, waiting until the local ranks have called it."""
         with self._changed:
             while True:
@@ -350,12 +350,12 @@ class Group:
             ),
         )
 
-    def incoherent(self, seq: int, source: int, error: AllfoldError) -> None:
+    def incoherent(self, seq: int, error: AllfoldError) -> None:
         """A frame did not fit its op: find out whose fault it is."""
         log.error("%s", error)
         self._detective.suspect(self, seq, f"incoherent: {error.message}")
 
-    # -- outcomes that are no success ------------------------------------------------------------------
+    # Outcomes that are no success
 
     def fail(self, seq: int, error: AllfoldError) -> None:
         """The verdict on an op: tell the ranks that wait, remember it for those still to come."""

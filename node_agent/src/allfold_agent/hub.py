@@ -13,6 +13,8 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
 
+from allfold_agent.group import Group
+from allfold_agent.ranks import Membership, RankProcess
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
@@ -29,9 +31,6 @@ from allfold_core.local_wire import (
     pack_outcome,
     unpack_json,
 )
-
-from allfold_agent.group import Group
-from allfold_agent.ranks import Membership, RankProcess
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class Hub:
         """The pids of the connected processes."""
         return [process.pid for process in list(self._processes.values())]
 
-    # -- the loop ----------------------------------------------------------------------------------
+    # The loop
 
     def _run(self) -> None:
         next_tick = 0.0
@@ -146,7 +145,7 @@ class Hub:
             for op, reason in group.overdue(now):
                 self._registrar.suspect(group, op.seq, reason, op.timeout)
 
-    # -- messages ----------------------------------------------------------------------------------
+    # Messages
 
     def _read(self, process: RankProcess) -> None:
         """Read all messages that are there; many may be waiting when ops are in flight."""
@@ -171,9 +170,7 @@ class Hub:
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
-            process.send(
-                pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict())
-            )
+            process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
             return
         membership.group.submit(membership.rank, process, message.group, message)
 
@@ -224,16 +221,14 @@ class Hub:
         process.greeted = True
         process.send(pack_json(Message.WELCOME, self._welcome))
 
-    # -- groups ------------------------------------------------------------------------------------
+    # Groups
 
     def _join(self, process: RankProcess, request: dict[str, Any]) -> None:
         future = self._registrar.join(request)
         process.joining.add(future)
         future.add_done_callback(lambda done: self._joined(process, request, done))
 
-    def _joined(
-        self, process: RankProcess, request: dict[str, Any], done: Future[Group]
-    ) -> None:
+    def _joined(self, process: RankProcess, request: dict[str, Any], done: Future[Group]) -> None:
         process.joining.discard(done)
         if done.cancelled():
             return

@@ -14,12 +14,12 @@ from time import monotonic
 from typing import Protocol
 
 import xxhash
-from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
-from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 from allfold_agent.dataflow import Task, TaskKind
 from allfold_agent.exchange import Exchange
 from allfold_agent.out_edge import EdgeCounters
+from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
+from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ Dial = Callable[[int], tuple[socket.socket, bytes]]
 class Receiver(Protocol):
     """What an in-edge needs of its group."""
 
-    def exchange_for(self, header: FrameHeader, source: int) -> Exchange | None:
+    def exchange_for(self, header: FrameHeader) -> Exchange | None:
         """The op of a frame, waiting until it runs; ``None`` where it has failed."""
 
     def edge_lost(self, source: int, error: AllfoldError) -> None:
         """The edge is gone for good."""
 
-    def incoherent(self, seq: int, source: int, error: AllfoldError) -> None:
+    def incoherent(self, seq: int, error: AllfoldError) -> None:
         """A frame does not fit its op."""
 
 
@@ -79,7 +79,7 @@ class InEdge:
                 log.debug("edge %s was gone already: %s", self._name, error)
         self._thread.join(timeout=2.0)
 
-    # -- connection ------------------------------------------------------------------------------
+    # Connection
 
     def _run(self) -> None:
         try:
@@ -137,7 +137,7 @@ class InEdge:
                 raise EOFError("the peer closed the connection")
             view = view[count:]
 
-    # -- frames ------------------------------------------------------------------------------------
+    # Frames
 
     def _frame(self, header: FrameHeader) -> None:
         if header.epoch != self._epoch or header.number != self._expected:
@@ -145,7 +145,7 @@ class InEdge:
                 f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
                 f"expected frame {self._expected} of epoch {self._epoch}"
             )
-        exchange = self._receiver.exchange_for(header, self.source)
+        exchange = self._receiver.exchange_for(header)
         if exchange is None or not self._deliver(exchange, header):
             self._discard(header.length)
         self._acknowledge(header.length, exchange is None or exchange.all_expected(self.source))
@@ -158,7 +158,7 @@ class InEdge:
                 f"edge {self._name}: op {header.seq} got {header.length} bytes at element "
                 f"{header.offset}, expected {_describe(exchange, task)}"
             )
-            self._receiver.incoherent(header.seq, self.source, error)
+            self._receiver.incoherent(header.seq, error)
             return False
         if task.kind is TaskKind.AWAIT:
             self._count(0)
@@ -179,7 +179,7 @@ class InEdge:
                 f"edge {self._name}: the payload of op {header.seq} at element {header.offset} "
                 "is damaged: its digest differs"
             )
-            self._receiver.incoherent(header.seq, self.source, error)
+            self._receiver.incoherent(header.seq, error)
             return True
         self._count(header.length)
         exchange.received(landing)

@@ -11,13 +11,13 @@ from time import monotonic, time
 from typing import Protocol
 
 import torch
-from allfold_core.errors import AllfoldError
-from allfold_core.local_wire import OpMessage, Region
-from allfold_core.operations import Fingerprint
 
 from allfold_agent.exchange import Exchange
 from allfold_agent.folding import Arithmetic, contributes, receives_result
 from allfold_agent.workers import WorkerPool
+from allfold_core.errors import AllfoldError
+from allfold_core.local_wire import OpMessage, Region
+from allfold_core.operations import Fingerprint
 
 # Below this many bytes, over all local ranks, a hand-over to the workers costs more than the work.
 INLINE_BYTES = 128 * 1024

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 
 import httpx
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
+
+from allfold_core.errors import OrchestratorUnreachable, ServiceError, from_dict
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ _LONGEST_PAUSE = 2.0
 
 
 class Forgotten(Exception):
-    """The orchestrator does not know what was asked about, e.g. this node after it lost its state."""
+    """The orchestrator does not know what it was asked about, e.g. after it lost its state."""
 
 
 class OrchestratorClient:
@@ -52,9 +53,13 @@ class OrchestratorClient:
         if response.status_code == httpx.codes.NOT_FOUND:
             raise Forgotten(str(body.get("error", {}).get("message", path)))
         if response.is_error:
-            raise from_dict(body["error"]) if "error" in body else OrchestratorUnreachable(
-                f"{self.url} answered {response.status_code} to {method} {path}: "
-                "is this an Allfold orchestrator?"
+            raise (
+                from_dict(body["error"])
+                if "error" in body
+                else OrchestratorUnreachable(
+                    f"{self.url} answered {response.status_code} to {method} {path}: "
+                    "is this an Allfold orchestrator?"
+                )
             )
         assert isinstance(body, dict)
         return body

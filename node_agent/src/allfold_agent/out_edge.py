@@ -15,12 +15,12 @@ from threading import Condition, Thread
 from time import monotonic
 
 import xxhash
-from allfold_core.errors import InvalidArgument
-from allfold_core.frames import ACK, FrameHeader, FrameType
 
 from allfold_agent.buffers import Buffer
 from allfold_agent.dataflow import Task, TaskKind
 from allfold_agent.exchange import Exchange
+from allfold_core.errors import InvalidArgument
+from allfold_core.frames import ACK, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class OutEdge:
         self._thread = Thread(target=self._run, name=f"allfold-send-{name}", daemon=True)
         self._thread.start()
 
-    # -- what the group calls ----------------------------------------------------------------------
+    # What the group calls
 
     def enqueue(self, outgoing: Outgoing) -> None:
         """Append an op; called in the order of the ops."""
@@ -121,7 +121,7 @@ class OutEdge:
         with self._ready:
             self._release_acknowledged(self._next_number)
 
-    # -- connection ----------------------------------------------------------------------------------
+    # Connection
 
     def _take(self, connected: socket.socket, from_frame: int) -> None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
@@ -152,7 +152,7 @@ class OutEdge:
                 log.info("edge to node %d broke, waiting for it: %s", self.destination, error)
                 self._drop_socket()
 
-    # -- sending ---------------------------------------------------------------------------------------
+    # Sending
 
     def _run(self) -> None:
         while True:
@@ -282,7 +282,7 @@ class OutEdge:
         self.counters.frames += 1
         frame.op.exchange.complete(frame.task)
 
-    # -- acknowledgements ------------------------------------------------------------------------------
+    # Acknowledgements
 
     def _unsent_or_unacked(self) -> bool:
         self._drain_acks()

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 import httpx
+
+from allfold_agent.group import Group
 from allfold_core.errors import (
     AllfoldError,
     PeerLost,
@@ -21,8 +23,6 @@ from allfold_core.errors import (
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Member
 from allfold_core.verdict import Evidence, judge_deadline, judge_mismatch
-
-from allfold_agent.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Peers:
     async def close(self) -> None:
         await self._http.aclose()
 
-    # -- as any node -------------------------------------------------------------------------------
+    # As any node
 
     async def suspect(self, group: Group, seq: int, reason: str, waited: float) -> None:
         """Have the leader look into an op, and apply its verdict here."""
@@ -85,11 +85,9 @@ class Peers:
             "last_seq": {str(rank): last for rank, last in group.last_seq.items()},
         }
 
-    # -- as the leader -----------------------------------------------------------------------------
+    # As the leader
 
-    async def lead(
-        self, group: Group, seq: int, reason: str, waited: float
-    ) -> AllfoldError | None:
+    async def lead(self, group: Group, seq: int, reason: str, waited: float) -> AllfoldError | None:
         """Judge an op once, however many nodes suspect it, and tell everyone."""
         key = (group.name, group.epoch, seq, reason)
         case = self._cases.get(key)
@@ -147,7 +145,7 @@ class Peers:
             "GET", group, member, f"ops/{seq}", params={"wait": wait}, timeout=wait + _ASK_SECONDS
         )
 
-    # -- talking -----------------------------------------------------------------------------------
+    # Talking
 
     async def _tell_all(self, group: Group, path: str, body: dict[str, Any]) -> None:
         await _all(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from threading import Lock
 
 import torch
-from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import Region
 
 from allfold_agent.group import Group
+from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import Region
 
 log = logging.getLogger(__name__)
 

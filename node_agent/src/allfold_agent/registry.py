@@ -6,10 +6,9 @@ from collections.abc import Callable
 from threading import Condition
 from time import monotonic
 
+from allfold_agent.group import Group
 from allfold_core.errors import RegisterNotFirstOperation
 from allfold_core.plan import Plan
-
-from allfold_agent.group import Group
 
 _CLOSED_KEPT = 1024
 

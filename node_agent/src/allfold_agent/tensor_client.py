@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,7 +202,7 @@ class _Download:
                 raise read_error(sock, head, self.address, self.deadline)
             digest = self._accept(head)
             self._receive(sock, head.early)
-        check_digest(self.tensor_id, digest, self.hash.digest(), address=self.address)
+            check_digest(self.tensor_id, digest, self.hash.digest(), address=self.address)
         assert self.spec is not None
         return Tensor(self.spec.dtype.label, self.spec.shape, self.memory)
 
@@ -386,7 +387,12 @@ def _connected(address: str, tensor_id: str, deadline: float) -> Iterator[socket
     except OSError as error:
         raise _lost(address, tensor_id, error) from error
     with sock:
-        yield sock
+        try:
+            yield sock
+        except BaseException:
+            # A reset instead of a goodbye: what we did not take shall not count as downloaded.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise
 
 
 @contextmanager

@@ -37,5 +37,5 @@ class WorkerPool:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:  # noqa: BLE001 - a worker must survive; the op's deadline reports it
+            except Exception:
                 log.exception("a worker's job failed")

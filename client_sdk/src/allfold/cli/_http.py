@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -9,8 +10,16 @@ from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError, from_dict
 
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the token to somebody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 # Never through a proxy: these are addresses of this job, often of this machine.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
@@ -29,7 +38,7 @@ def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         with error:
             raise _answered(url, error.code, error.read()) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServiceError(f"{url}: {getattr(error, 'reason', error)}") from None
 
 

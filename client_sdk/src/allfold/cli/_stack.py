@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -145,7 +146,8 @@ class LocalStack:
             self.nodes.append(
                 LocalNode(name, told["socket"], told["control_url"], told["data_address"])
             )
-        self._wait("all nodes to register", self._all_registered, deadline)
+        for node in self.nodes:
+            self._wait(f"{node.name} to register", partial(self._registered, node), deadline)
 
     def _orchestrator_options(self) -> list[str]:
         return ["--listen", self._listen, "--redis-url", self._redis_url]
@@ -172,13 +174,12 @@ class LocalStack:
         self._wait(f"{name} to be ready", file.exists, deadline)
         return file.read_text()
 
-    def _all_registered(self) -> bool:
+    def _registered(self, node: LocalNode) -> bool:
         try:
-            answer = get_json(f"{self.orchestrator_url}/v1/nodes", self.token)
+            get_json(f"{node.control_url}/readyz", self.token)
         except ServiceError:
             return False
-        alive = {node["node"] for node in answer["nodes"] if node["state"] == "alive"}
-        return alive.issuperset(node.name for node in self.nodes)
+        return True
 
     def _wait(self, what: str, condition: Callable[[], bool], deadline: float) -> None:
         """Look for the condition until it holds, a service ends, a signal comes or time is up."""

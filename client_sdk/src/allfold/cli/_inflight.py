@@ -1,0 +1,120 @@
+"""What the ops in flight wait for, from what the agents say. Pure: dictionaries in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SHOWN_RANKS = 8
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MissingRank:
+    """A rank that has not called the op."""
+
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class OpInFlight:
+    """One op, seen over all nodes.
+
+    Attributes:
+        what: the call, e.g. ``all_reduce(sum, float32[1024])``.
+        age: seconds since the first arrival that any node saw.
+        missing: the ranks that have not called it.
+        silent_nodes: nodes from which others await data, or that do not answer us.
+    """
+
+    group: str
+    epoch: int
+    seq: int
+    what: str
+    strategy: str
+    age: float
+    missing: tuple[MissingRank, ...]
+    silent_nodes: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """``op 7 barrier() of group dp waits for rank 3 on node b, 1.2 s``."""
+        return f"op {self.seq} {self.what} of group {self.group} {self._waits()}, {self.age:.1f} s"
+
+    def to_dict(self) -> Json:
+        return {**asdict(self), "sentence": self.sentence()}
+
+    def _waits(self) -> str:
+        if self.missing:
+            return f"waits for {_places(self.missing)}"
+        if self.silent_nodes:
+            return f"waits for data from node {', '.join(self.silent_nodes)}"
+        return "is being worked on"
+
+
+def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
+    """The ops in flight of every group, oldest first.
+
+    Args:
+        statuses: the agents' answers to ``GET /v1/status``.
+    """
+    ops = []
+    for (name, epoch), nodes in _by_group(statuses).items():
+        flights = [op for group in nodes.values() for op in group["in_flight"]]
+        for seq in sorted({op["seq"] for op in flights}):
+            views = [op for op in flights if op["seq"] == seq]
+            ops.append(_merged(name, epoch, nodes, views))
+    return sorted(ops, key=lambda op: -op.age)
+
+
+def _by_group(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Json]]:
+    """(group, epoch) -> node -> what the node says of the group."""
+    found: dict[tuple[str, int], dict[str, Json]] = {}
+    for status in statuses:
+        for group in status["groups"]:
+            found.setdefault((group["name"], group["epoch"]), {})[status["node"]] = group
+    return found
+
+
+def _merged(name: str, epoch: int, nodes: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
+    seq = views[0]["seq"]
+    missing = sorted(_missing(nodes, seq), key=lambda each: each.rank)
+    awaited = {node for view in views for node in view["waiting_for_nodes"]}
+    unheard = {node for group in nodes.values() for node in group["nodes"]} - nodes.keys()
+    return OpInFlight(
+        group=name,
+        epoch=epoch,
+        seq=seq,
+        what=views[0]["what"],
+        strategy=views[0]["strategy"],
+        age=max(view["age"] for view in views),
+        missing=tuple(missing),
+        silent_nodes=tuple(sorted(unheard or awaited)),
+    )
+
+
+def _missing(nodes: Mapping[str, Json], seq: int) -> Iterator[MissingRank]:
+    """Ranks that have not come so far. A node where none has come does not know of the op."""
+    for node, group in nodes.items():
+        left = set(group["left"])
+        for rank, last in group["last_seq"].items():
+            if last < seq and int(rank) not in left:
+                yield MissingRank(int(rank), node)
+
+
+def _places(missing: Sequence[MissingRank]) -> str:
+    """``rank 3 on node b and ranks 5, 6 on node c``."""
+    by_node: dict[str, list[int]] = {}
+    for each in missing[:_SHOWN_RANKS]:
+        by_node.setdefault(each.node, []).append(each.rank)
+    parts = [f"{ranks_in_words(ranks)} on node {node}" for node, ranks in by_node.items()]
+    if len(missing) > _SHOWN_RANKS:
+        parts.append(f"{len(missing) - _SHOWN_RANKS} more")
+    return " and ".join(parts)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 5, 6``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

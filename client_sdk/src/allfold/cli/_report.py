@@ -1,0 +1,94 @@
+"""What ``allfold status`` shows: gathered from the orchestrator and from every agent at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from allfold.cli._http import get_json
+from allfold.cli._inflight import OpInFlight, ops_in_flight
+from allfold_core.errors import AgentUnreachable, OrchestratorUnreachable, ServiceError
+
+_SECONDS = 3.0
+_AT_ONCE = 32
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Report:
+    """The state of everything that answered.
+
+    Attributes:
+        orchestrator: its address; empty when only agents were asked.
+        nodes: as ``GET /v1/nodes`` has them.
+        groups: as ``GET /v1/groups`` has them.
+        agents: the agents' own status, by their control URL.
+        ops: what is in flight.
+        problems: why an agent did not answer, by its control URL.
+    """
+
+    orchestrator: str
+    nodes: list[Json] = field(default_factory=list)
+    groups: list[Json] = field(default_factory=list)
+    agents: dict[str, Json] = field(default_factory=dict)
+    ops: list[OpInFlight] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> Json:
+        return {
+            "orchestrator": self.orchestrator,
+            "nodes": self.nodes,
+            "groups": self.groups,
+            "agents": self.agents,
+            "ops_in_flight": [op.to_dict() for op in self.ops],
+            "problems": self.problems,
+        }
+
+
+def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
+    """Ask the orchestrator ("" for none), the agents that it knows, and those given.
+
+    Raises:
+        OrchestratorUnreachable: it was to be asked and does not answer.
+        AgentUnreachable: an agent that was given does not answer.
+    """
+    report = Report(orchestrator)
+    if orchestrator:
+        _ask_orchestrator(report, token)
+    known = [node["control_url"] for node in report.nodes if node["state"] != "gone"]
+    _ask_agents(report, dict.fromkeys([*agent_urls, *known]), token)
+    lost = [report.problems[url] for url in agent_urls if url in report.problems]
+    if lost:
+        raise AgentUnreachable(f"no agent answers: tried {'; '.join(lost)}")
+    report.ops = ops_in_flight(report.agents.values())
+    return report
+
+
+def _ask_orchestrator(report: Report, token: str) -> None:
+    base = report.orchestrator.rstrip("/")
+    try:
+        report.nodes = get_json(f"{base}/v1/nodes", token, seconds=_SECONDS)["nodes"]
+        report.groups = get_json(f"{base}/v1/groups", token, seconds=_SECONDS)["groups"]
+    except ServiceError as error:
+        raise OrchestratorUnreachable(
+            f"no orchestrator answers: tried {error.message} (choose another with --orchestrator "
+            "or ALLFOLD_ORCHESTRATOR_URL, or ask an agent with --agent-url)"
+        ) from None
+
+
+def _ask_agents(report: Report, urls: Iterable[str], token: str) -> None:
+    def ask(url: str) -> Json | str:
+        try:
+            return get_json(f"{url}/v1/status", token, seconds=_SECONDS)
+        except ServiceError as error:
+            return error.message
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for url, answer in zip(urls, pool.map(ask, urls), strict=True):
+            if isinstance(answer, str):
+                report.problems[url] = answer
+            else:
+                report.agents[url] = answer

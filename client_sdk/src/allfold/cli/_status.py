@@ -1,0 +1,129 @@
+"""``allfold status``: who is there, and what the ops in flight wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from allfold.cli._report import Report, gather
+
+_DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
+_WIDTH_OF_A_FILE = 200
+
+Json = dict[str, Any]
+
+
+@click.command(short_help="Show nodes, groups, and what ops wait for.")
+@click.option(
+    "--orchestrator", metavar="URL", help=f"[ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]"
+)
+@click.option("--agent-url", "agent_urls", multiple=True, metavar="URL", help="Ask this agent.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool) -> None:
+    """Show the nodes, the groups with their ranks, and what the ops in flight wait for.
+
+    With --agent-url alone, the orchestrator is left out: it may be down while a job runs.
+    ALLFOLD_TOKEN must hold the join token.
+    """
+    report = gather(
+        _orchestrator_to_ask(orchestrator, agent_urls),
+        [url.rstrip("/") for url in agent_urls],
+        os.environ.get("ALLFOLD_TOKEN", ""),
+    )
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+
+
+def _orchestrator_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> str:
+    if given or agent_urls:
+        return given or ""
+    return os.environ.get("ALLFOLD_ORCHESTRATOR_URL") or _DEFAULT_ORCHESTRATOR
+
+
+def _show(report: Report) -> None:
+    # A file or a pipe has no width; a terminal knows its own.
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    if report.orchestrator:
+        console.print(_node_table(report.nodes))
+        console.print(_group_table(report.groups))
+    else:
+        console.print(_agent_table(report.agents.values()))
+    lines = [op.sentence() for op in report.ops] or ["no op is in flight"]
+    lines += [f"no answer: {problem}" for problem in report.problems.values()]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    return table
+
+
+def _node_table(nodes: Iterable[Json]) -> Table:
+    columns = ("node", "state", "heartbeat", "device", "zone", "control", "data")
+    rows = (
+        (
+            node["node"],
+            node["state"],
+            "-" if node["heartbeat_age"] is None else f"{node['heartbeat_age']:.1f} s ago",
+            node["device_type"],
+            node["zone"] or "-",
+            node["control_url"],
+            node["data_address"],
+        )
+        for node in nodes
+    )
+    return _table("Nodes", columns, rows)
+
+
+def _group_table(groups: Iterable[Json]) -> Table:
+    columns = ("group", "phase", "epoch", "ranks", "present", "missing", "lost")
+    rows = (
+        (
+            group["group"],
+            group["phase"],
+            group["epoch"],
+            group["world_size"] or "-",
+            _by_node(group["present"]),
+            ", ".join(map(str, group["missing"])) or "-",
+            _by_node(group["lost"]),
+        )
+        for group in groups
+    )
+    return _table("Groups", columns, rows)
+
+
+def _agent_table(agents: Iterable[Json]) -> Table:
+    rows = (
+        (
+            agent["node"],
+            "ready" if agent["ready"] else f"waits for {agent['waiting_for']}",
+            "; ".join(_ranks_here(group) for group in agent["groups"]) or "-",
+        )
+        for agent in agents
+    )
+    return _table("Agents", ("node", "state", "groups: ranks here"), rows)
+
+
+def _ranks_here(group: Json) -> str:
+    return f"{group['name']}: {', '.join(map(str, group['ranks']))}"
+
+
+def _by_node(places: Iterable[Json]) -> str:
+    """``0, 1 on a; 2, 3 on b``."""
+    nodes: dict[str, list[str]] = {}
+    for place in places:
+        nodes.setdefault(place["node"], []).append(str(place["rank"]))
+    return "; ".join(f"{', '.join(ranks)} on {node}" for node, ranks in nodes.items()) or "-"

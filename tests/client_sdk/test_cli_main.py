@@ -1,0 +1,192 @@
+"""The ``allfold`` command itself: help, versions, what is missing, who cannot be reached."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tests.support.cli import Commands, commands
+
+from allfold.cli._http import get_json
+from allfold.cli._stack import LocalStack, require, socket_path
+from allfold_core.errors import InvalidArgument, LocalError, ServiceError
+
+
+@pytest.fixture
+def allfold() -> Iterator[Commands]:
+    with commands() as started:
+        yield started
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_names_every_command_and_the_exit_codes(allfold: Commands) -> None:
+    out = allfold.run("--help").out
+    for words in ("run ", "up ", "status ", "orchestrator ", "agent ", "Exit codes", "128 + n"):
+        assert words in out
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    done = python(
+        "import sys, allfold\n"
+        "before = set(sys.modules)\n"
+        "from allfold.cli import main\n"
+        "sys.argv = ['allfold', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "new = set(sys.modules) - before\n"
+        "print(sorted(new & {'rich', 'httpx', 'http.client', 'allfold.cli._run', 'asyncio'}))"
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_cli_extra_one_line_tells_what_to_install(missing: str) -> None:
+    done = python(
+        "import sys\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "from allfold.cli import main\n"
+        "sys.argv = ['allfold', 'status']\n"
+        "main()"
+    )
+    assert done.returncode == 2
+    assert done.stderr == 'The allfold command needs more: pip install "allfold[cli]"\n'
+
+
+def test_the_version_is_printed_alone(allfold: Commands) -> None:
+    assert allfold.run("--version").out.strip().count(".") == 2
+
+
+def test_an_unknown_command_is_wrong_usage(allfold: Commands) -> None:
+    assert "No such command 'tidy'" in allfold.run("tidy", status=2).err
+
+
+@pytest.mark.parametrize("service", ["orchestrator", "agent"])
+def test_a_service_gets_its_options_and_gives_its_status(allfold: Commands, service: str) -> None:
+    assert f"allfold-{service}" in allfold.run(service, "--help").out
+    allfold.run(service, "--no-such-option", status=2)
+
+
+def test_a_service_that_is_not_installed_is_named_with_the_remedy() -> None:
+    require("json")
+    with pytest.raises(ServiceError, match=r"allfold_nowhere; .*pip install \"allfold\[local\]\""):
+        require("json", "allfold_nowhere")
+
+
+def test_a_socket_path_may_have_107_bytes() -> None:
+    assert socket_path("/" + "x" * 106) == "/" + "x" * 106
+    with pytest.raises(InvalidArgument, match="has 108 bytes"):
+        socket_path("/" + "ä" * 53 + "x")
+
+
+def test_a_stack_has_a_node() -> None:
+    with pytest.raises(InvalidArgument, match="at least 1 node, got 0"):
+        LocalStack(0)
+
+
+# --- who cannot be reached
+
+
+def test_an_orchestrator_that_is_not_there_gives_status_3_and_what_was_tried(
+    allfold: Commands,
+) -> None:
+    env = {"ALLFOLD_ORCHESTRATOR_URL": "http://127.0.0.1:9"}
+    for command in (
+        allfold.run("status", "--orchestrator", "http://127.0.0.1:9/", status=3),
+        allfold.run("status", "--json", status=3, env=env),
+    ):
+        assert "no orchestrator answers: tried http://127.0.0.1:9/v1/nodes: " in command.err
+        assert "Connection refused" in command.err
+        assert command.out == ""
+
+
+def test_an_agent_that_is_not_there_gives_status_3_and_what_was_tried(allfold: Commands) -> None:
+    err = allfold.run("status", "--agent-url", "http://127.0.0.1:9", status=3).err
+    assert "no agent answers: tried http://127.0.0.1:9/v1/status" in err
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers every GET alike, and notes the tokens that it got."""
+
+    status = 200
+    body = b"{}"
+    headers_to_send: tuple[tuple[str, str], ...] = ()
+    tokens: list[str | None]
+
+    def do_GET(self) -> None:
+        self.tokens.append(self.headers["Authorization"])
+        self.send_response(self.status)
+        for name, value in self.headers_to_send:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+Serve = Callable[..., tuple[str, list[str | None]]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(
+        status: int = 200, body: bytes = b"{}", headers: tuple[tuple[str, str], ...] = ()
+    ) -> tuple[str, list[str | None]]:
+        tokens: list[str | None] = []
+        members = {"status": status, "body": body, "headers_to_send": headers, "tokens": tokens}
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answer,), members))
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}", tokens
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_get_brings_the_token_and_not_through_a_proxy(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, tokens = serve(body=b'{"ready": true}')
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert get_json(url, "secret") == {"ready": True}
+    get_json(url, "")
+    assert tokens == ["Bearer secret", None]
+
+
+def test_an_error_that_a_service_answers_comes_out_as_it_went_in(serve: Serve) -> None:
+    error = LocalError("the token is not the orchestrator's")
+    url, _ = serve(401, json.dumps({"error": error.to_dict()}).encode())
+    with pytest.raises(LocalError, match="the token is not the orchestrator's"):
+        get_json(url, "wrong")
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, b"<html>"), (200, b"[1]"), (200, b"\xff"), (500, b"oops"), (502, b'{"error": "x"}')],
+)
+def test_somebody_else_at_the_address_is_not_taken_for_allfold(
+    serve: Serve, status: int, body: bytes
+) -> None:
+    url, _ = serve(status, body)
+    with pytest.raises(ServiceError, match=url):
+        get_json(url, "")
+
+
+def test_a_redirect_does_not_take_the_token_elsewhere(serve: Serve) -> None:
+    elsewhere, tokens = serve()
+    url, _ = serve(302, headers=(("Location", elsewhere),))
+    with pytest.raises(ServiceError, match="HTTP status 302"):
+        get_json(url, "secret")
+    assert tokens == []

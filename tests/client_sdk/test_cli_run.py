@@ -1,0 +1,370 @@
+"""``allfold run``, with scripts that do not need Allfold itself: numbering, output, ends."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.cli import Commands, commands
+from tests.support.waiting import wait_until
+
+AGENT = ("--agent", "/run/no-such-agent.sock")
+
+TELL = """
+import json, os, sys
+print(json.dumps({"arguments": sys.argv[1:], "env": dict(os.environ)}))
+"""
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def allfold() -> Iterator[Commands]:
+    with commands() as started:
+        yield started
+
+
+def told(out: str) -> dict[int, Any]:
+    """What each rank of the ``TELL`` script said, by rank."""
+    lines = [line.partition("] ") for line in out.splitlines()]
+    return {int(rank.removeprefix("[")): json.loads(text) for rank, _, text in lines}
+
+
+# --- who the ranks are
+
+
+def test_each_rank_finds_its_numbers_its_agent_and_its_group(allfold: Commands) -> None:
+    options = ("--agent", "/run/a.sock", "--agent", "/run/b.sock", "--nproc-per-node", "2")
+    stale = {"ALLFOLD_RANK": "9", "ALLFOLD_WORLD_SIZE": "10", "ALLFOLD_TOKEN": "secret"}
+    ranks = told(allfold.run("run", *options, allfold.script(TELL), env=stale).out)
+    assert sorted(ranks) == [0, 1, 2, 3]
+    env = ranks[3]["env"]
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    assert [env[name] for name in numbers] == ["3", "4", "1", "2", "1"]
+    assert [each["env"]["ALLFOLD_SOCKET"][-6] for _, each in sorted(ranks.items())] == list("aabb")
+    assert (env["ALLFOLD_TOKEN"], env["PYTHONUNBUFFERED"]) == ("secret", "1")
+    assert "ALLFOLD_RANK" not in env
+    assert "ALLFOLD_WORLD_SIZE" not in env
+    assert len({each["env"]["ALLFOLD_GROUP"] for each in ranks.values()}) == 1
+    assert len({each["env"]["MASTER_PORT"] for each in ranks.values()}) == 1
+
+
+def test_every_run_has_a_group_of_its_own_unless_one_is_given(allfold: Commands) -> None:
+    script = allfold.script(TELL)
+    runs = [("run", *AGENT), ("run", *AGENT), ("run", *AGENT, "--group", "mine")]
+    groups = [told(allfold.run(*each, script).out)[0]["env"]["ALLFOLD_GROUP"] for each in runs]
+    assert len(set(groups)) == 3
+    assert groups[2] == "mine"
+
+
+def test_several_launchers_number_the_ranks_of_one_job(allfold: Commands) -> None:
+    place = ("--nnodes", "3", "--node-rank", "1", "--nproc-per-node", "2", "--group", "job")
+    ranks = told(allfold.run("run", *AGENT, *place, allfold.script(TELL)).out)
+    assert sorted(ranks) == [2, 3]
+    assert ranks[3]["env"]["WORLD_SIZE"] == "6"
+    assert ranks[3]["env"]["GROUP_RANK"] == "1"
+    # The ranks of other machines would not find this one at 127.0.0.1.
+    assert "MASTER_ADDR" not in ranks[3]["env"]
+
+
+def test_the_agent_is_taken_from_the_environment(allfold: Commands) -> None:
+    env = {"ALLFOLD_SOCKET": "/run/of the shell.sock"}
+    ranks = told(allfold.run("run", allfold.script(TELL), env=env).out)
+    assert ranks[0]["env"]["ALLFOLD_SOCKET"] == "/run/of the shell.sock"
+
+
+def test_options_after_the_script_are_the_scripts_own(allfold: Commands) -> None:
+    words = ("--nodes", "7", "-m", "--help", "--", "x")
+    ranks = told(allfold.run("run", *AGENT, allfold.script(TELL), *words).out)
+    assert ranks[0]["arguments"] == list(words)
+
+
+def test_a_module_runs_as_under_python_m(allfold: Commands) -> None:
+    out = allfold.run("run", *AGENT, "-m", "calendar", "--type", "text", "2026", "1").out
+    assert "January 2026" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--nodse", "2"), "--nodse"),
+        ((*AGENT, "--nodes", "2"), "--nodes 2 does not fit 1 times --agent"),
+        (("--nnodes", "2"), "--nnodes and --node-rank belong together"),
+        ((*AGENT, "--nnodes", "2", "--node-rank", "2"), "goes from 0 to 1"),
+        ((*AGENT, "--nnodes", "2", "--node-rank", "0"), "give --group"),
+        (("--nodes", "2", "--nnodes", "2", "--node-rank", "0"), "each launcher serves one agent"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_with_status_2(
+    allfold: Commands, options: tuple[str, ...], words: str
+) -> None:
+    assert words in allfold.run("run", *options, "script.py", status=2).err
+
+
+def test_a_socket_path_that_no_socket_can_have_is_refused(allfold: Commands) -> None:
+    err = allfold.run("run", "--agent", "/" + "x" * 107, "script.py", status=1).err
+    assert "has 108 bytes, but Unix sockets allow 107" in err
+
+
+@pytest.mark.parametrize(("env", "threads"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])
+def test_threads_are_shared_out_only_when_nobody_chose(
+    allfold: Commands, env: dict[str, str], threads: str | None
+) -> None:
+    many = str(2 * len(os.sched_getaffinity(0)))
+    command = allfold.run("run", *AGENT, "--nproc-per-node", many, allfold.script(TELL), env=env)
+    assert {each["env"]["OMP_NUM_THREADS"] for each in told(command.out).values()} == {
+        threads or "1"
+    }
+    assert command.err.count("OMP_NUM_THREADS is not set") == (threads is None)
+
+
+def test_a_single_rank_keeps_all_threads(allfold: Commands) -> None:
+    command = allfold.run("run", *AGENT, allfold.script(TELL))
+    assert "OMP_NUM_THREADS" not in told(command.out)[0]["env"]
+    assert command.err == ""
+
+
+# --- what is seen of them
+
+
+def test_lines_go_where_the_rank_sent_them_with_the_rank_in_front(allfold: Commands) -> None:
+    script = allfold.script(
+        "import sys\nprint('one\\ntwo')\nprint('bad', file=sys.stderr)\nprint('end', end='')"
+    )
+    env = {"OMP_NUM_THREADS": "1"}
+    command = allfold.run("run", *AGENT, "--nproc-per-node", "2", script, env=env)
+    mine = [line for line in command.out.splitlines() if line.startswith("[1]")]
+    assert mine == ["[1] one", "[1] two", "[1] end"]
+    assert sorted(command.err.splitlines()) == ["[0] bad", "[1] bad"]
+
+
+def test_without_prefix_the_output_is_as_it_was(allfold: Commands) -> None:
+    script = allfold.script("print('a\\n\\nb')")
+    assert allfold.run("run", *AGENT, "--no-prefix", script).out == "a\n\nb\n"
+
+
+def test_much_output_arrives_complete_and_in_order(allfold: Commands) -> None:
+    script = allfold.script("for i in range(100_000): print(i)")
+    out = allfold.run("run", *AGENT, "--no-prefix", script, env={"PYTHONUNBUFFERED": ""}).out
+    assert out == "".join(f"{i}\n" for i in range(100_000))
+
+
+def test_the_prefix_has_a_colour_on_a_terminal_only(allfold: Commands) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        command = allfold.start("run", *AGENT, allfold.script("print('hello')"), stdout=theirs)
+        os.close(theirs)
+        assert terminal.readline() == b"\x1b[36m[0]\x1b[0m hello\r\n"
+        assert command.wait() == 0
+
+
+def test_quiet_others_shows_rank_0_and_the_last_words_of_the_one_that_fails(
+    allfold: Commands,
+) -> None:
+    script = allfold.script(
+        "import os, sys\n"
+        "rank = int(os.environ['RANK'])\n"
+        "print('rank', rank)\n"
+        "sys.exit('no luck' if rank == 2 else 0)"
+    )
+    options = ("--nproc-per-node", "3", "--quiet-others")
+    command = allfold.run("run", *AGENT, *options, script, status=1)
+    assert "[0] rank 0" in command.out
+    assert "rank 1" not in command.out
+    assert "[2] no luck" in command.err
+
+
+def test_rank_0_reads_our_standard_input_and_nobody_else_does(allfold: Commands) -> None:
+    script = allfold.script("import sys; print(repr(sys.stdin.read()))")
+    reader, writer = os.pipe()
+    os.write(writer, b"typed")
+    os.close(writer)
+    command = allfold.run("run", *AGENT, "--nproc-per-node", "2", script, stdin=reader)
+    os.close(reader)
+    assert sorted(command.out.splitlines()) == ["[0] 'typed'", "[1] ''"]
+
+
+# --- how they end
+
+
+def test_the_status_is_that_of_the_first_rank_that_fails(allfold: Commands) -> None:
+    script = allfold.script(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1': sys.exit(7)\n"
+        "try: time.sleep(600)\n"
+        "finally: os._exit(9)"
+    )
+    options = ("--nproc-per-node", "3", "--grace", "0.2")
+    command = allfold.run("run", *AGENT, *options, script, status=7)
+    assert "rank 1 ended with status 7; the others have 0.2 s" in command.err
+
+
+def test_the_others_may_end_by_themselves_within_the_grace(allfold: Commands) -> None:
+    script = allfold.script(
+        "import os, pathlib, sys, time\n"
+        "flag = pathlib.Path(sys.argv[1])\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    flag.touch(); sys.exit(3)\n"
+        "while not flag.exists(): time.sleep(0.01)\n"
+        "time.sleep(0.1)\n"
+        "print('cleaned up')"
+    )
+    options = ("--nproc-per-node", "2", "--grace", "60")
+    command = allfold.run("run", *AGENT, *options, script, allfold.folder / "flag", status=3)
+    assert "[1] cleaned up" in command.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_death_by_a_signal_gives_128_and_its_number(
+    allfold: Commands, number: signal.Signals
+) -> None:
+    script = allfold.script(f"import os; os.kill(os.getpid(), {number.value})")
+    command = allfold.run("run", *AGENT, script, status=128 + number)
+    assert f"rank 0 was killed by {number.name}" in command.err
+
+
+def test_a_script_that_is_not_there_fails_as_under_python(allfold: Commands) -> None:
+    assert "No such file" in allfold.run("run", *AGENT, "/no/such.py", status=2).err
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_a_failure(allfold: Commands) -> None:
+    last = "time.sleep(600)\n"
+    script = allfold.script(
+        f"{STUBBORN.removesuffix(last)}if os.environ['RANK'] == '0': os._exit(5)\n{last}"
+    )
+    options = ("--nproc-per-node", "2", "--grace", "0.2")
+    allfold.run("run", *AGENT, *options, script, status=5)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_stubborn_ranks_and_their_children(
+    allfold: Commands, number: signal.Signals, status: int
+) -> None:
+    options = ("--nproc-per-node", "2", "--grace", "0.2")
+    command = allfold.start("run", *AGENT, *options, allfold.script(STUBBORN))
+    command.wait_for_output("ready", count=2)
+    assert len(command.marked()) == 5
+    command.send(number)
+    assert command.wait() == status
+
+
+def test_ctrl_c_lets_ranks_clean_up(allfold: Commands) -> None:
+    script = allfold.script(
+        "import time\n"
+        "try:\n    print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt: print('saved')"
+    )
+    command = allfold.start("run", *AGENT, script)
+    command.wait_for_output("ready")
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+    assert "[0] saved" in command.out
+
+
+def test_a_second_signal_kills_at_once(allfold: Commands) -> None:
+    command = allfold.start("run", *AGENT, "--grace", "600", allfold.script(STUBBORN))
+    command.wait_for_output("ready")
+    command.send(signal.SIGINT)
+    wait_until(lambda: "got SIGINT" in command.err, "the note about the first signal")
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+
+
+def test_ranks_die_with_a_launcher_that_is_killed(allfold: Commands) -> None:
+    script = allfold.script(STUBBORN.replace("child = ", "# "))
+    command = allfold.start("run", *AGENT, "--nproc-per-node", "2", script)
+    command.wait_for_output("ready", count=2)
+    command.send(signal.SIGKILL)
+    command.process.wait()
+    wait_until(lambda: not command.marked(), "the ranks' death")
+
+
+def test_a_run_that_takes_too_long_ends_with_status_124(allfold: Commands) -> None:
+    options = ("--timeout", "0.5", "--grace", "0.2")
+    command = allfold.run("run", *AGENT, *options, allfold.script(STUBBORN), status=124)
+    assert "not over after 0.5 s" in command.err
+
+
+@pytest.mark.parametrize(("survivor", "status"), [("pass", 0), ("sys.exit(4)", 9)])
+def test_with_keep_going_the_others_outlive_a_failed_rank(
+    allfold: Commands, survivor: str, status: int
+) -> None:
+    script = allfold.script(
+        "import os, pathlib, sys, time\n"
+        "flag = pathlib.Path(sys.argv[1])\n"
+        "if os.environ['RANK'] == '0':\n    sys.exit(9)\n"
+        "while not flag.exists(): time.sleep(0.01)\n"
+        f"{survivor}"
+    )
+    flag = allfold.folder / "flag"
+    options = ("--nproc-per-node", "2", "--grace", "0", "--keep-going")
+    command = allfold.start("run", *AGENT, *options, script, flag)
+    wait_until(lambda: "status 9; the others go on" in command.err, "the note")
+    flag.touch()
+    assert command.wait() == status
+
+
+def test_what_a_rank_leaves_running_ends_with_it(allfold: Commands) -> None:
+    script = allfold.script(
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('done')"
+    )
+    assert allfold.run("run", *AGENT, script).out == "[0] done\n"
+
+
+def test_output_that_nobody_reads_any_more_ends_the_run(allfold: Commands) -> None:
+    reader, writer = os.pipe()
+    script = allfold.script("while True: print('y')")
+    command = allfold.start("run", *AGENT, script, stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 6) == b"[0] y\n"
+    os.close(reader)
+    assert command.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_reader_that_stands_still_does_not_keep_a_run_from_ending(allfold: Commands) -> None:
+    reader, writer = os.pipe()
+    script = allfold.script("while True: print('y' * 1000)")
+    options = ("--timeout", "0.5", "--grace", "0.2")
+    command = allfold.start("run", *AGENT, *options, script, stdout=writer)
+    os.close(writer)
+    assert command.wait() == 124
+    os.close(reader)
+
+
+def test_a_slow_reader_gets_everything(allfold: Commands) -> None:
+    reader, writer = os.pipe()
+    script = allfold.script("print('y' * 150_000, end='!')")
+    command = allfold.start("run", *AGENT, "--no-prefix", script, stdout=writer)
+    os.close(writer)
+    wait_until(lambda: len(command.marked()) == 1, "the rank's end, with output left")
+    with os.fdopen(reader, "rb") as source:
+        assert source.read().count(b"y") == 150_000
+    assert command.wait() == 0
+
+
+def test_a_run_works_where_standard_input_is_closed(allfold: Commands) -> None:
+    allfold_run = [sys.executable, "-m", "allfold.cli", "run", *AGENT]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "-", *allfold_run, allfold.script("print('fine')")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "[0] fine\n", done.stderr

@@ -1,0 +1,243 @@
+"""A whole Allfold on this machine: it comes up, serves, is seen, and goes without a trace."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.cli import Command, Commands, commands
+from tests.support.waiting import wait_until
+
+from allfold.cli._stack import LocalStack
+from allfold_core.errors import ServiceError
+
+UP = ("up", "--listen", "127.0.0.1:0")
+
+WAIT_FOR_RANK_3 = """
+import os, pathlib, sys, time
+import numpy as np
+import allfold
+
+allfold.init()
+flag, rank = pathlib.Path(sys.argv[1]), allfold.rank()
+while rank == 3 and not flag.exists():
+    time.sleep(0.01)
+x = np.full(1024, rank, dtype=np.float32)
+allfold.all_reduce(x)
+allfold.shutdown()
+print("sum", x[0])
+"""
+
+
+@pytest.fixture
+def allfold() -> Iterator[Commands]:
+    with commands() as started:
+        yield started
+
+
+def exported(command: Command) -> dict[str, str]:
+    """What a shell gets that runs what ``allfold up`` printed."""
+    lines = [shlex.split(line, comments=True) for line in command.out.splitlines()]
+    return dict(line[1].split("=", 1) for line in lines if line)
+
+
+# --- as a library
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="af") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_a_stack_serves_while_entered_and_leaves_nothing_after_a_failure(temporary: Path) -> None:
+    with pytest.raises(ZeroDivisionError), LocalStack(2) as stack:
+        assert [node.name for node in stack.nodes] == ["node0", "node1"]
+        for number in range(2):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+                rank.connect(stack.environment(number)["ALLFOLD_SOCKET"])
+        assert [service.status for service in stack.services] == [None] * 3
+        _ = 1 / 0
+    assert [service.status for service in stack.services] == [0, 0, 0]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_stack_that_is_not_up_in_time_tells_what_its_services_said(temporary: Path) -> None:
+    with (
+        pytest.raises(ServiceError, match="waited 0.1 s for orchestrator to be ready"),
+        LocalStack(1, seconds=0.1),
+    ):
+        pass
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_temporary_folder_with_a_long_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(Exception, match="set TMPDIR to a shorter folder"), LocalStack(1):
+        pass
+    assert list(long.iterdir()) == []
+
+
+# --- allfold up and allfold status
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_up_serves_until_it_is_told_to_end(
+    allfold: Commands, number: signal.Signals, status: int
+) -> None:
+    command = allfold.start(*UP)
+    command.wait_for_output("ALLFOLD_SOCKET")
+    assert len(command.marked()) == 3
+    command.send(number)
+    assert command.wait() == status
+
+
+def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
+    command = allfold.start(*UP, "--nodes", "2")
+    command.wait_for_output("ALLFOLD_SOCKET", count=2)
+    env = exported(command)
+    assert Path(env["ALLFOLD_SOCKET"]).is_socket()
+
+    table = allfold.run("status", env=env).out
+    assert "node0" in table
+    assert "no op is in flight" in table
+    report = json.loads(allfold.run("status", "--json", env=env).out)
+    assert [(node["node"], node["state"]) for node in report["nodes"]] == [
+        ("node0", "alive"),
+        ("node1", "alive"),
+    ]
+    urls = list(report["agents"])
+    alone = allfold.run("status", "--agent-url", urls[1], env=env).out
+    assert "node1" in alone
+    assert "node0" not in alone
+    refused = allfold.run("status", env=env | {"ALLFOLD_TOKEN": "wrong"}, status=1)
+    assert "ALLFOLD_TOKEN" in refused.err
+
+    os.kill(command.find("allfold_agent", "node1"), signal.SIGKILL)
+    assert command.wait() == 1
+    assert "node1 was killed by SIGKILL; it last wrote:" in command.err
+
+
+def test_up_uses_the_token_of_the_environment_and_tells_machines_in_json(allfold: Commands) -> None:
+    command = allfold.start(*UP, "--json", env={"ALLFOLD_TOKEN": "chosen"})
+    command.wait_for_output("\n")
+    told = json.loads(command.out)
+    assert told["token"] == "chosen"
+    assert told["pid"] == command.process.pid
+    assert [node["name"] for node in told["nodes"]] == ["node0"]
+    command.send(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_up_shows_why_a_service_does_not_start(allfold: Commands) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        err = allfold.run("up", "--listen", address, status=1).err
+    assert "orchestrator ended with status 1; it last wrote:" in err
+    assert "in use" in err
+
+
+def test_the_token_is_on_no_command_line(allfold: Commands) -> None:
+    command = allfold.start(*UP, env={"ALLFOLD_TOKEN": "hidden-from-ps"})
+    command.wait_for_output("ALLFOLD_SOCKET")
+    for pid in command.marked():
+        assert "hidden-from-ps" not in Path(f"/proc/{pid}/cmdline").read_text()
+    command.send(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_a_signal_while_it_starts_leaves_nothing(allfold: Commands) -> None:
+    command = allfold.start("run", "--nodes", "2", "script.py")
+    wait_until(lambda: len(command.marked()) == 2, "the first service")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 143
+    assert command.out == ""
+
+
+def test_services_die_with_a_launcher_that_is_killed(allfold: Commands) -> None:
+    command = allfold.start(*UP)
+    command.wait_for_output("ALLFOLD_SOCKET")
+    command.send(signal.SIGKILL)
+    command.process.wait()
+    wait_until(lambda: not command.marked(), "the services' death")
+
+
+# --- allfold run with a stack of its own
+
+
+def test_a_run_starts_a_stack_and_takes_it_down(allfold: Commands) -> None:
+    script = allfold.script(
+        "import os, stat\n"
+        "path = os.environ['ALLFOLD_SOCKET']\n"
+        "print(path[-10:], stat.S_ISSOCK(os.stat(path).st_mode), bool(os.environ['ALLFOLD_TOKEN']))"
+    )
+    # --nodes asks for a stack, whatever a shell has exported.
+    env = {"ALLFOLD_SOCKET": "/run/left-over.sock"}
+    options = ("--nodes", "2", "--nproc-per-node", "2")
+    out = allfold.run("run", *options, script, env=env).out
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] node{rank // 2}.sock True True" for rank in range(4)
+    ]
+
+
+def test_a_run_tells_that_a_service_died_and_goes_on(allfold: Commands) -> None:
+    script = allfold.script(
+        "import pathlib, sys, time\n"
+        "print('ready')\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+    )
+    flag = allfold.folder / "flag"
+    command = allfold.start("run", script, flag)
+    command.wait_for_output("ready")
+    os.kill(command.find("allfold_agent"), signal.SIGKILL)
+    wait_until(lambda: "node0 was killed by SIGKILL; it last wrote" in command.err, "the note")
+    flag.touch()
+    assert command.wait() == 0
+
+
+def test_ctrl_c_in_a_run_takes_the_stack_down(allfold: Commands) -> None:
+    script = allfold.script("import time\nprint('ready')\ntime.sleep(600)")
+    command = allfold.start("run", script)
+    command.wait_for_output("ready")
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
+
+
+def test_status_names_the_rank_that_an_op_waits_for(allfold: Commands) -> None:
+    flag = allfold.folder / "flag"
+    up = allfold.start(*UP, "--nodes", "2", "--json")
+    up.wait_for_output("\n")
+    told = json.loads(up.out)
+    env = {"ALLFOLD_TOKEN": told["token"], "ALLFOLD_ORCHESTRATOR_URL": told["orchestrator_url"]}
+    agents = [word for node in told["nodes"] for word in ("--agent", node["socket"])]
+    script = allfold.script(WAIT_FOR_RANK_3)
+    job = allfold.start("run", *agents, "--nproc-per-node", "2", script, flag, env=env)
+
+    def status() -> str:
+        return subprocess.run(
+            job.process.args[:3] + ["status"],  # type: ignore[index,operator]
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    wait_until(lambda: "waits for rank 3 on node node1, " in status(), job.err, 60)
+    flag.touch()
+    assert job.wait() == 0
+    assert job.out.count("sum 6.0") == 4
+    up.send(signal.SIGTERM)
+    assert up.wait() == 143

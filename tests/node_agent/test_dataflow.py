@@ -1,0 +1,166 @@
+"""The task graph, run in random orders, must do what the programs say."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+
+import pytest
+from allfold_agent.dataflow import FOLD_WINDOW, Dataflow, Task, TaskKind, build
+from allfold_core.compiler import compile_schedule, strategies_for
+from allfold_core.operations import Kind
+from allfold_core.schedule import Fold, Receive, Schedule, Send, Slice
+
+RECEIVES = (TaskKind.RECEIVE, TaskKind.RECEIVE_OPERAND, TaskKind.AWAIT)
+SENDS = (TaskKind.SEND, TaskKind.SIGNAL)
+
+
+class Node:
+    """One node that runs its ready tasks in any order, its edges in theirs."""
+
+    def __init__(self, index: int, flow: Dataflow, content: list[int]) -> None:
+        self.index = index
+        self.flow = flow
+        self.inputs = content
+        self.work: list[int | None] = [None] * len(content)
+        self.waits = [task.waits_for for task in flow.tasks]
+        self.done = [False] * len(flow.tasks)
+        self.scratch: dict[int, list[int | None]] = {}
+        self.send_position: dict[int, int] = defaultdict(int)
+        self.receive_position: dict[int, int] = defaultdict(int)
+
+    def ready(self, wires: dict[tuple[int, int], deque[list[int | None]]]) -> list[Task]:
+        """The tasks that may run now."""
+        found = []
+        for task in self.flow.tasks:
+            if self.done[task.index] or self.waits[task.index]:
+                continue
+            if task.kind in SENDS:
+                order = self.flow.sends[task.peer]
+                if order[self.send_position[task.peer]] != task.index:
+                    continue
+            elif task.kind in RECEIVES:
+                order = self.flow.receives[task.peer]
+                if order[self.receive_position[task.peer]] != task.index:
+                    continue
+                if not wires[task.peer, self.index]:
+                    continue
+            found.append(task)
+        return found
+
+    def run(self, task: Task, wires: dict[tuple[int, int], deque[list[int | None]]]) -> None:
+        part = slice(task.start, task.stop)
+        match task.kind:
+            case TaskKind.CONTRIBUTE:
+                self.work[part] = self.inputs[part]
+            case TaskKind.SEND | TaskKind.SIGNAL:
+                self.send_position[task.peer] += 1
+                wires[self.index, task.peer].append(self.work[part])
+            case TaskKind.RECEIVE | TaskKind.RECEIVE_OPERAND | TaskKind.AWAIT:
+                self.receive_position[task.peer] += 1
+                got = wires[task.peer, self.index].popleft()
+                assert len(got) == task.stop - task.start, "the two ends cut other frames"
+                if task.kind is TaskKind.RECEIVE:
+                    self.work[part] = got
+                elif task.kind is TaskKind.RECEIVE_OPERAND:
+                    self.scratch[task.index] = got
+            case TaskKind.FOLD:
+                operands = [
+                    self.work[part] if index < 0 else self.scratch.pop(index)
+                    for index in task.operands
+                ]
+                self.work[part] = [sum(column) for column in zip(*operands, strict=True)]  # type: ignore[arg-type]
+            case TaskKind.FENCE:
+                pass
+        self.done[task.index] = True
+        for successor in task.successors:
+            self.waits[successor] -= 1
+
+
+def run(schedule: Schedule, chunk: int, order: random.Random) -> list[Node]:
+    """Run all nodes' graphs to the end, always choosing any of the ready tasks."""
+    nodes = [
+        Node(
+            index,
+            build(
+                program,
+                node=index,
+                numel=schedule.numel,
+                chunk=chunk,
+                has_result=schedule.has_result(index),
+            ),
+            [10**index * (1 + element % 3) for element in range(schedule.numel)],
+        )
+        for index, program in enumerate(schedule.programs)
+    ]
+    wires: dict[tuple[int, int], deque[list[int | None]]] = defaultdict(deque)
+    while ready := [(node, task) for node in nodes for task in node.ready(wires)]:
+        node, task = order.choice(ready)
+        node.run(task, wires)
+        assert len(node.scratch) <= (FOLD_WINDOW + 1) * len(nodes)
+    assert all(all(node.done) for node in nodes), "the graphs wait for each other"
+    assert not any(wires.values()), "a frame was never received"
+    return nodes
+
+
+CASES = [
+    (kind, strategy)
+    for kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST, Kind.BARRIER)
+    for strategy in strategies_for(kind)
+]
+
+
+@pytest.mark.parametrize(("kind", "strategy"), CASES)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 8])
+def test_any_order_of_ready_tasks_gives_the_result_of_the_program(
+    kind: Kind, strategy: str, nodes: int
+) -> None:
+    order = random.Random(f"{kind} {strategy} {nodes}")
+    for numel, chunk in [(0, 4), (1, 4), (nodes, 1), (nodes + 1, 2), (29, 3), (29, 64)]:
+        root = order.randrange(nodes) if kind.has_root else -1
+        schedule = compile_schedule(kind, strategy, nodes=nodes, numel=numel, root=root)
+        expected = [sum(10**n for n in range(nodes)) * (1 + e % 3) for e in range(schedule.numel)]
+        if kind is Kind.BROADCAST:
+            expected = [10**root * (1 + e % 3) for e in range(schedule.numel)]
+        for node in run(schedule, chunk, order):
+            if schedule.has_result(node.index):
+                assert node.work == expected
+
+
+def test_a_send_waits_only_for_the_chunks_that_it_sends() -> None:
+    flow = build(
+        (Fold(Slice(0, 8), (1, 0)), Send(Slice(0, 8), 1)), node=0, numel=8, chunk=4, has_result=True
+    )
+    sends = [flow.tasks[index] for index in flow.sends[1]]
+    folds = [task for task in flow.tasks if task.kind is TaskKind.FOLD]
+    assert [fold.successors for fold in folds] == [[send.index] for send in sends]
+
+
+def test_a_chunk_is_overwritten_only_after_it_was_sent() -> None:
+    flow = build(
+        (Send(Slice(0, 4), 1), Receive(Slice(0, 4), 1)), node=0, numel=4, chunk=4, has_result=True
+    )
+    send, receive = flow.tasks[flow.sends[1][0]], flow.tasks[flow.receives[1][0]]
+    assert receive.index in send.successors
+    assert not send.snapshot, "the peer's answer proves that the frame arrived"
+
+
+def test_a_send_that_is_folded_over_keeps_a_copy() -> None:
+    flow = build(
+        (Send(Slice(0, 4), 1), Fold(Slice(0, 4), (0, 1))), node=0, numel=4, chunk=4, has_result=True
+    )
+    assert flow.tasks[flow.sends[1][0]].snapshot
+
+
+def test_received_operands_that_wait_for_their_fold_are_bounded() -> None:
+    flow = build(
+        (Fold(Slice(0, 100), (0, 1, 2)),), node=0, numel=100, chunk=1, has_result=True
+    )
+    first = [flow.tasks[index] for index in flow.receives[1]]
+    assert [task.waits_for for task in first[:FOLD_WINDOW]] == [0] * FOLD_WINDOW
+    assert all(task.waits_for == 1 for task in first[FOLD_WINDOW:])
+
+
+def test_a_chunk_without_elements_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 element, got 0"):
+        build((), node=0, numel=1, chunk=0, has_result=True)
