@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,8 @@ from tests.support.waiting import wait_until
 
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
+
+pytestmark = pytest.mark.slow
 
 UP = ("up", "--listen", "127.0.0.1:0")
 
@@ -65,13 +66,14 @@ def test_a_stack_serves_while_entered_and_leaves_nothing_after_a_failure(tempora
                 rank.connect(stack.environment(number)["ALLFOLD_SOCKET"])
         assert [service.status for service in stack.services] == [None] * 3
         _ = 1 / 0
-    assert [service.status for service in stack.services] == [0, 0, 0]
+    # They ended when they were told to, and were not killed.
+    assert {service.status for service in stack.services} <= {0, 128 + signal.SIGTERM}
     assert list(temporary.iterdir()) == []
 
 
 def test_a_stack_that_is_not_up_in_time_tells_what_its_services_said(temporary: Path) -> None:
     with (
-        pytest.raises(ServiceError, match="waited 0.1 s for orchestrator to be ready"),
+        pytest.raises(ServiceError, match=r"waited 0\.1 s for orchestrator to be ready"),
         LocalStack(1, seconds=0.1),
     ):
         pass
@@ -92,17 +94,12 @@ def test_a_temporary_folder_with_a_long_path_is_refused(
 # --- allfold up and allfold status
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_up_serves_until_it_is_told_to_end(
-    allfold: Commands, number: signal.Signals, status: int
-) -> None:
+def test_up_serves_until_ctrl_c(allfold: Commands) -> None:
     command = allfold.start(*UP)
     command.wait_for_output("ALLFOLD_SOCKET")
     assert len(command.marked()) == 3
-    command.send(number)
-    assert command.wait() == status
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
 
 
 def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
@@ -131,13 +128,17 @@ def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
     assert "node1 was killed by SIGKILL; it last wrote:" in command.err
 
 
-def test_up_uses_the_token_of_the_environment_and_tells_machines_in_json(allfold: Commands) -> None:
-    command = allfold.start(*UP, "--json", env={"ALLFOLD_TOKEN": "chosen"})
+def test_up_takes_the_token_of_the_environment_and_shows_it_to_no_process_list(
+    allfold: Commands,
+) -> None:
+    command = allfold.start(*UP, "--json", env={"ALLFOLD_TOKEN": "hidden-from-ps"})
     command.wait_for_output("\n")
     told = json.loads(command.out)
-    assert told["token"] == "chosen"
+    assert told["token"] == "hidden-from-ps"
     assert told["pid"] == command.process.pid
     assert [node["name"] for node in told["nodes"]] == ["node0"]
+    for pid in command.marked():
+        assert "hidden-from-ps" not in Path(f"/proc/{pid}/cmdline").read_text()
     command.send(signal.SIGTERM)
     assert command.wait() == 143
 
@@ -148,15 +149,6 @@ def test_up_shows_why_a_service_does_not_start(allfold: Commands) -> None:
         err = allfold.run("up", "--listen", address, status=1).err
     assert "orchestrator ended with status 1; it last wrote:" in err
     assert "in use" in err
-
-
-def test_the_token_is_on_no_command_line(allfold: Commands) -> None:
-    command = allfold.start(*UP, env={"ALLFOLD_TOKEN": "hidden-from-ps"})
-    command.wait_for_output("ALLFOLD_SOCKET")
-    for pid in command.marked():
-        assert "hidden-from-ps" not in Path(f"/proc/{pid}/cmdline").read_text()
-    command.send(signal.SIGTERM)
-    assert command.wait() == 143
 
 
 def test_a_signal_while_it_starts_leaves_nothing(allfold: Commands) -> None:
@@ -226,16 +218,10 @@ def test_status_names_the_rank_that_an_op_waits_for(allfold: Commands) -> None:
     script = allfold.script(WAIT_FOR_RANK_3)
     job = allfold.start("run", *agents, "--nproc-per-node", "2", script, flag, env=env)
 
-    def status() -> str:
-        return subprocess.run(
-            job.process.args[:3] + ["status"],  # type: ignore[index,operator]
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    def waits_for_it() -> bool:
+        return "waits for rank 3 on node node1, " in allfold.run("status", env=env).out
 
-    wait_until(lambda: "waits for rank 3 on node node1, " in status(), job.err, 60)
+    wait_until(waits_for_it, "a status that names rank 3", 60)
     flag.touch()
     assert job.wait() == 0
     assert job.out.count("sum 6.0") == 4

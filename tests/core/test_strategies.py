@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -26,7 +27,7 @@ from allfold_core.strategies.phases import Place
 from allfold_core.strategies.tree import place_in_heap, preorder_ranks
 from allfold_core.verify import verify
 
-NUMELS = {
+NUMELS: dict[str, Callable[[int], int]] = {
     "0": lambda nodes: 0,
     "1": lambda nodes: 1,
     "P-1": lambda nodes: nodes - 1,

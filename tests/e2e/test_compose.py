@@ -7,6 +7,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.support.require import requires
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-TRAINING_SECONDS = 300.0
+TRAINING_SECONDS = 600.0  # seconds on a free machine
 # What must be healthy, or done, before what starts.
 GATES = {
     "orchestrator": ("redis", "token"),
@@ -31,12 +32,10 @@ LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
 
 @dataclass(frozen=True)
 class Stack:
-    """The project after its training has ended, with what was seen on the way."""
+    """The running project, and what its containers did until all had started."""
 
     project: docker.Project
     events: list[dict[str, Any]]
-    exit_codes: list[int]
-    logs: str
 
     @property
     def services(self) -> list[str]:
@@ -49,6 +48,13 @@ class Stack:
     def token(self) -> str:
         shown = ("exec", self.project.container("orchestrator"), "cat", "/run/allfold-token/token")
         return self.project.docker(*shown)
+
+
+@dataclass(frozen=True)
+class Ending:
+    exit_codes: dict[str, int]
+    before: list[str]
+    left: list[str]
 
 
 def free_address() -> str:
@@ -81,26 +87,44 @@ def images(bases: docker.Environment) -> docker.Project:
 
 
 @pytest.fixture(scope="module")
-def stack(request: pytest.FixtureRequest, images: docker.Project) -> Iterator[Stack]:
-    failed_before = request.session.testsfailed
+def up(request: pytest.FixtureRequest, images: docker.Project) -> Iterator[Stack]:
+    with ended_with_logs_of_failures(request, images):
+        with images.events() as events:
+            images.compose("up", "--detach", "--no-build", seconds=300.0)
+        yield Stack(images, events)
+
+
+@pytest.fixture(scope="module")
+def trained(up: Stack) -> Stack:
+    """The stack after its training, however that ended."""
+    up.project.wait("train-a", "train-b", seconds=TRAINING_SECONDS)
+    return up
+
+
+@pytest.fixture(scope="module")
+def ended(request: pytest.FixtureRequest, trained: Stack) -> Ending:
+    """What remained of the stack when it was stopped and taken down, after all other tests."""
+    project = trained.project
+    with ended_with_logs_of_failures(request, project):
+        project.compose("stop", "--timeout", "10", *LONG_RUNNING)
+        codes = {name: project.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
+        before = project.leftovers()
+    return Ending(codes, before, project.leftovers())
+
+
+@contextmanager
+def ended_with_logs_of_failures(
+    request: pytest.FixtureRequest, project: docker.Project
+) -> Iterator[None]:
+    """Take the project down in the end; its logs go to the terminal before if anything failed."""
+    good = False
     try:
-        stack = brought_up(request, images)
-        yield stack
-        if request.session.testsfailed > failed_before:
-            show(request, stack.logs)
+        yield
+        good = request.session.testsfailed == 0
     finally:
-        images.down()
-
-
-def brought_up(request: pytest.FixtureRequest, project: docker.Project) -> Stack:
-    try:
-        with project.events() as events:
-            project.compose("up", "--detach", "--no-build", seconds=300.0)
-            codes = project.wait("train-a", "train-b", seconds=TRAINING_SECONDS)
-    except BaseException:
-        show(request, project.logs())
-        raise
-    return Stack(project, events, codes, project.logs())
+        if not good and project.leftovers():
+            show(request, project.logs())
+        project.down()
 
 
 def show(request: pytest.FixtureRequest, logs: str) -> None:
@@ -133,18 +157,24 @@ def test_all_images_build(images: docker.Project) -> None:
         assert f"allfold-{image}" in images.docker("image", "ls")
 
 
-def test_the_training_ends_well_on_both_nodes(stack: Stack) -> None:
-    assert stack.exit_codes == [0, 0]
+def test_all_services_come_up(up: Stack) -> None:
+    assert moments(up, "start").keys() == set(up.services)
 
 
-def test_rank_0_reports_its_accuracy_and_identical_ranks_last(stack: Stack) -> None:
-    last = stack.project.docker("logs", stack.project.container("train-a")).splitlines()[-1]
-    assert re.fullmatch(r"demo: ok accuracy=\d+(\.\d+)?%? ranks_identical=yes", last), last
+def test_the_training_ends_well_on_both_nodes(trained: Stack) -> None:
+    for service in ("train-a", "train-b"):
+        assert trained.project.inspect(service)["State"]["ExitCode"] == 0, service
 
 
-def test_nothing_starts_before_what_it_depends_on_is_ready(stack: Stack) -> None:
-    started = moments(stack, "start")
-    ready = moments(stack, "die") | moments(stack, "health_status: healthy")
+def test_rank_0_reports_its_accuracy_and_identical_ranks_last(trained: Stack) -> None:
+    printed = trained.project.docker("logs", trained.project.container("train-a")).splitlines()
+    last = [line for line in printed if line.startswith("[0] ")][-1]
+    assert re.fullmatch(r"\[0\] demo: ok accuracy=\d+\.\d+ ranks_identical=yes", last), last
+
+
+def test_nothing_starts_before_what_it_depends_on_is_ready(trained: Stack) -> None:
+    started = moments(trained, "start")
+    ready = moments(trained, "die") | moments(trained, "health_status: healthy")
     late = [(a, b) for a, gates in GATES.items() for b in gates if not ready[b] < started[a]]
     assert late == []
 
@@ -159,30 +189,30 @@ def moments(stack: Stack, action: str) -> dict[str, int]:
     return first
 
 
-def test_no_service_runs_as_root(stack: Stack) -> None:
+def test_no_service_runs_as_root(trained: Stack) -> None:
     users = {
-        service: stack.project.inspect(service)["Config"]["User"] for service in stack.services
+        service: trained.project.inspect(service)["Config"]["User"] for service in trained.services
     }
     assert [service for service, user in users.items() if user in ("", "0", "root")] == []
     for service in LONG_RUNNING:
-        shown = stack.project.docker("top", stack.project.container(service), "-eo", "pid,uid")
+        shown = trained.project.docker("top", trained.project.container(service), "-eo", "pid,uid")
         owners = [line.split()[1] for line in shown.splitlines()[1:]]
         assert owners
         assert "0" not in owners, f"{service} has a process of root"
 
 
-def test_every_service_has_a_read_only_root_and_no_capabilities(stack: Stack) -> None:
-    for service in stack.services:
-        host = stack.project.inspect(service)["HostConfig"]
+def test_every_service_has_a_read_only_root_and_no_capabilities(trained: Stack) -> None:
+    for service in trained.services:
+        host = trained.project.inspect(service)["HostConfig"]
         assert host["ReadonlyRootfs"], service
         assert host["CapDrop"] == ["ALL"], service
         assert host["SecurityOpt"] == ["no-new-privileges:true"], service
 
 
-def test_only_the_orchestrator_is_published_and_only_to_this_machine(stack: Stack) -> None:
+def test_only_the_orchestrator_is_published_and_only_to_this_machine(trained: Stack) -> None:
     bindings = {
-        service: stack.project.inspect(service)["HostConfig"]["PortBindings"] or {}
-        for service in stack.services
+        service: trained.project.inspect(service)["HostConfig"]["PortBindings"] or {}
+        for service in trained.services
     }
     published = {service: ports for service, ports in bindings.items() if ports}
     assert list(published) == ["orchestrator"]
@@ -191,37 +221,34 @@ def test_only_the_orchestrator_is_published_and_only_to_this_machine(stack: Stac
     ] == [["127.0.0.1"]]
 
 
-def test_jobs_have_no_network_at_all(stack: Stack) -> None:
+def test_jobs_have_no_network_at_all(trained: Stack) -> None:
     for service in ("train-a", "train-b"):
-        assert list(stack.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
+        assert list(trained.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
 
 
-def test_the_orchestrator_is_ready_on_its_published_port(stack: Stack) -> None:
-    status, body = fetch(f"{stack.url}/readyz")
+def test_the_orchestrator_is_ready_on_its_published_port(trained: Stack) -> None:
+    status, body = fetch(f"{trained.url}/readyz")
     assert status == 200, body
 
 
-def test_the_api_wants_the_token_that_was_made_for_this_project(stack: Stack) -> None:
-    assert fetch(f"{stack.url}/v1/nodes")[0] == 401
-    status, body = fetch(f"{stack.url}/v1/nodes", stack.token())
+def test_the_api_wants_the_token_that_was_made_for_this_project(trained: Stack) -> None:
+    assert fetch(f"{trained.url}/v1/nodes")[0] == 401
+    status, body = fetch(f"{trained.url}/v1/nodes", trained.token())
     assert status == 200, body
     assert "agent-a" in body
     assert "agent-b" in body
 
 
-def test_the_token_shows_in_no_inspect(stack: Stack) -> None:
-    token = stack.token()
+def test_the_token_shows_in_no_inspect(trained: Stack) -> None:
+    token = trained.token()
     assert len(token) >= 32
-    assert [s for s in stack.services if token in json.dumps(stack.project.inspect(s))] == []
+    assert [s for s in trained.services if token in json.dumps(trained.project.inspect(s))] == []
 
 
-def test_services_end_by_themselves_when_told_to(stack: Stack) -> None:
-    stack.project.compose("stop", "--timeout", "10", *LONG_RUNNING)
-    codes = {s: stack.project.inspect(s)["State"]["ExitCode"] for s in LONG_RUNNING}
-    assert [service for service, code in codes.items() if code == KILLED] == []
+def test_services_end_by_themselves_when_told_to(ended: Ending) -> None:
+    assert [service for service, code in ended.exit_codes.items() if code == KILLED] == []
 
 
-def test_down_leaves_nothing_behind(stack: Stack) -> None:
-    assert stack.project.leftovers() != []
-    stack.project.down()
-    assert stack.project.leftovers() == []
+def test_down_leaves_nothing_behind(ended: Ending) -> None:
+    assert ended.before != []
+    assert ended.left == []

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict, deque
 
 import pytest
+
 from allfold_agent.dataflow import FOLD_WINDOW, Dataflow, Task, TaskKind, build
 from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.operations import Kind
@@ -153,9 +154,7 @@ def test_a_send_that_is_folded_over_keeps_a_copy() -> None:
 
 
 def test_received_operands_that_wait_for_their_fold_are_bounded() -> None:
-    flow = build(
-        (Fold(Slice(0, 100), (0, 1, 2)),), node=0, numel=100, chunk=1, has_result=True
-    )
+    flow = build((Fold(Slice(0, 100), (0, 1, 2)),), node=0, numel=100, chunk=1, has_result=True)
     first = [flow.tasks[index] for index in flow.receives[1]]
     assert [task.waits_for for task in first[:FOLD_WINDOW]] == [0] * FOLD_WINDOW
     assert all(task.waits_for == 1 for task in first[FOLD_WINDOW:])

@@ -8,7 +8,7 @@ import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_core.plan import LinkModel
-from allfold_orchestrator import keys, wire
+from allfold_orchestrator import background, keys, wire
 from allfold_orchestrator.failures import Refusal
 from allfold_orchestrator.service import Orchestrator, Waiting
 from allfold_orchestrator.store import Store
@@ -148,11 +148,9 @@ async def test_a_sweeper_that_has_just_started_gives_everybody_a_lease_to_be_hea
     assert await after.state_of("fine") == "alive"
 
 
-async def test_nobody_is_lost_because_the_store_was_away(
-    replica: Replica, clock: ManualClock, backend: Backend
-) -> None:
-    if not isinstance(backend, Embedded):
-        pytest.skip("the real store is taken away in the tests of the process")
+async def test_nobody_is_lost_because_the_store_was_away(clock: ManualClock) -> None:
+    backend = Embedded()
+    replica = Replica(Store(backend.client(), LEASE_SECONDS, clock))
     await replica.register("fine")
     await replica.register("dead")
     assert await run_for(replica, clock, LEASE_SECONDS + 2, "fine", "dead") == []
@@ -167,6 +165,7 @@ async def test_nobody_is_lost_because_the_store_was_away(
     assert await replica.sweeper.sweep() == []  # every lease looks expired
     assert await run_for(replica, clock, LEASE_SECONDS - 1, "fine") == []
     assert await run_for(replica, clock, 1, "fine") == ["dead"]
+    await replica.store.close()
 
 
 async def test_two_replicas_evict_a_node_once(make_store: MakeStore, clock: ManualClock) -> None:
@@ -252,6 +251,5 @@ async def test_the_sweeper_says_what_keeps_it_from_sweeping(
     monkeypatch.undo()
     monkeypatch.setattr(replica.sweeper, "_pause", 0.001)
     await until(lambda: replica.sweeper.problem is None, "it recovers")
-    task.cancel()
-    await asyncio.wait([task])
+    await background.end(task)
     assert [m for m in caplog.messages if m.startswith("lease")][-1] == "leases are watched"

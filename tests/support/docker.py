@@ -198,10 +198,10 @@ class Project:
         found: list[dict[str, Any]] = json.loads(self.docker("inspect", self.container(service)))
         return found[0]
 
-    def wait(self, *services: str, seconds: float) -> list[int]:
-        """Exit codes of services that end by themselves, in the order given."""
+    def wait(self, *services: str, seconds: float) -> None:
+        """Wait until services that end by themselves have ended."""
         containers = [self.container(service) for service in services]
-        return [int(code) for code in self.docker("wait", *containers, seconds=seconds).split()]
+        self.docker("wait", *containers, seconds=seconds)
 
     def logs(self) -> str:
         """Everything that every service printed, for people."""

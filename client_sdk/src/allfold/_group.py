@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from allfold import _tensors
+from allfold._arena import Block
 from allfold._session import GRACE_SECONDS, Session
 from allfold._tensors import TensorView
 from allfold._work import Work
@@ -31,8 +32,7 @@ log = logging.getLogger("allfold")
 
 AUTO = "auto"
 _NOWHERE = Region(0, 0)
-# So many ops in flight may pile up replies before the socket to the agent is full.
-_DRAIN_EVERY = 64
+_TIDY_EVERY = 64
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
     "average": ReduceOp.MEAN,
@@ -237,42 +237,58 @@ class Group:
         if view.address and region is None:
             region = arena.locate(view.address, view.nbytes)
         staged = None if region else arena.allocate(view.nbytes)
-        if staged:
-            region = staged.region
-            view.copy_to(staged.memory)
-        assert region is not None
-        with self._lock:
-            seq = self._next_seq
-            key = (Message.OP, self._number, seq)
-            pending = self._session.expect(key)
-            self._session.send(
-                OpMessage(self._number, seq, timeout, region, region, view.nbytes, packed).pack()
-            )
-            self._next_seq = seq + 1
-
-            def finish() -> Any:
-                if staged and self._gets_result(fingerprint):
-                    view.copy_from(staged.memory)
-                return view.tensor
-
-            def clean_up() -> None:
-                self._in_flight.pop(seq, None)
-                if staged:
-                    arena.free(staged)
-
-            work = Work(
-                self._session,
-                key,
-                pending,
-                f"op {seq} of group '{self.name}'",
-                timeout,
-                finish,
-                clean_up,
-            )
-            self._in_flight[seq] = work
-        if len(self._in_flight) % _DRAIN_EVERY == 0:
-            self._session.drain()
+        try:
+            if staged:
+                region = staged.region
+                view.copy_to(staged.memory)
+            assert region is not None
+            with self._lock:
+                work = self._send(fingerprint, packed, view, region, staged, timeout)
+        except BaseException:
+            if staged:
+                arena.free(staged)
+            raise
+        if len(self._in_flight) % _TIDY_EVERY == 0:
+            self._tidy()
         return work
+
+    def _send(
+        self,
+        fingerprint: Fingerprint,
+        packed: bytes,
+        view: TensorView,
+        region: Region,
+        staged: Block | None,
+        timeout: float,
+    ) -> Work:
+        """Hand the op to the agent; called one at a time, because ops are numbered as they go."""
+        seq = self._next_seq
+        key = (Message.OP, self._number, seq)
+        pending = self._session.expect(key)
+        message = OpMessage(self._number, seq, timeout, region, region, view.nbytes, packed)
+        self._session.send(message.pack())
+        self._next_seq = seq + 1
+
+        def finish() -> Any:
+            if staged and self._gets_result(fingerprint):
+                view.copy_from(staged.memory)
+            return view.tensor
+
+        def clean_up() -> None:
+            self._in_flight.pop(seq, None)
+            if staged:
+                self._session.arena.free(staged)
+
+        name = f"op {seq} of group '{self.name}'"
+        work = Work(self._session, key, pending, name, timeout, finish, clean_up)
+        self._in_flight[seq] = work
+        return work
+
+    def _tidy(self) -> None:
+        """Take in replies, so that the agent can go on sending, and settle what is done."""
+        self._session.drain()
+        for work in list(self._in_flight.values()):
+            work.settle_if_done()
 
     def _gets_result(self, fingerprint: Fingerprint) -> bool:
         if fingerprint.kind is Kind.REDUCE:

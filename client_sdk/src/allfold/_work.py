@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing
+
+log = logging.getLogger("allfold")
 
 
 class Work:
@@ -45,6 +48,14 @@ class Work:
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return, or raise, at once."""
         return self._settled or self._session.poll(self._pending)
+
+    def settle_if_done(self) -> None:
+        """Bring a result home that is there already; :meth:`wait` still tells the outcome."""
+        if self._pending.done and not self._settled:
+            try:
+                self.wait()
+            except AllfoldError as error:
+                log.debug("%s failed: %s", self._describe, error)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.

@@ -53,7 +53,10 @@ log = logging.getLogger(__name__)
 
 SocketTaker = Callable[[socket.socket], None]
 # How long a client may take to say that it has got a download, before silence counts as that.
-DELIVERY_GRACE = 1.0
+DELIVERY_GRACE = 0.5
+# How long a client waits at least for a download that others claim: until it is known whether
+# they have got it. A client that died and comes back at once must not find its own place taken.
+CLAIM_WAIT = 2.0
 _ACCEPT_POLL = 1.0
 _REFUSE_LINGER = 0.2
 
@@ -387,7 +390,7 @@ class _TensorRoutes:
         span = _requested_span(exchange, tensor)
         start, stop = span or (0, len(tensor.view))
         counts = exchange.method == "GET" and stop == len(tensor.view)
-        left = max(0.0, give_up - monotonic())
+        left = max(CLAIM_WAIT, give_up - monotonic())
         with self._store.reading(tensor, counts=counts, wait=left, wanted=wanted) as reading:
             headers = _describe(exchange, tensor, span)
             self._respond(exchange, 206 if span else 200, headers, tensor.view[start:stop])

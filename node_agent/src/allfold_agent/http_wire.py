@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
+from http import HTTPStatus
 from time import monotonic, sleep
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -254,7 +255,9 @@ class Exchange:
             out.append(("Content-Length", str(len(body))))
         if not self.keep_alive:
             out.append(("Connection", "close"))
-        head = self._h11.send(h11.Response(status_code=status, headers=out))
+        head = self._h11.send(
+            h11.Response(status_code=status, headers=out, reason=HTTPStatus(status).phrase)
+        )
         shown = b"" if self.method == "HEAD" else body
         send_views(self.sock, head or b"", shown, stall=stall, deadline=deadline)
 

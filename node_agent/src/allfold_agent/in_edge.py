@@ -17,7 +17,7 @@ import xxhash
 
 from allfold_agent.dataflow import Task, TaskKind
 from allfold_agent.exchange import Exchange
-from allfold_agent.out_edge import EdgeCounters
+from allfold_agent.out_edge import EdgeCounters, tune
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
 
@@ -106,7 +106,7 @@ class InEdge:
             except PeerLost:
                 if self._closed.wait(RETRY_SECONDS) or monotonic() > deadline:
                     raise
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        tune(connected)
         self._early = memoryview(early)
         self._socket = connected
 

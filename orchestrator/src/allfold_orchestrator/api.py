@@ -33,10 +33,13 @@ Wait = Annotated[
 
 def _errors(**reasons: str) -> dict[int | str, dict[str, Any]]:
     """The failures of a route, for its documentation: ``_errors(s409="the rank is taken")``."""
-    common = {"s400": "The request is not valid.", "s503": "The state store does not answer."}
+    described: dict[int | str, str] = {int(status[1:]): text for status, text in reasons.items()}
+    described[400] = "The request is not valid."
+    described[503] = "The state store does not answer: try again."
+    described["default"] = "Any other failure: no token, a body over 1 MiB, a mistake of ours."
     return {
-        int(status[1:]): {"model": wire.ErrorAnswer, "description": reason}
-        for status, reason in {**common, **reasons}.items()
+        status: {"model": wire.ErrorAnswer, "description": text}
+        for status, text in described.items()
     }
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from allfold_orchestrator import __version__, api, gates, health, http_errors, wire
+from allfold_orchestrator import __version__, api, background, gates, health, http_errors, wire
 from allfold_orchestrator.plan_bodies import PlanBodies
 from allfold_orchestrator.redis_client import connect
 from allfold_orchestrator.service import Orchestrator
@@ -58,7 +58,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         store.bells.stop()
-        sweeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweeper
+        await background.end(sweeper)
         await store.close()

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from allfold_orchestrator import background
 from allfold_orchestrator.bells import Bells, relay
 from allfold_orchestrator.clock import Clock, StoreClock
 from allfold_orchestrator.failures import store_errors
@@ -35,9 +36,7 @@ class Store:
     async def close(self) -> None:
         """Stop listening and close the connections."""
         if self._relay is not None:
-            self._relay.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._relay
+            await background.end(self._relay)
         with suppress(RedisError, OSError):
             await self._client.aclose()
 

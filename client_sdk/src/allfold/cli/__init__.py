@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _NEEDED = ("click", "rich")
@@ -9,11 +10,22 @@ _NEEDED = ("click", "rich")
 
 def main() -> None:
     """Run the command line."""
+    _open_standard_streams()
     try:
         from allfold.cli._main import cli
+
+        cli(prog_name="allfold")
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
         print('The allfold command needs more: pip install "allfold[cli]"', file=sys.stderr)
         sys.exit(2)
-    cli(prog_name="allfold")
+
+
+def _open_standard_streams() -> None:
+    """Fill closed ones, or a pipe of ours would get their number and be taken for them."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -16,10 +16,12 @@ class Ending:
     Attributes:
         grace: seconds between one step of the ending and the next, harder one.
         keep_going: a failed rank does not end the others.
+        urgent: somebody wants the end now; it is not only that a rank failed.
     """
 
     grace: float
     keep_going: bool = False
+    urgent: bool = False
     _status: int | None = None
     _steps: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _told: int = 0
@@ -50,11 +52,13 @@ class Ending:
 
     def timed_out(self, now: float) -> bool:
         """Note that the run takes too long; True when this is what ends it."""
+        self.urgent = True
         return self._begin(TIMED_OUT, now)
 
     def told_to_end(self, number: int, now: float) -> None:
         """Note a signal that we got: the ranks get it too, and the second time they are killed."""
         self._told += 1
+        self.urgent = True
         self._status = self._status or 128 + number
         if self._told > 1:
             self._plan(now, signal.SIGKILL)

@@ -51,6 +51,9 @@ def _object(url: str, body: bytes) -> dict[str, Any]:
 
 def _answered(url: str, status: int, body: bytes) -> AllfoldError:
     try:
-        return from_dict(_object(url, body)["error"])
-    except (ValueError, KeyError, TypeError, AllfoldError):
-        return ServiceError(f"{url} answers with HTTP status {status}")
+        error = _object(url, body).get("error")
+    except (ValueError, ServiceError):
+        error = None
+    if isinstance(error, dict):
+        return from_dict(error)
+    return ServiceError(f"{url} answers with HTTP status {status}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from allfold.cli._output import Output
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
 from allfold.cli._rank_process import RankProcess, Stream
 from allfold.cli._stack import LocalStack
+from allfold_core.errors import ServiceError
 
+_STDOUT, _STDERR = 1, 2
 _LAST_WORDS_SECONDS = 2.0
 """How long a slow reader of our output holds up a run that was told to end."""
 
@@ -50,8 +51,8 @@ class Launch:
         self._interrupts = interrupts
         self._stack = stack
         self._services = list(stack.services) if stack else []
-        self._out = Output(sys.stdout.fileno(), prefix=policy.prefix)
-        self._err = Output(sys.stderr.fileno(), prefix=policy.prefix)
+        self._out = Output(_STDOUT, prefix=policy.prefix)
+        self._err = Output(_STDERR, prefix=policy.prefix)
         self._ending = Ending(policy.grace, policy.keep_going)
         self._deadline = None if policy.timeout is None else time.monotonic() + policy.timeout
         self._running: list[RankProcess] = []
@@ -72,15 +73,18 @@ class Launch:
         return self._ending.exit_status
 
     def _start(self, number: int, env: Mapping[str, str]) -> RankProcess:
-        return RankProcess(
-            number,
-            self._job.command,
-            {**env, **self._job.environment(number)},
-            (self._out, self._err),
-            shown=number == 0 or not self._policy.quiet_others,
-            # One reader, or the ranks would share the lines out among themselves.
-            stdin=None if number == 0 else subprocess.DEVNULL,
-        )
+        try:
+            return RankProcess(
+                number,
+                self._job.command,
+                {**env, **self._job.environment(number)},
+                (self._out, self._err),
+                shown=number == 0 or not self._policy.quiet_others,
+                # One reader, or the ranks would share the lines out among themselves.
+                stdin=None if number == 0 else subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise ServiceError(f"cannot start rank {number}: {error.strerror}") from error
 
     # --- what happens while ranks run
 
@@ -88,11 +92,13 @@ class Launch:
         streams = [stream for rank in self._running for stream in rank.readable_streams]
         ranks = {rank.child: rank for rank in self._running}
         watched: list[HasFileno] = [self._interrupts, *streams, *ranks, *self._services]
-        for item in wait_for(watched, self._patience(), writable=self._clogged()):
+        ready = wait_for(watched, self._patience(), writable=self._clogged())
+        for item in ready:
             if isinstance(item, Stream):
                 item.forward()
-            elif isinstance(item, Child):
-                self._child_ended(item, ranks.get(item))
+            elif isinstance(item, Child) and item not in ranks:
+                self._service_ended(item)
+        self._ranks_ended([rank for child, rank in ranks.items() if child in ready])
         for output in self._clogged():
             output.flush()
         self._obey()
@@ -119,15 +125,14 @@ class Launch:
     def _clogged(self) -> list[Output]:
         return [output for output in (self._out, self._err) if output.clogged]
 
-    def _child_ended(self, child: Child, rank: RankProcess | None) -> None:
-        if rank is None:
-            self._service_ended(child)
-        else:
-            self._rank_ended(rank)
+    def _ranks_ended(self, ranks: list[RankProcess]) -> None:
+        statuses = {rank: rank.reap() for rank in ranks}
+        self._running = [rank for rank in self._running if rank not in statuses]
+        # Of several at once, one that was killed is the cause: nobody else's failure does that.
+        for rank in sorted(ranks, key=lambda rank: not rank.child.killed_by):
+            self._rank_ended(rank, statuses[rank])
 
-    def _rank_ended(self, rank: RankProcess) -> None:
-        self._running.remove(rank)
-        status = rank.reap()
+    def _rank_ended(self, rank: RankProcess, status: int) -> None:
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
         if ends_the_run or (status and not self._ending.begun):
             rank.show_unshown()
@@ -149,9 +154,9 @@ class Launch:
     # --- the end
 
     def _last_words(self) -> None:
-        """Wait for a slow reader of ours; not for long once we were told to end."""
+        """Wait for a slow reader of ours; not for long where somebody wants us to end."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while self._clogged() and not (self._ending.begun and time.monotonic() > deadline):
+        while self._clogged() and not (self._ending.urgent and time.monotonic() > deadline):
             wait_for([self._interrupts], 0.1, writable=self._clogged())
             for output in self._clogged():
                 output.flush()

@@ -136,8 +136,14 @@ class Child:
             bufsize=0,
             start_new_session=True,
         )
-        self._pidfd = os.pidfd_open(self.pid)
         self.stdout, self.stderr = self._process.stdout, self._process.stderr
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # no descriptors left: nobody could watch it
+            self._process.kill()
+            self._process.wait()
+            self.close_streams()
+            raise
 
     @property
     def pid(self) -> int:
@@ -153,12 +159,16 @@ class Child:
         return code if code is None or code >= 0 else 128 - code
 
     @property
+    def killed_by(self) -> int:
+        """The signal that killed it; 0 when it ended by itself, or is not reaped."""
+        return max(0, -(self._process.returncode or 0))
+
+    @property
     def fate(self) -> str:
         """How it ended, once reaped: ``ended with status 3``, ``was killed by SIGKILL``."""
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with status {code}"
+        if self.killed_by:
+            return f"was killed by {signal.Signals(self.killed_by).name}"
+        return f"ended with status {self.status}"
 
     @property
     def ended(self) -> bool:

@@ -51,10 +51,11 @@ def run(
 ) -> None:
     """Run SCRIPT as the ranks of a job, NPROC_PER_NODE on each node.
 
-    Without --agent (or ALLFOLD_SOCKET) an orchestrator and --nodes agents are started for the run.
-    With it, the ranks use that agent; --agent may be given several times, once per node of this
-    machine. Where several machines share a job, each runs this command with its own agent and
-    --node-rank, and all with the same --nnodes and --group.
+    Without --agent (or ALLFOLD_SOCKET) an orchestrator and --nodes agents are started for the run;
+    with --nodes they are started in any case. With --agent the ranks use that agent; it may be
+    given several times, once per node of this machine. Where several machines share a job, each
+    runs this command with its own agent and --node-rank, and all with the same --nnodes and
+    --group.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as under
     torchrun, and ALLFOLD_SOCKET, ALLFOLD_GROUP and ALLFOLD_TOKEN.
@@ -69,6 +70,10 @@ def run(
         first_node = place(count, nnodes, node_rank, group)
     except InvalidArgument as error:
         raise click.UsageError(error.message) from None
+    if nnodes is not None and nnodes > 1 and not sockets:
+        raise click.UsageError(
+            "with --nnodes, give --agent: the machines' agents must be connected"
+        )
     policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going)
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())

@@ -1,0 +1,70 @@
+# Everything is installed into .venv, once: a second run installs nothing that has not changed.
+#
+#   PYTHON    the Python that .venv is made of, 3.11 or newer
+#   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+#   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types bench up down clean
+
+PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+PACKAGES := collective_core orchestrator node_agent client_sdk
+SOURCES := $(PACKAGES:%=%/src)
+
+# Fast tests first. What is not named here comes in between.
+FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
+LAST := $(addprefix tests/,chaos e2e browser)
+OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/__%,$(wildcard tests/*))
+TESTS ?= $(wildcard $(FIRST)) $(OTHERS) $(wildcard $(LAST))
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
+	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
+
+test: lint types ## check style and types, then run all tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
+
+lint: .venv/.installed-dev ## check style and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev ## check the types of the four packages
+	@$(BIN)/mypy $(SOURCES)
+
+bench: .venv/.installed ## measure Allfold against Gloo on this machine
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+up: ## start Redis, the orchestrator, two agents and the demo in containers
+	$(COMPOSE) up --build
+
+down: ## remove those containers and what they stored
+	$(COMPOSE) down --volumes
+
+clean: ## remove .venv and every cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made:
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Allfold needs Python 3.11 or newer. Name one: make demo PYTHON=/path/to/python' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed: .venv/.made constraints.txt $(PACKAGES:%=%/pyproject.toml)
+	$(PIP) $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sdk[local]' scikit-learn
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,41 @@
+"""One Allfold of five nodes for all conformance tests, and the ranks that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.ranks import Job, RankPool
+from tests.support.services import Services
+
+NODES = 5
+
+# Rank r is on node SHAPES[...][r]. The last one has 1, 2 and 3 ranks per node, out of order.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "1x3": (0, 0, 0),
+    "2x2": (0, 0, 1, 1),
+    "3x1": (0, 1, 2),
+    "5x1": (0, 1, 2, 3, 4),
+    "1+2+3": (2, 0, 2, 1, 2, 1),
+}
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    with Services() as services:
+        services.start_orchestrator()
+        services.start_agents(*(f"node{number}" for number in range(NODES)))
+        yield services
+
+
+@pytest.fixture(scope="session")
+def pool(services: Services) -> Iterator[RankPool]:
+    with RankPool(services) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
+    """A registered group of each shape, shared by the tests of a module."""
+    with pool.job(SHAPES[request.param]) as job:
+        yield job

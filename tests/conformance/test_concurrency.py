@@ -1,0 +1,42 @@
+"""Many ops, groups and threads at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support import programs
+from tests.support.ranks import Job, RankPool
+
+
+@pytest.fixture
+def other(job: Job, pool: RankPool) -> Iterator[Job]:
+    """A second group of the same processes, numbered the other way round."""
+    second = Job(f"{job.name}-other", job.ranks[::-1], job.nodes[::-1])
+    second.enter(pool.services)
+    yield second
+    second.leave()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_three_hundred_ops_in_flight_are_waited_for_in_any_order(job: Job, seed: int) -> None:
+    assert job.run(programs.many_in_flight, count=300, seed=seed) == [0] * job.world_size
+
+
+def test_ops_of_two_groups_are_called_in_another_order_on_other_ranks(job: Job, other: Job) -> None:
+    job.run(programs.interleaved, groups=[job.name, other.name], count=60)
+
+
+def test_two_groups_work_in_threads_of_the_same_processes(job: Job, other: Job) -> None:
+    done = job.run(programs.in_threads, groups=[job.name, other.name], count=60)
+    assert done == [120] * job.world_size
+
+
+def test_the_ops_of_one_group_are_waited_for_in_two_threads(job: Job) -> None:
+    done = job.run(programs.one_op_in_two_threads, count=80)
+    assert done == [80] * job.world_size
+
+
+def test_barriers_and_ops_alternate_by_the_hundred(job: Job) -> None:
+    for kind in ("barrier", "all_reduce", "barrier"):
+        job.run(programs.calls, count=100, kind=kind)

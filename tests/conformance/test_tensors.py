@@ -1,0 +1,64 @@
+"""What may be given to a collective: libraries, layouts, shapes, the arena; and what may not."""
+
+from __future__ import annotations
+
+import pytest
+from allfold_core.errors import InvalidArgument
+from tests.support import programs
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import Job
+
+
+def test_any_layout_is_reduced_in_place_and_its_surroundings_stay(job: Job) -> None:
+    """All collectives, on torch and NumPy, with another layout on every rank of an op."""
+    job.run(programs.through_layouts, names=list(LAYOUTS))
+
+
+@pytest.mark.parametrize("arena", [False, True])
+@pytest.mark.parametrize("torch", [False, True])
+@pytest.mark.parametrize("shape", [[], [1], [0], [3, 0, 2], [1, 1, 1], [2, 3, 4, 5, 1, 2]])
+def test_scalars_empty_tensors_and_many_dimensions_keep_their_shape(
+    job: Job, shape: list[int], torch: bool, arena: bool
+) -> None:
+    numel = 1
+    for size in shape:
+        numel *= size
+    got = job.run(programs.of_shape, shape=shape, torch=torch, arena=arena)
+    assert got == [[shape, [job.world_size] * numel]] * job.world_size
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("unknown operation", "median.*sum, mean, product, min, max"),
+        ("a list", "list"),
+        ("a read-only array", "read-only"),
+        ("an array of another byte order", "byte order"),
+        ("complex numbers", "complex64.*supported"),
+        ("elements that share memory", "share"),
+        ("array elements that share memory", "share"),
+        ("a root beyond the group", "root"),
+        ("a negative root", "root -1"),
+        ("a timeout of nothing", "timeout"),
+        ("a negative shape", "negative"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_sent(
+    job: Job, what: str, named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        raise job.start(0, programs.refused, what=what).failure().error
+    # It did not count as an op.
+    total = sum(range(1, job.world_size + 1))
+    assert job.run(programs.call) == [[total] * 4] * job.world_size
+
+
+@pytest.mark.parametrize("what", ["an unknown strategy", "a strategy that cannot run the kind"])
+def test_a_strategy_that_cannot_run_an_op_is_refused_with_those_that_can(
+    job: Job, what: str
+) -> None:
+    for call in job.start_all(programs.refused, what=what):
+        with pytest.raises(InvalidArgument, match="centralized"):
+            raise call.failure().error
+    total = sum(range(1, job.world_size + 1))
+    assert job.run(programs.call) == [[total] * 4] * job.world_size

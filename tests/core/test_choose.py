@@ -1,0 +1,119 @@
+"""What ``auto`` chooses, and that everybody chooses alike."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_core.choose import MAX_TABLE_BYTES, candidates, choose, strategy_table
+from allfold_core.compiler import compile_schedule, parse_strategy, strategies_for
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Kind
+from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.predict import predict
+
+
+def plan_of(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
+    members = tuple(Member(f"node{i}", "", "", (i,)) for i in range(nodes))
+    order = tuple(range(nodes))
+    return Plan("g", 1, nodes, members, order, links or LinkModel(), strategies, 30.0)
+
+
+def test_an_override_wins_and_comes_out_canonical() -> None:
+    plan = plan_of(8, all_reduce=" Tree ", broadcast="tree(5)", reduce="auto")
+    assert choose(Kind.ALL_REDUCE, plan, 100) == "tree(2)"
+    assert choose(Kind.BROADCAST, plan, 1 << 30) == "tree(5)"
+    assert choose(Kind.REDUCE, plan, 100) == choose(Kind.REDUCE, plan_of(8), 100)
+
+
+def test_an_override_that_cannot_run_the_kind_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="ring cannot run broadcast"):
+        choose(Kind.BROADCAST, plan_of(4, broadcast="ring"), 100)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 16, 100, 10_000])
+def test_the_choice_is_the_cheapest_by_the_formula(kind: Kind, nodes: int) -> None:
+    plan = plan_of(nodes)
+    for nbytes in (0, 4, 4096, 1 << 20, 1 << 30):
+        times = {name: predict(kind, name, nodes, nbytes, plan.links) for name in candidates(kind)}
+        chosen = times[choose(kind, plan, nbytes)]
+        assert chosen == pytest.approx(min(times.values()), rel=1e-8)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_choice_compiles(kind: Kind) -> None:
+    root = 0 if kind.has_root else -1
+    for nodes in (1, 2, 3, 9):
+        for nbytes in (0, 4, 1 << 12, 1 << 34):
+            name = choose(kind, plan_of(nodes), nbytes)
+            assert str(parse_strategy(name)) == name
+            compile_schedule(kind, name, nodes=nodes, numel=nbytes // 4, root=root)
+
+
+def test_short_tensors_take_the_mesh_and_long_ones_a_strategy_of_few_bytes() -> None:
+    for nodes in (2, 4, 8, 16):
+        assert choose(Kind.ALL_REDUCE, plan_of(nodes), 4096) == "direct"
+        for nbytes in (64 << 20, 1 << 30):
+            long = choose(Kind.ALL_REDUCE, plan_of(nodes), nbytes)
+            assert long in ("direct2", "halving_doubling", "ring")
+    assert choose(Kind.ALL_REDUCE, plan_of(32), 256 << 10) == "halving_doubling"
+    assert choose(Kind.ALL_REDUCE, plan_of(1000), 64 << 20) == "double_tree"
+
+
+def test_a_slow_network_moves_the_boundary_to_shorter_tensors() -> None:
+    slow = LinkModel(seconds_per_byte=100 * LinkModel().seconds_per_byte)
+    fast_table = strategy_table(Kind.ALL_REDUCE, plan_of(8))
+    slow_table = strategy_table(Kind.ALL_REDUCE, plan_of(8, slow))
+    assert slow_table[0] == fast_table[0] == (0, "direct")
+    assert slow_table[1][0] < fast_table[1][0]
+
+
+def test_of_equals_the_first_candidate_is_taken() -> None:
+    """With two nodes, one message per slice, ring, direct2 and halving_doubling are the same."""
+    links = LinkModel(latency=0.0, overhead=0.0)
+    assert choose(Kind.ALL_REDUCE, plan_of(2, links), 1 << 17) == "direct2"
+    free = LinkModel(0.0, 0.0, 0.0, 0.0)
+    assert choose(Kind.ALL_REDUCE, plan_of(9, free), 1000) == "direct"
+
+
+@given(
+    nodes=st.integers(1, 300),
+    nbytes=st.integers(0, 1 << 40),
+    kind=st.sampled_from(list(Kind)),
+)
+def test_the_choice_depends_on_the_plan_alone(nodes: int, nbytes: int, kind: Kind) -> None:
+    plan = plan_of(nodes)
+    again = Plan.from_dict(plan.to_dict())
+    assert choose(kind, plan, nbytes) == choose(kind, again, nbytes)
+    assert choose(kind, plan, nbytes) in candidates(kind)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("nodes", [1, 2, 8, 100])
+def test_the_table_shows_what_is_chosen(kind: Kind, nodes: int) -> None:
+    plan = plan_of(nodes)
+    table = strategy_table(kind, plan)
+    bounds = [nbytes for nbytes, _ in table]
+    names = [name for _, name in table]
+    assert bounds[0] == 0
+    assert bounds == sorted(set(bounds))
+    assert all(one != two for one, two in pairwise(names))
+    for nbytes, name in table:
+        assert choose(kind, plan, nbytes) == name
+        if nbytes > 1:
+            assert choose(kind, plan, nbytes // 2) != name
+    assert names[-1] == choose(kind, plan, MAX_TABLE_BYTES)
+
+
+def test_the_table_of_an_override_has_one_line() -> None:
+    assert strategy_table(Kind.ALL_REDUCE, plan_of(8, all_reduce="ring")) == [(0, "ring")]
+
+
+def test_all_strategies_of_a_kind_are_candidates() -> None:
+    for kind in Kind:
+        names = {parse_strategy(name).name for name in candidates(kind)}
+        assert names == set(strategies_for(kind))

@@ -1,0 +1,200 @@
+"""What travels between processes comes out as it went in: fingerprints, errors, plans."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_core import errors
+from allfold_core.compiler import parse_strategy, strategies_for
+from allfold_core.dtypes import DType
+from allfold_core.operations import (
+    Fingerprint,
+    Kind,
+    ReduceOp,
+    kind_from_code,
+    reduce_op_from_code,
+)
+from allfold_core.plan import LinkModel, Member, Plan
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+CLASSES = list(errors.error_classes().values())
+
+fingerprints = st.builds(
+    Fingerprint,
+    st.sampled_from(list(Kind)),
+    st.none() | st.sampled_from(list(ReduceOp)),
+    st.sampled_from(list(DType)),
+    st.lists(st.integers(0, 2**63 - 1), max_size=64).map(tuple),
+    st.integers(-1, 2**31 - 1),
+    st.sampled_from(
+        ["auto", "tree(1000)", *map(str, map(parse_strategy, strategies_for(Kind.ALL_REDUCE)))]
+    ),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+members = st.builds(
+    Member,
+    st.text(min_size=1),
+    st.text(),
+    st.text(),
+    st.lists(st.integers(0, 1000), max_size=4, unique=True).map(tuple),
+    st.sampled_from(["cpu", "cuda"]),
+    st.text(max_size=5),
+)
+
+
+@given(fingerprints)
+def test_a_fingerprint_survives_the_wire(fingerprint: Fingerprint) -> None:
+    packed = fingerprint.pack()
+    assert Fingerprint.unpack(packed) == fingerprint
+    assert Fingerprint.unpack(memoryview(packed)) == fingerprint
+
+
+@given(fingerprints, fingerprints)
+def test_only_equal_fingerprints_have_equal_bytes(one: Fingerprint, two: Fingerprint) -> None:
+    assert (one.pack() == two.pack()) == (one == two) == (one.differences(two) == [])
+
+
+@given(st.binary(max_size=120))
+def test_bytes_that_are_no_fingerprint_are_refused(data: bytes) -> None:
+    try:
+        fingerprint = Fingerprint.unpack(data)
+    except ValueError:
+        return
+    assert Fingerprint.unpack(fingerprint.pack()) == fingerprint
+
+
+def test_a_fingerprint_names_what_differs_and_reads_well() -> None:
+    one = Fingerprint(Kind.REDUCE, ReduceOp.SUM, DType.FLOAT32, (2, 3), 1, "auto")
+    two = Fingerprint(Kind.REDUCE, ReduceOp.MAX, DType.FLOAT32, (2, 4), 1, "chain")
+    assert one.differences(two) == ["reduce_op", "shape", "strategy"]
+    assert one.describe() == "reduce(sum, float32[2, 3], root=1)"
+    assert two.describe() == "reduce(max, float32[2, 4], root=1, strategy=chain)"
+    assert one.numel == 6
+    assert Fingerprint(Kind.BARRIER, None, DType.BOOL, (), -1, "auto").describe() == "barrier()"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_error_comes_out_as_the_class_it_went_in(cls: type[errors.AllfoldError]) -> None:
+    error = cls("rank 3 on node b is late", rank=3, missing=[1, 2], message="kept")
+    wire = json.loads(json.dumps(error.to_dict()))
+    back = errors.from_dict(wire)
+    assert type(back) is cls
+    assert (back.message, back.details) == (error.message, error.details)
+    assert str(back) == f"[{cls.code} {cls.__name__}] rank 3 on node b is late"
+    assert type(pickle.loads(pickle.dumps(error))) is cls  # noqa: S301
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_error_has_a_page_a_status_and_a_docstring(cls: type[errors.AllfoldError]) -> None:
+    assert cls.code.startswith("AF")
+    assert 400 <= cls.status < 600
+    assert cls.__doc__
+
+
+def test_error_codes_are_unique() -> None:
+    def tree(cls: type[errors.AllfoldError]) -> list[type[errors.AllfoldError]]:
+        return [cls, *(leaf for child in cls.__subclasses__() for leaf in tree(child))]
+
+    classes = tree(errors.AllfoldError)
+    assert len({cls.code for cls in classes}) == len(classes) == len(CLASSES)
+    assert all(cls.__name__ in (errors.__doc__ or "") for cls in classes)
+
+
+@given(details=st.dictionaries(st.text(), json_values), message=st.text())
+def test_any_details_survive(details: dict[str, Any], message: str) -> None:
+    back = errors.from_dict(errors.PeerLost(message, **details).to_dict())
+    assert (back.message, back.details) == (message, details)
+
+
+def test_an_unknown_error_keeps_its_message() -> None:
+    back = errors.from_dict({"code": "AF999", "message": "from the future"})
+    assert type(back) is errors.AllfoldError
+    assert back.message == "from the future"
+    assert errors.from_dict({}).message == "no message"
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    assert issubclass(errors.InvalidArgument, ValueError)
+    assert issubclass(errors.PeerMissing, TimeoutError)
+    assert issubclass(errors.ArenaExhausted, MemoryError)
+
+
+@given(
+    st.builds(
+        Plan,
+        st.text(),
+        st.integers(0),
+        st.integers(1),
+        st.lists(members, max_size=5).map(tuple),
+        st.lists(st.integers(0, 9), max_size=5).map(tuple),
+        st.builds(LinkModel, *[st.floats(0, 1)] * 4),
+        st.dictionaries(st.sampled_from([kind.label for kind in Kind]), st.text()),
+        st.floats(0, 1e6),
+    )
+)
+def test_a_plan_survives_json(plan: Plan) -> None:
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_plan_knows_where_ranks_and_nodes_are() -> None:
+    one, two = Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2))
+    plan = Plan("g", 1, 4, (one, two), (0, 1), LinkModel(), {}, 30.0)
+    assert [plan.index_of_rank(rank) for rank in range(4)] == [0, 1, 1, 0]
+    assert plan.index_of_node("b") == 1
+    with pytest.raises(KeyError):
+        plan.index_of_node("c")
+    with pytest.raises(KeyError):
+        plan.index_of_rank(4)
+
+
+def test_codes_and_labels_are_unique_and_read_back() -> None:
+    for dtype in DType:
+        assert DType.from_code(dtype.code) is DType.from_label(dtype.label) is dtype
+    for kind in Kind:
+        assert kind_from_code(kind.code) is kind
+    for op in ReduceOp:
+        assert reduce_op_from_code(op.code) is op
+    assert reduce_op_from_code(0) is None
+
+
+@pytest.mark.parametrize("read", [DType.from_code, kind_from_code, reduce_op_from_code])
+def test_unknown_codes_are_refused(read: Any) -> None:
+    with pytest.raises(ValueError, match=r"unknown .* code 77"):
+        read(77)
+
+
+def test_an_unknown_dtype_lists_what_is_supported() -> None:
+    with pytest.raises(ValueError, match=r"complex64 is not supported; supported: float32, "):
+        DType.from_label("complex64")
+
+
+def test_half_types_are_summed_in_float32_and_compared_as_they_are() -> None:
+    for dtype in DType:
+        for op in ReduceOp:
+            rounds = op not in (ReduceOp.MIN, ReduceOp.MAX)
+            expected = DType.FLOAT32 if dtype in HALVES and rounds else dtype
+            assert op.accumulation_dtype(dtype) is expected
+        assert dtype.is_half == (dtype in HALVES)
+
+
+def test_only_means_of_integers_are_refused() -> None:
+    for dtype in DType:
+        for op in ReduceOp:
+            refused = op is ReduceOp.MEAN and not dtype.is_float
+            assert bool(op.refusal(dtype)) == refused
+    assert "int32" in (ReduceOp.MEAN.refusal(DType.INT32) or "")
+
+
+def test_kinds_know_whether_they_reduce_and_have_a_root() -> None:
+    assert [kind for kind in Kind if kind.reduces] == [Kind.ALL_REDUCE, Kind.REDUCE]
+    assert [kind for kind in Kind if kind.has_root] == [Kind.REDUCE, Kind.BROADCAST]

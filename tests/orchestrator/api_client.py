@@ -1,0 +1,89 @@
+"""An orchestrator as an agent sees it, over an in-process connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from allfold_orchestrator.app import create_app
+from allfold_orchestrator.settings import Settings
+from allfold_orchestrator.store import Store
+
+
+class ApiClient:
+    """The requests of agents, with as few arguments as a test can do with."""
+
+    def __init__(self, http: httpx.AsyncClient, app: FastAPI) -> None:
+        self.http = http
+        self.app = app
+
+    @property
+    def store(self) -> Store:
+        store: Store = self.app.state.store
+        return store
+
+    async def register(self, node: str, incarnation: str = "1", **fields: Any) -> httpx.Response:
+        body = {
+            "node": node,
+            "incarnation": incarnation,
+            "control_url": f"http://{node}:7401",
+            "data_address": f"{node}:7402",
+        }
+        return await self.http.post("/v1/nodes", json={**body, **fields})
+
+    async def join(
+        self, rank: int, node: str = "a", group: str = "train", **fields: Any
+    ) -> httpx.Response:
+        body = {
+            "rank": rank,
+            "node": node,
+            "incarnation": "1",
+            "session": f"s{rank}",
+            "world_size": 2,
+            "timeout": 30.0,
+            "strategies": {},
+        }
+        return await self.http.post(f"/v1/groups/{group}/ranks", json={**body, **fields})
+
+    async def plan(
+        self, session: str, wait: float = 0.0, epoch: int = 1, group: str = "train"
+    ) -> httpx.Response:
+        query = {"epoch": epoch, "session": session, "wait": wait}
+        return await self.http.get(f"/v1/groups/{group}/plan", params=query)
+
+    async def leave(self, rank: int, session: str | None = None, **query: Any) -> httpx.Response:
+        query = {"session": session or f"s{rank}", **query}
+        return await self.http.delete(f"/v1/groups/train/ranks/{rank}", params=query)
+
+    async def group(self) -> dict[str, Any]:
+        response = await self.http.get("/v1/groups/train")
+        assert response.status_code == 200, response.text
+        view: dict[str, Any] = response.json()
+        return view
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings | None = None, store: Store | None = None
+) -> AsyncIterator[ApiClient]:
+    """A running application and a client of it."""
+    app = create_app(settings or Settings(), store)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://orchestrator") as http,
+    ):
+        yield ApiClient(http, app)
+
+
+def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The error of an answer, which must have this status and code."""
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"code", "message", "details"}
+    assert error["code"] == code, error
+    return error

@@ -1,0 +1,192 @@
+"""The program itself: how it starts, what it survives and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from allfold_orchestrator.server import bind, write_ready_file
+from tests.orchestrator.process import OrchestratorProcess
+from tests.support.redis_server import RedisServer
+from tests.support.require import requires
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of this test alone, because it is taken away."""
+    requires("redis")
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_it_starts_without_any_configuration_and_says_where_it_listens(tmp_path: Path) -> None:
+    with OrchestratorProcess(tmp_path) as orchestrator:
+        orchestrator.wait_ready()
+        assert orchestrator.address.startswith("127.0.0.1:")
+        (line,) = [line for line in orchestrator.log() if line["msg"] == "listening"]
+        assert line["address"] == orchestrator.address
+        assert line["store"] == "embedded"
+        assert not [line for line in orchestrator.log() if line["level"] != "info"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_cleanly_and_soon_although_somebody_waits(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with OrchestratorProcess(tmp_path) as orchestrator:
+        orchestrator.register("a")
+        orchestrator.join(0, "a")
+        answers: list[httpx.Response] = []
+        url = f"http://{orchestrator.address}/v1/groups/train/plan?epoch=1&session=s0&wait=30"
+        waiter = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=40)))
+        waiter.start()
+        # Nothing tells from outside that the long-poll has begun; a first answer shows that the
+        # thread's turn has come, and the signal may as well find the request on its way.
+        orchestrator.http.get(url.replace("wait=30", "wait=0.1"))
+        began = time.monotonic()
+        orchestrator.process.send_signal(number)
+        assert orchestrator.process.wait(timeout=10) == 0
+        assert time.monotonic() - began < 5  # the promise is 2 s; test machines are busy
+        waiter.join(timeout=10)
+        assert answers[0].json()["ready"] is False
+        assert orchestrator.log()[-1]["msg"] == "stopped"
+
+
+@pytest.mark.redis
+def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, redis: RedisServer) -> None:
+    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+        for node in ("a", "b"):
+            orchestrator.register(node)
+        orchestrator.join(0, "a")
+        orchestrator.kill()
+        orchestrator.start()
+        assert orchestrator.join(1, "b").json() == {"epoch": 1, "ready": True}
+        assert orchestrator.http.get("/v1/groups/train").json()["phase"] == "ready"
+        assert orchestrator.heartbeat("a").status_code == 200
+
+
+@pytest.mark.redis
+def test_it_survives_the_loss_of_its_store(tmp_path: Path, redis: RedisServer) -> None:
+    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+        orchestrator.wait_ready()
+        orchestrator.register("a")
+        redis.stop()
+        wait_until(lambda: not orchestrator.is_ready, "it is not ready")
+        checks = {c["name"]: c for c in orchestrator.http.get("/readyz").json()["checks"]}
+        assert checks["store"]["ok"] is False
+        assert "state store" in checks["store"]["reason"]
+        assert orchestrator.http.get("/healthz").status_code == 200
+        for response in (orchestrator.heartbeat("a"), orchestrator.http.get("/v1/groups")):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "AF400"
+            assert response.json()["error"]["details"]["retry"] is True
+        redis.start()
+        orchestrator.wait_ready()
+        assert orchestrator.heartbeat("a").status_code == 404  # this Redis kept nothing
+        orchestrator.register("a")
+        assert orchestrator.join(0, "a").json() == {"epoch": 1, "ready": False}
+        lost = [line["msg"] for line in orchestrator.log() if line["level"] == "error"]
+        assert len(lost) == 1  # not a line per second
+
+
+@pytest.mark.redis
+def test_it_may_start_before_its_store(tmp_path: Path, redis: RedisServer) -> None:
+    redis.stop()
+    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+        response = orchestrator.http.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["ready"] is False
+        redis.start()
+        orchestrator.wait_ready()
+
+
+@pytest.mark.redis
+def test_nodes_outlive_an_outage_of_the_orchestrator(tmp_path: Path, redis: RedisServer) -> None:
+    short = {"ALLFOLD_LEASE_SECONDS": "1", "ALLFOLD_HEARTBEAT_SECONDS": "0.2"}
+    with OrchestratorProcess(tmp_path, "--redis-url", redis.url, **short) as orchestrator:
+        for node in ("fine", "dead"):
+            orchestrator.register(node)
+        orchestrator.join(0, "fine")
+        orchestrator.join(1, "dead")
+        orchestrator.kill()
+        time.sleep(1.2)  # longer than the lease: this is the outage
+        orchestrator.start()
+
+        def dead_is_lost() -> bool:
+            assert orchestrator.heartbeat("fine").status_code == 200
+            view = orchestrator.http.get("/v1/groups/train").json()
+            return bool(view["lost"])
+
+        wait_until(dead_is_lost, "the node that is really dead is lost")
+        view = orchestrator.http.get("/v1/groups/train").json()
+        assert view["lost"] == [{"rank": 1, "node": "dead"}]
+        assert view["present"] == [{"rank": 0, "node": "fine"}]
+
+
+def test_it_warns_when_everybody_may_come_in(tmp_path: Path) -> None:
+    everywhere = "0.0.0.0:0"
+    with OrchestratorProcess(tmp_path) as orchestrator:
+        assert not [line for line in orchestrator.log() if line["level"] == "warning"]
+        orchestrator.kill()
+        orchestrator.start(listen=everywhere)
+        (line,) = [line for line in orchestrator.log() if line["level"] == "warning"]
+        assert "ALLFOLD_TOKEN" in line["msg"]
+
+
+def test_a_token_silences_the_warning_and_is_never_logged(tmp_path: Path) -> None:
+    orchestrator = OrchestratorProcess(tmp_path, ALLFOLD_TOKEN="sesame")
+    orchestrator.start(listen="0.0.0.0:0")
+    try:
+        assert not [line for line in orchestrator.log() if line["level"] == "warning"]
+        assert "sesame" not in orchestrator.log_file.read_text()
+    finally:
+        orchestrator.kill()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "allfold_orchestrator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--listen", "7400"], "ALLFOLD_ORCHESTRATOR_LISTEN"),
+        (["--listen", "127.0.0.1:70000"], "ALLFOLD_ORCHESTRATOR_LISTEN"),
+        (["--redis-url", "localhost:6379"], "ALLFOLD_REDIS_URL"),
+    ],
+)
+def test_a_wrong_setting_is_named_without_a_traceback(arguments: list[str], named: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_taken_port_is_named_without_a_traceback() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("--listen", address)
+    assert done.returncode == 1
+    assert address in json.loads(done.stderr)["msg"]
+
+
+def test_the_ready_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ready"
+    write_ready_file(path, "127.0.0.1:1")
+    write_ready_file(path, "127.0.0.1:22222")
+    assert path.read_text() == "127.0.0.1:22222"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,91 @@
+"""The configuration."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from allfold_core.plan import LinkModel
+from allfold_orchestrator.settings import Settings, parse_address
+
+
+def names() -> list[str]:
+    return [f"ALLFOLD_{field.upper()}" for field in Settings.model_fields]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in names():
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_names_are_the_documented_ones() -> None:
+    assert names() == [
+        "ALLFOLD_ORCHESTRATOR_LISTEN",
+        "ALLFOLD_REDIS_URL",
+        "ALLFOLD_TOKEN",
+        "ALLFOLD_LEASE_SECONDS",
+        "ALLFOLD_HEARTBEAT_SECONDS",
+        "ALLFOLD_LINK_LATENCY",
+        "ALLFOLD_LINK_BANDWIDTH",
+        "ALLFOLD_LOG_FORMAT",
+    ]
+
+
+@pytest.mark.parametrize("service", ["allfold", "allfold-orchestrator", "allfold-redis", "redis"])
+def test_no_name_collides_with_those_that_kubernetes_sets_for_a_service(service: str) -> None:
+    prefix = service.upper().replace("-", "_")
+    for name in names():
+        assert not name.endswith(("_PORT", "_SERVICE_HOST"))
+        assert not name.startswith((f"{prefix}_PORT", f"{prefix}_SERVICE_"))
+
+
+def test_the_defaults_are_for_a_laptop() -> None:
+    settings = Settings()
+    assert settings.orchestrator_listen == "127.0.0.1:7400"
+    assert settings.redis_url == "embedded"
+    assert settings.token is None
+    assert (settings.lease_seconds, settings.heartbeat_seconds) == (5.0, 1.0)
+    assert settings.links == LinkModel()
+
+
+def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLFOLD_ORCHESTRATOR_LISTEN", "[::1]:7400")
+    monkeypatch.setenv("ALLFOLD_REDIS_URL", "redis://store:6379/0")
+    monkeypatch.setenv("ALLFOLD_TOKEN", "sesame")
+    monkeypatch.setenv("ALLFOLD_LINK_BANDWIDTH", "1e9")
+    settings = Settings()
+    assert parse_address(settings.orchestrator_listen) == ("::1", 7400)
+    assert settings.redis_url == "redis://store:6379/0"
+    assert settings.token is not None
+    assert settings.token.get_secret_value() == "sesame"
+    assert settings.links.seconds_per_byte == 1e-9
+
+
+def test_an_empty_token_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLFOLD_TOKEN", "")
+    assert Settings().token is None
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "sesame" not in repr(Settings(token="sesame"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("orchestrator_listen", "7400"),
+        ("orchestrator_listen", ":7400"),
+        ("orchestrator_listen", "host:seven"),
+        ("orchestrator_listen", "host:65536"),
+        ("redis_url", "localhost:6379"),
+        ("lease_seconds", 0),
+        ("lease_seconds", 1.5),  # two heartbeats of a second do not fit
+        ("link_bandwidth", 0),
+        ("link_latency", float("nan")),
+        ("log_format", "xml"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**{name: value})  # type: ignore[arg-type]

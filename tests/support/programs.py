@@ -1,0 +1,380 @@
+"""What ranks do in tests: functions that :mod:`tests.support.rank_worker` runs by name.
+
+Each gets its group and JSON values, and returns JSON values.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from threading import Thread
+from typing import Any
+
+import allfold
+import numpy as np
+from allfold_core.errors import AllfoldError
+from tests.support import layouts, tensors
+from tests.support.cases import Case, digest, inputs
+from tests.support.rank_worker import GROUPS
+
+_SHOWN = 4
+
+# One collective
+
+
+def call(
+    group: allfold.Group,
+    kind: str = "all_reduce",
+    *,
+    dtype: str = "float32",
+    shape: Sequence[int] = (4,),
+    fill: int | None = None,
+    torch: bool = False,
+    arena: bool = False,
+    delay: float = 0.0,
+    **options: Any,
+) -> list[Any]:
+    """One collective on a tensor of equal elements (rank + 1); returns the tensor's elements.
+
+    Where it fails the tensor must be as it was. A ``delay`` is spent while other ranks wait.
+    """
+    time.sleep(delay)
+    if kind == "barrier":
+        return [group.barrier(**options)]
+    filled = np.full(tuple(shape), group.rank + 1 if fill is None else fill, np.int64)
+    tensor = tensors.from_integers(filled, dtype, torch=torch)
+    if arena:
+        tensor = tensors.in_arena(tensor, group)
+    before = tensors.to_bytes(tensor)
+    try:
+        getattr(group, kind)(tensor, **options)
+    except AllfoldError:
+        assert tensors.to_bytes(tensor) == before, "a failed op has changed the tensor"
+        raise
+    return tensors.to_list(tensor)
+
+
+def calls(group: allfold.Group, count: int, **options: Any) -> list[Any]:
+    """The same collective so many times; the last result."""
+    return [call(group, **options) for _ in range(count)][-1]
+
+
+def call_default(kind: str = "all_reduce") -> Any:
+    """A module-level function, as a script without an explicit group calls it."""
+    if kind in ("rank", "world_size", "barrier", "shutdown"):
+        return getattr(allfold, kind)()
+    if kind == "empty":
+        return list(allfold.empty(3).shape)
+    return getattr(allfold, kind)(np.ones(2)).tolist()
+
+
+# Exactness
+
+
+def all_reduce_cases(group: allfold.Group, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Per case, the digest of the result and its first elements, for people."""
+    return [_all_reduce_case(group, Case(*row)) for row in rows]
+
+
+def _all_reduce_case(group: allfold.Group, case: Case) -> list[Any]:
+    values = inputs(case.op, case.dtype, case.numel, group.rank)
+    tensor = tensors.from_integers(values, case.dtype)
+    result = group.all_reduce(tensor, case.op, strategy=case.strategy)
+    assert result is tensor
+    return _result(tensor)
+
+
+def _result(tensor: Any) -> list[Any]:
+    return [digest(tensors.to_bytes(tensor)), tensors.to_list(tensor[:_SHOWN])]
+
+
+def fold(
+    group: allfold.Group,
+    values: Sequence[Sequence[float]],
+    strategies: Sequence[str],
+    *,
+    dtype: str = "float32",
+    op: str = "sum",
+) -> list[str]:
+    """All-reduce ``values[rank]`` with each strategy; the bytes of the results, as hex."""
+    return [_fold(group, values[group.rank], dtype, op, strategy) for strategy in strategies]
+
+
+def _fold(group: allfold.Group, values: Sequence[float], dtype: str, op: str, strategy: str) -> str:
+    import torch
+
+    tensor = torch.tensor(values, dtype=torch.float64).to(getattr(torch, dtype))
+    return tensors.to_bytes(group.all_reduce(tensor, op, strategy=strategy)).hex()
+
+
+def reduce_cases(group: allfold.Group, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Per (strategy, root, op, dtype, numel), what the rank's tensor holds afterwards."""
+    return [_reduce_case(group, *row) for row in rows]
+
+
+def _reduce_case(
+    group: allfold.Group, strategy: str, root: int, op: str, dtype: str, numel: int
+) -> list[Any]:
+    tensor = tensors.from_integers(inputs(op, dtype, numel, group.rank), dtype)
+    group.reduce(tensor, root, op, strategy=strategy)
+    return _result(tensor)
+
+
+def broadcast_cases(group: allfold.Group, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Per (strategy, root, dtype, numel), what the rank's tensor holds afterwards."""
+    return [_broadcast_case(group, *row) for row in rows]
+
+
+def _broadcast_case(
+    group: allfold.Group, strategy: str, root: int, dtype: str, numel: int
+) -> list[Any]:
+    tensor = raw(dtype, numel, group.rank)
+    group.broadcast(tensor, root, strategy=strategy)
+    return _result(tensor)
+
+
+def raw(dtype: str, numel: int, seed: int) -> Any:
+    """A tensor of random bits: NaNs of all kinds, denormals, negative zeros."""
+    size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    data = np.random.default_rng(seed).integers(0, 256, numel * size, np.uint8)
+    if dtype != "bfloat16":
+        return data.view(dtype)
+    import torch
+
+    return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+
+
+def untouched_by_reduce(group: allfold.Group, root: int, strategy: str, arena: bool) -> bool:
+    """Whether a reduction leaves random bits as they are, beside the root."""
+    tensor = raw("float32", 1000, group.rank)
+    if arena:
+        tensor = tensors.in_arena(tensor, group)
+    before = tensors.to_bytes(tensor)
+    group.reduce(tensor, root, strategy=strategy)
+    return tensors.to_bytes(tensor) == before
+
+
+def broadcast_without_root(
+    group: allfold.Group, sources: Sequence[int], shape: Sequence[int], dtype: str, torch: bool
+) -> dict[str, Any]:
+    """A broadcast in which the ranks in ``sources`` bring a tensor and the others nothing."""
+    tensor = None
+    if group.rank in sources:
+        values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(tuple(shape))
+        tensor = tensors.from_integers(values, dtype, torch=torch)
+    got = group.broadcast(tensor)
+    return {
+        "same": got is tensor,
+        "library": type(got).__module__.partition(".")[0],
+        "dtype": str(got.dtype).removeprefix("torch."),
+        "shape": list(got.shape),
+        "values": tensors.to_list(got),
+    }
+
+
+# Layouts
+
+
+def through_layouts(group: allfold.Group, names: Sequence[str]) -> None:
+    """Every collective on tensors of each layout; the ranks have different layouts in one op."""
+    for number in range(len(names)):
+        name = names[(number + group.rank) % len(names)]
+        root = number % group.world_size
+        for kind in ("all_reduce", "reduce", "broadcast"):
+            _through_layout(group, name, kind, root)
+
+
+def _through_layout(group: allfold.Group, name: str, kind: str, root: int) -> None:
+    ours, *all_values = [
+        inputs("sum", "float32", 24, rank).reshape(layouts.SHAPE).astype(np.float32)
+        for rank in (group.rank, *range(group.world_size))
+    ]
+    base, view, around = layouts.make(group, name, ours)
+    options = {} if kind == "all_reduce" else {"root": root}
+    result = getattr(group, kind)(view, **options)
+    assert result is view
+    expected = all_values[root] if kind == "broadcast" else sum(all_values)
+    if kind == "reduce" and group.rank != root:
+        expected = ours
+    got = layouts.as_array(view)
+    assert np.array_equal(got, expected), (name, kind, got.tolist())
+    assert layouts.fillers(base) == around, (name, kind, "its surroundings have changed")
+
+
+def of_shape(group: allfold.Group, shape: Sequence[int], torch: bool, arena: bool) -> list[Any]:
+    """An all-reduce and a broadcast of a tensor of ones: type, shape, values."""
+    tensor = tensors.from_integers(np.ones(tuple(shape), np.int64), "float32", torch=torch)
+    if arena:
+        tensor = tensors.in_arena(tensor, group)
+    assert group.all_reduce(tensor) is tensor
+    assert group.broadcast(tensor, root=0) is tensor
+    return [list(tensor.shape), tensors.to_list(tensor)]
+
+
+def refused(group: allfold.Group, what: str) -> None:
+    """A call that cannot work, on this rank alone."""
+    values = np.ones(4, np.float32)
+    match what:
+        case "mean of integers":
+            group.all_reduce(np.ones(4, np.int64), "mean")
+        case "unknown operation":
+            group.all_reduce(values, "median")
+        case "a list":
+            group.all_reduce([1.0, 2.0])
+        case "a read-only array":
+            values.flags.writeable = False
+            group.all_reduce(values)
+        case "an array of another byte order":
+            group.all_reduce(values.astype(">f4"))
+        case "complex numbers":
+            group.all_reduce(values.astype(np.complex64))
+        case "elements that share memory":
+            import torch
+
+            group.all_reduce(torch.ones(1).expand(4))
+        case "array elements that share memory":
+            group.all_reduce(np.lib.stride_tricks.as_strided(values, (4,), (0,)))
+        case "a root beyond the group":
+            group.reduce(values, root=group.world_size)
+        case "a negative root":
+            group.broadcast(values, root=-1)
+        case "a timeout of nothing":
+            group.all_reduce(values, timeout=0)
+        case "an unknown strategy":
+            group.all_reduce(values, strategy="bus")
+        case "a strategy that cannot run the kind":
+            group.broadcast(values, root=0, strategy="ring")
+        case "a negative shape":
+            group.empty((3, -1))
+        case _:
+            raise ValueError(what)
+
+
+# Many ops at once
+
+
+def many_in_flight(group: allfold.Group, count: int, seed: int) -> int:
+    """So many async ops of mixed sizes, waited for in an order of this rank's own."""
+    sizes = (1, 7, 0, 1000, 3, 64, 40_000, 2)
+    works = [_start(group, sizes[number % len(sizes)], number) for number in range(count)]
+    order = list(range(count))
+    random.Random(seed + group.rank).shuffle(order)
+    for number in order:
+        _finish(group, number, works[number])
+    assert all(work.is_completed() for work, _ in works)
+    return len(group._in_flight)
+
+
+def _start(group: allfold.Group, numel: int, number: int) -> tuple[allfold.Work, Any]:
+    tensor = np.full(numel, number + group.rank, np.int64)
+    if number % 3 == 0:
+        tensor = tensors.in_arena(tensor, group)
+    if number % 5 == 0:
+        root = number % group.world_size
+        return group.broadcast(tensor, root, async_op=True), tensor
+    return group.all_reduce(tensor, async_op=True), tensor
+
+
+def _finish(group: allfold.Group, number: int, started: tuple[allfold.Work, Any]) -> None:
+    work, tensor = started
+    assert work.wait() is tensor
+    size = group.world_size
+    expected = number + number % size if number % 5 == 0 else number * size + sum(range(size))
+    assert (tensor == expected).all(), (number, tensor[:_SHOWN].tolist(), expected)
+
+
+def interleaved(groups: Sequence[str], count: int) -> None:
+    """Async ops on several groups at the same time, in another order on every other rank."""
+    chosen = [GROUPS[name] for name in groups]
+    if chosen[0].rank % 2:
+        chosen.reverse()
+    works = [(group, n, _start(group, 100, n)) for n in range(count) for group in chosen]
+    for group, number, work in reversed(works):
+        _finish(group, number, work)
+
+
+def in_threads(groups: Sequence[str], count: int) -> int:
+    """A thread per group, each of which calls one op after the other; how many were right."""
+    right: list[int] = []
+
+    def work(group: allfold.Group) -> None:
+        for number in range(count):
+            _finish(group, number, _start(group, 50, number))
+            right.append(number)
+
+    threads = [Thread(target=work, args=(GROUPS[name],)) for name in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=25.0)
+    return len(right)
+
+
+def one_op_in_two_threads(group: allfold.Group, count: int) -> int:
+    """Two threads that share one group, on every rank in the order of a lock."""
+    works = [_start(group, 10, number) for number in range(count)]
+    right: list[int] = []
+
+    def wait(share: Sequence[int]) -> None:
+        for number in share:
+            _finish(group, number, works[number])
+            right.append(number)
+
+    threads = [Thread(target=wait, args=(range(half, count, 2),)) for half in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=25.0)
+    return len(right)
+
+
+def stream(group: allfold.Group, numel: int, seconds: float) -> int:
+    """One op after the other for a while (or until one fails); how many were done."""
+    tensor = group.empty(numel, np.float32)
+    deadline = time.monotonic() + seconds
+    done = 0
+    going = np.ones(1)
+    while True:
+        tensor[...] = 1
+        group.all_reduce(tensor)
+        assert tensor[0] == group.world_size
+        assert tensor[-1] == group.world_size
+        done += 1
+        # All ranks stop after the same op.
+        going[0] = time.monotonic() < deadline
+        group.all_reduce(going, "min")
+        if not going[0]:
+            return done
+
+
+# What is behind the scenes
+
+
+def bookkeeping(group: allfold.Group) -> dict[str, int]:
+    """What this process still keeps of ops that are over."""
+    return {"in_flight": len(group._in_flight), "pending": len(group._session._pending)}
+
+
+def speak_for_another_group(group: allfold.Group) -> None:
+    """Send the agent an op of a group that this process is not in, past the SDK's own checks."""
+    group._number += 1000
+    try:
+        group.all_reduce(np.ones(2), timeout=5.0)
+    finally:
+        group._number -= 1000
+        group._next_seq -= 1
+
+
+def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict[str, Any]:
+    """An all-reduce in two steps and in one, of numbers that are not exact."""
+    values = np.random.default_rng(group.rank).normal(size=1000).astype(np.float32)
+    one_step = group.all_reduce(values.copy(), strategy=strategy)
+    two_steps = values.copy()
+    group.reduce(two_steps, root, strategy=strategy)
+    group.broadcast(two_steps, root, strategy=strategy)
+    return {
+        "one_step": digest(one_step.tobytes()),
+        "two_steps": digest(two_steps.tobytes()),
+        "close": bool(np.allclose(one_step, two_steps, rtol=1e-4, atol=1e-4)),
+    }
