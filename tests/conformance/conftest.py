@@ -37,5 +37,5 @@ def pool(services: Services) -> Iterator[RankPool]:
 @pytest.fixture(scope="module", params=SHAPES)
 def job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
     """A registered group of each shape, shared by the tests of a module."""
-    with pool.job(SHAPES[request.param]) as job:
+    with pool.job(SHAPES[request.param], timeout=15) as job:
         yield job

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from allfold_core.errors import InvalidArgument
 from tests.support import programs
 from tests.support.cases import Case, digest, encode, expected, label, numels
 from tests.support.ranks import Job, RankPool
 from tests.support.services import Services
+
+from allfold_core.errors import InvalidArgument
 
 Floats = npt.NDArray[np.float32]
 

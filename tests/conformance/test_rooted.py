@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
-from allfold_core.errors import AllfoldError, BroadcastMultipleTensors, BroadcastNoTensor
 from tests.support import programs, tensors
 from tests.support.cases import digest, encode, expected, inputs, numels
 from tests.support.ranks import Job, failures
 
+from allfold_core.errors import AllfoldError, BroadcastMultipleTensors, BroadcastNoTensor
+
 STRATEGIES = ("tree(1)", "tree(2)", "tree(4)", "centralized", "chain", "auto")
 SEVERAL_CHUNKS = 300_007
+
+
+def roots_and_sizes(job: Job) -> list[tuple[int, int]]:
+    """Every root with every size, and the last one with a tensor of several chunks."""
+    sizes = numels(job.world_size, len(job.node_names))
+    last = job.world_size - 1
+    return [*product(range(job.world_size), sizes), (last, SEVERAL_CHUNKS)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_reduction_is_exact_at_every_root_and_leaves_the_others_alone(
     job: Job, strategy: str
 ) -> None:
-    kinds = [("sum", "float32"), ("mean", "bfloat16"), ("max", "int64")]
-    sizes = [*numels(job.world_size, len(job.node_names)), SEVERAL_CHUNKS]
+    kinds = cycle([("sum", "float32"), ("mean", "bfloat16"), ("max", "int64")])
     rows = [
-        (strategy, root, op, dtype, numel)
-        for root, (op, dtype), numel in product(range(job.world_size), kinds, sizes)
-        if numel != SEVERAL_CHUNKS or dtype == "float32"
+        (strategy, root, *kind, numel)
+        for (root, numel), kind in zip(roots_and_sizes(job), kinds, strict=False)
     ]
     got = job.run(programs.reduce_cases, rows=rows)
     for number, row in enumerate(rows):
@@ -44,13 +50,10 @@ def test_a_reduction_leaves_any_bits_of_the_others_as_they_are(job: Job, arena: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_broadcast_gives_every_rank_the_bits_of_every_root(job: Job, strategy: str) -> None:
-    sizes = [*numels(job.world_size, len(job.node_names)), SEVERAL_CHUNKS]
+    dtypes = cycle(["float32", "bfloat16", "uint8"])
     rows = [
         (strategy, root, dtype, numel)
-        for root, dtype, numel in product(
-            range(job.world_size), ("float32", "bfloat16", "int64", "uint8"), sizes
-        )
-        if numel != SEVERAL_CHUNKS or dtype == "float32"
+        for (root, numel), dtype in zip(roots_and_sizes(job), dtypes, strict=False)
     ]
     got = job.run(programs.broadcast_cases, rows=rows)
     for number, row in enumerate(rows):

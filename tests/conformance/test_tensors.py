@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from allfold_core.errors import InvalidArgument
 from tests.support import programs
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import Job
+
+from allfold_core.errors import InvalidArgument
 
 
 def test_any_layout_is_reduced_in_place_and_its_surroundings_stay(job: Job) -> None:

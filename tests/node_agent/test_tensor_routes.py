@@ -9,8 +9,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.data_server import DataServer
+from allfold_agent.http_wire import await_delivery
 from allfold_agent.tensors import TensorStore, digest_header
 
 MIB = 1 << 20
@@ -283,6 +284,48 @@ def test_a_body_that_comes_byte_by_byte_is_one_body(service: Service) -> None:
             sock.sendall(bytes([byte]))
         assert b" 201 " in read_head(sock)
     assert service.http.get("/v1/tensors/a").content == b"hello"
+
+
+def test_a_client_that_asks_first_is_told_to_go_on_before_it_sends(service: Service) -> None:
+    with service.connect() as sock:
+        sock.sendall(raw_put("a", 3, "Expect: 100-continue"))
+        assert b" 100 " in read_head(sock)
+        sock.sendall(b"abc")
+        assert b" 201 " in read_head(sock)
+
+
+@contextmanager
+def undelivered() -> Iterator[tuple[socket.socket, Future[None]]]:
+    """A client that has more to read than fits, and a server that waits for it to arrive."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), timeout=0.05) as client,
+        listener.accept()[0] as sender,
+    ):
+        sender.setblocking(False)
+        while sender.send(bytes(MIB)) == MIB:
+            pass
+        client.shutdown(socket.SHUT_WR)  # says that it is done, but has not read everything
+        delivery = pool.submit(await_delivery, sender, grace=9, deadline=time.monotonic() + 9)
+        time.sleep(0.05)
+        assert not delivery.done()
+        yield client, delivery
+        assert delivery.done()
+
+
+def test_a_client_that_is_still_reading_has_not_got_everything() -> None:
+    with undelivered() as (client, delivery):
+        with suppress(TimeoutError):
+            while client.recv(MIB):
+                pass
+        assert delivery.result(5) is None
+
+
+def test_a_client_that_is_reset_never_gets_everything() -> None:
+    with undelivered() as (client, delivery):
+        client.close()
+        assert isinstance(delivery.exception(5), OSError)
 
 
 def test_a_good_digest_is_accepted_and_a_bad_one_exposes_nothing(service: Service) -> None:

@@ -71,7 +71,8 @@ async def serving(
     settings: Settings | None = None, store: Store | None = None
 ) -> AsyncIterator[ApiClient]:
     """A running application and a client of it."""
-    app = create_app(settings or Settings(), store)
+    # No heartbeats are sent, so leases must outlast the slowest test.
+    app = create_app(settings or Settings(lease_seconds=60), store)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),

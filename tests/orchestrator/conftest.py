@@ -6,13 +6,13 @@ The stores' tests run twice, against the in-process Redis and against a real one
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 import pytest
-from fakeredis import FakeAsyncRedis, FakeServer
+from fakeredis import FakeServer
 
 from allfold_orchestrator.clock import Clock
-from allfold_orchestrator.redis_client import Client, connect
+from allfold_orchestrator.redis_client import Client, connect, connect_embedded
 from allfold_orchestrator.store import Store
 from tests.support.redis_server import RedisServer
 from tests.support.require import requires
@@ -65,7 +65,7 @@ class Embedded:
         self.server = FakeServer()
 
     def client(self) -> Client:
-        return cast(Client, FakeAsyncRedis(server=self.server, decode_responses=True))
+        return connect_embedded(self.server)
 
 
 class Real:

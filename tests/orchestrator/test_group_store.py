@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import WatchError
 
 from allfold_core.errors import MultipleRegister, ServiceError
-from allfold_orchestrator import codec, groups, keys
+from allfold_orchestrator import codec, groups, keys, records
 from allfold_orchestrator.group_state import (
     Event,
     GroupState,
@@ -240,6 +240,41 @@ async def test_an_announcement_during_a_read_is_not_lost(
     monkeypatch.setattr(codec, "decode", announced_meanwhile)
     await store.groups.read(GROUP)
     assert store.groups._slot(GROUP).checked_at == float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("missed", "readings"), [(0, 0), (1, 0), (records.LOG_ENTRIES, 0), (records.LOG_ENTRIES + 1, 1)]
+)
+async def test_a_replica_reads_everything_only_when_it_missed_too_much(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, missed: int, readings: int
+) -> None:
+    writer, reader, whole = make_store(), make_store(), 0
+    await writer.groups.submit(GROUP, join(0, of=40))
+    await reader.groups.read(GROUP)
+    decode = codec.decode
+
+    def counted(*arguments: Any) -> GroupState:
+        nonlocal whole
+        whole += 1
+        return decode(*arguments)
+
+    for rank in range(1, missed + 1):
+        await writer.groups.submit(GROUP, join(rank, of=40))
+    monkeypatch.setattr(codec, "decode", counted)
+    assert await reader.groups.read(GROUP) == await writer.groups.read(GROUP)
+    assert whole == readings
+
+
+async def test_a_write_of_many_seats_is_read_whole(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_LOGGED_FIELDS", 5)
+    writer, reader = make_store(), make_store()
+    await writer.groups.submit(GROUP, join(0, of=9))
+    await reader.groups.read(GROUP)
+    await asyncio.gather(*(writer.groups.submit(GROUP, join(r, of=9)) for r in range(1, 9)))
+    await writer.groups.submit(GROUP, leave(3))
+    assert await reader.groups.read(GROUP) == await writer.groups.read(GROUP)
 
 
 async def test_an_idle_record_expires_and_its_last_epoch_does_not(

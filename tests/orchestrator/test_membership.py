@@ -376,6 +376,11 @@ def test_a_report_of_a_known_epoch_changes_nothing() -> None:
     assert step(state, NodeHolds("a", 0)) == (state, ())
 
 
+def test_a_report_of_a_later_epoch_does_not_rename_the_one_that_is_complete() -> None:
+    state, _ = play([NodeHolds("a", 7)], ready(2))
+    assert step(state, join(0)) == (state, (Seated(0, epoch=1, ready=True),))
+
+
 def test_ranks_of_a_forgotten_epoch_can_finish() -> None:
     state, _ = play([NodeHolds("a", 7)])
     assert step(state, leave(0)) == (state, ())

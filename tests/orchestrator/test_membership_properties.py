@@ -41,7 +41,8 @@ EPOCHS = st.none() | st.integers(0, 4)
 LEAVES = st.builds(Leave, RANKS, SESSIONS, st.sampled_from(Reason), EPOCHS)
 LOSSES = st.builds(NodeLost, NODES, INCARNATIONS)
 REPORTS = st.builds(NodeHolds, NODES, st.integers(0, 6))
-HISTORIES = st.lists(JOINS | JOINS | LEAVES | LOSSES | REPORTS, max_size=40)
+EVENTS = JOINS | JOINS | JOINS | LEAVES | LOSSES | REPORTS
+HISTORIES = st.lists(EVENTS, max_size=40)
 
 Moment = tuple[GroupState, tuple[Instruction, ...]]
 
@@ -104,7 +105,8 @@ def test_whoever_is_told_it_has_a_seat_has_it(events: list[Event]) -> None:
                 if state.forming:
                     seats[state.forming.epoch] = state.forming.seats
                 assert seats[told.epoch][told.rank].session == event.seat.session  # type: ignore[union-attr]
-                assert told.ready is (told.epoch == state.last_epoch)
+                forming = state.forming is not None and told.epoch == state.forming.epoch
+                assert told.ready is not forming
 
 
 @given(HISTORIES)
@@ -136,5 +138,6 @@ def test_a_record_that_gets_only_the_changes_holds_the_whole_state(events: list[
             assert field not in changes.write
             del record[field]
         record |= changes.write
+        assert codec.patch(before, changes) == after
         assert codec.decode(GROUP, record) == after
         assert record.keys() == codec.changes(GroupState(GROUP), after).write.keys()

@@ -169,6 +169,12 @@ async def test_nothing_of_a_forgotten_node_stays_for_ever(store: Store, backend:
     await client.aclose()
 
 
+async def test_more_requests_at_once_than_connections_are_all_served(store: Store) -> None:
+    await store.nodes.register(record())
+    answers = await asyncio.gather(*(store.nodes.get("a") for _ in range(500)))
+    assert answers == [record()] * 500
+
+
 async def test_replicas_read_the_same_clock(backend: Backend) -> None:
     clients = [backend.client(), backend.client()]
     clocks = [StoreClock(client) for client in clients]

@@ -6,12 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
 from allfold_orchestrator.server import bind, write_ready_file
@@ -48,19 +48,16 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(
     with OrchestratorProcess(tmp_path) as orchestrator:
         orchestrator.register("a")
         orchestrator.join(0, "a")
-        answers: list[httpx.Response] = []
-        url = f"http://{orchestrator.address}/v1/groups/train/plan?epoch=1&session=s0&wait=30"
-        waiter = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=40)))
-        waiter.start()
-        # Nothing tells from outside that the long-poll has begun; a first answer shows that the
-        # thread's turn has come, and the signal may as well find the request on its way.
-        orchestrator.http.get(url.replace("wait=30", "wait=0.1"))
+        waiter = HTTPConnection(orchestrator.address, timeout=40)
+        waiter.request("GET", "/v1/groups/train/plan?epoch=1&session=s0&wait=30")
+        # Whoever asks after it is answered after it was taken up.
+        orchestrator.http.get("/v1/groups/train/plan?epoch=1&session=s0&wait=0.1")
         began = time.monotonic()
         orchestrator.process.send_signal(number)
         assert orchestrator.process.wait(timeout=10) == 0
         assert time.monotonic() - began < 5  # the promise is 2 s; test machines are busy
-        waiter.join(timeout=10)
-        assert answers[0].json()["ready"] is False
+        assert json.load(waiter.getresponse())["ready"] is False
+        waiter.close()
         assert orchestrator.log()[-1]["msg"] == "stopped"
 
 
@@ -83,10 +80,15 @@ def test_it_survives_the_loss_of_its_store(tmp_path: Path, redis: RedisServer) -
         orchestrator.wait_ready()
         orchestrator.register("a")
         redis.stop()
-        wait_until(lambda: not orchestrator.is_ready, "it is not ready")
-        checks = {c["name"]: c for c in orchestrator.http.get("/readyz").json()["checks"]}
-        assert checks["store"]["ok"] is False
-        assert "state store" in checks["store"]["reason"]
+
+        def checks() -> dict[str, Any]:
+            answer = orchestrator.http.get("/readyz").json()
+            return {check["name"]: check for check in answer["checks"]}
+
+        wait_until(lambda: not checks()["sweeper"]["ok"], "the sweeper notices")
+        assert not orchestrator.is_ready
+        assert checks()["store"]["ok"] is False
+        assert "state store" in checks()["store"]["reason"]
         assert orchestrator.http.get("/healthz").status_code == 200
         for response in (orchestrator.heartbeat("a"), orchestrator.http.get("/v1/groups")):
             assert response.status_code == 503

@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import bells, service
+from allfold_orchestrator import bells, redis_client, service
 from allfold_orchestrator.redis_client import connect
 from allfold_orchestrator.store import Store
 from tests.orchestrator.api_client import ApiClient, serving
-from tests.orchestrator.conftest import LEASE_SECONDS, Real
+from tests.orchestrator.conftest import Real
 from tests.support.waiting import until, within
+
+LONG_LEASE = 60.0
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 @pytest.fixture
 async def replicas(real: Real) -> AsyncIterator[list[ApiClient]]:
     async with AsyncExitStack() as stack:
-        stores = [Store(real.client(), LEASE_SECONDS) for _ in range(2)]
+        stores = [Store(real.client(), LONG_LEASE) for _ in range(2)]
         yield [await stack.enter_async_context(serving(store=store)) for store in stores]
 
 
@@ -62,8 +64,8 @@ async def test_a_lost_announcement_costs_a_second_and_no_hang(
 
     monkeypatch.setattr("allfold_orchestrator.store.relay", deaf)
     async with (
-        serving(store=Store(real.client(), LEASE_SECONDS)) as one,
-        serving(store=Store(real.client(), LEASE_SECONDS)) as other,
+        serving(store=Store(real.client(), LONG_LEASE)) as one,
+        serving(store=Store(real.client(), LONG_LEASE)) as other,
     ):
         await one.register("a")
         await one.join(0)
@@ -107,12 +109,13 @@ async def test_a_large_group_forms_quickly_over_two_replicas(replicas: list[ApiC
     world_size = 400
     for node in range(20):
         await replicas[node % 2].register(f"n{node}")
-    await asyncio.gather(
+    joins = await asyncio.gather(
         *(
             replicas[rank % 2].join(rank, f"n{rank % 20}", world_size=world_size)
             for rank in range(world_size)
         )
     )
+    assert [join.text for join in joins if join.status_code != 200] == []
     plans = await asyncio.gather(
         *(replicas[rank % 2].plan(f"s{rank}", wait=20) for rank in range(world_size))
     )
@@ -120,12 +123,19 @@ async def test_a_large_group_forms_quickly_over_two_replicas(replicas: list[ApiC
     assert plans[0].json()["plan"]["world_size"] == world_size
 
 
-async def test_a_store_that_stops_answering_is_an_error_within_its_deadline() -> None:
+async def test_a_store_that_stops_answering_is_an_error_within_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A server that accepts and says nothing, as behind a firewall that drops everything."""
-    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    monkeypatch.setattr(redis_client, "ANSWER_SECONDS", 0.1)
+    accepted: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    store = Store(connect(f"redis://127.0.0.1:{port}/0"), LEASE_SECONDS)
+    store = Store(connect(f"redis://127.0.0.1:{port}/0"), LONG_LEASE)
     with pytest.raises(ServiceError, match="running jobs are not affected"):
         await within(10, store.ping())
     await store.close()
     silent.close()
+    for writer in accepted:
+        writer.close()
+        await writer.wait_closed()

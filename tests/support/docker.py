@@ -131,9 +131,12 @@ def _dockerd(folder: Path, data: Path) -> Iterator[Environment]:
     command += ["--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")]
     # Builds use the host's network and Compose makes its own bridges; docker0 would stay behind.
     command += ["--bridge", "none"]
+    # A signal when its parent dies: tests that are killed leave no engine running.
+    command = ["setpriv", "--pdeathsig", "TERM", *command]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output) as process,
+        # A session of its own: a Ctrl-C ends the tests, which then need the engine to clean up.
+        subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as process,
     ):
         try:
             _wait_until_up(process, env, log)

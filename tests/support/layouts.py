@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import allfold
 import numpy as np
+
+import allfold
 
 FILLER = 99
 SHAPE = (4, 6)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
-import allfold
 import numpy as np
-from allfold_core.errors import AllfoldError
 from tests.support import layouts, tensors
 from tests.support.cases import Case, digest, inputs
 from tests.support.rank_worker import GROUPS
+
+import allfold
+from allfold_core.errors import AllfoldError
 
 _SHOWN = 4
 

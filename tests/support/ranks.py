@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from allfold.cli._processes import Child, stop_all
-from allfold_core.errors import AllfoldError, from_dict
 from tests.support import rank_worker
 from tests.support.services import ROOT, Services
 from tests.support.waiting import wait_until
+
+from allfold.cli._processes import Child, stop_all
+from allfold_core.errors import AllfoldError, from_dict
 
 Program = Callable[..., Any]
 
@@ -237,58 +238,56 @@ class Job:
 
 
 class RankPool:
-    """Worker processes, started when they are first needed and kept."""
+    """Worker processes, started when they are needed and kept for the next job."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self._ranks: list[Rank] = []
+        self._all: list[Rank] = []
+        self._idle: list[Rank] = []
         self._numbers = itertools.count()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank in self._ranks:
+        for rank in self._all:
             rank.close()
-
-    def take(self, count: int) -> list[Rank]:
-        """The first ``count`` workers; those that have died are replaced."""
-        for index, rank in enumerate(self._ranks):
-            if rank.ended:
-                rank.close()
-                self._ranks[index] = self._new()
-        while len(self._ranks) < count:
-            self._ranks.append(self._new())
-        return self._ranks[:count]
 
     @contextmanager
     def job(self, nodes: Sequence[int], name: str | None = None, **options: Any) -> Iterator[Job]:
         """A registered group: rank r is on the node ``nodes[r]``. All leave it in the end."""
-        job = self.plan(nodes, name)
-        try:
+        with self.unregistered(nodes, name) as job:
             job.enter(self.services, **options)
             yield job
             job.leave()
-        finally:
-            self.clear(job.ranks)
 
-    def plan(self, nodes: Sequence[int], name: str | None = None) -> Job:
-        """A job whose ranks have not registered yet."""
+    @contextmanager
+    def unregistered(self, nodes: Sequence[int], name: str | None = None) -> Iterator[Job]:
+        """The ranks of a job that have not registered yet. Whatever they are in, they leave."""
+        ranks = [self._take() for _ in nodes]
         name = name or f"job{next(self._numbers)}"
-        return Job(name, self.take(len(nodes)), [f"node{node}" for node in nodes])
+        try:
+            yield Job(name, ranks, [f"node{node}" for node in nodes])
+        finally:
+            self._idle[:0] = self._cleared(ranks)
+
+    def _take(self) -> Rank:
+        if not self._idle:
+            self._all.append(Rank(f"worker{next(self._numbers)}", self.services))
+            return self._all[-1]
+        return self._idle.pop(0)
 
     @staticmethod
-    def clear(ranks: Sequence[Rank]) -> None:
-        """Let workers leave whatever they are in; those that cannot are killed."""
-        calls = {rank: rank.start(rank_worker.close_everything) for rank in _usable(ranks)}
+    def _cleared(ranks: Sequence[Rank]) -> list[Rank]:
+        """The workers that live and have left everything; those that cannot leave are killed."""
+        calls = {rank: rank.start(rank_worker.close_everything) for rank in ranks if not rank.ended}
         for rank, call in calls.items():
             try:
-                call.answer(10.0)
-            except RankFailed:
+                call.result(15.0)
+            except RankFailed as failure:
+                sys.stderr.write(f"{failure}\n")
                 rank.kill()
-
-    def _new(self) -> Rank:
-        return Rank(f"worker{next(self._numbers)}", self.services)
+        return [rank for rank in calls if not rank.ended]
 
 
 def results(calls: Sequence[Call], seconds: float = CALL_SECONDS) -> list[Any]:
@@ -311,10 +310,6 @@ def await_pending(services: Services, job: Job, seq: int, rank: int) -> None:
         return int(services.group_status(node, job.name)["last_seq"][str(rank)]) >= seq
 
     wait_until(called, f"rank {rank} has called op {seq}")
-
-
-def _usable(ranks: Sequence[Rank]) -> list[Rank]:
-    return [rank for rank in ranks if not rank.ended]
 
 
 def _python_path() -> str:

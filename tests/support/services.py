@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
 
-from allfold.cli._processes import Child, stop_all
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
+
+from allfold.cli._processes import Child, stop_all
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 40.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import allfold
 import numpy as np
 import numpy.typing as npt
+
+import allfold
 
 
 def from_integers(values: npt.NDArray[np.int64], dtype: str, *, torch: bool = False) -> Any:

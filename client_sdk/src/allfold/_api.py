@@ -49,8 +49,8 @@ def init(
 ) -> Group:
     """Take this process's seat in a group, and wait until every rank has taken its own.
 
-    The first group of a process is the default of all functions. Further groups, with other names,
-    may be opened beside it, with the same ranks or others.
+    The first group of a process is the default of all functions. Further groups of the same ranks,
+    with other names, may be opened beside it.
 
     Args:
         rank: this process, 0 to ``world_size - 1``. Default: what torchrun, Slurm, MPI or

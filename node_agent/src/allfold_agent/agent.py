@@ -130,7 +130,7 @@ class Agent:
     def lose(self, membership: Membership) -> None:
         group, rank = membership.group, membership.rank
         error = _lost(group, rank, "its process ended without leaving the group")
-        group.left[rank] = group.last_seq[rank]
+        group.fates.left[rank] = group.last_seq[rank]
         group.break_(error)
         self._from_thread(self._mourn(membership, error))
 
@@ -158,7 +158,7 @@ class Agent:
 
     async def _see_off(self, membership: Membership) -> None:
         group, rank = membership.group, membership.rank
-        await self.peers.announce_departure(group, rank, group.left[rank])
+        await self.peers.announce_departure(group, rank, group.fates.left[rank])
         await self.enrolment.give_up_seat(group.name, rank, membership.session, "finished")
         await self._close_if_empty(group)
 
@@ -169,7 +169,7 @@ class Agent:
         await self._close_if_empty(group)
 
     async def _close_if_empty(self, group: Group) -> None:
-        if all(rank in group.left for rank in group.ranks):
+        if all(rank in group.fates.left for rank in group.ranks):
             await asyncio.to_thread(group.close, _LINGER_SECONDS)
             self.registry.remove(group)
 

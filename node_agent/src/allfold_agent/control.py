@@ -115,8 +115,8 @@ def _describe(group: Group) -> Json:
         "nodes": [member.node for member in group.plan.members],
         "ranks": list(group.ranks),
         "last_seq": {str(rank): last for rank, last in group.last_seq.items()},
-        "left": sorted(group.left),
-        "broken": group.broken.message if group.broken else "",
+        "left": sorted(group.fates.left),
+        "broken": group.fates.broken.message if group.fates.broken else "",
         "in_flight": [
             {
                 "seq": op.seq,
@@ -131,11 +131,7 @@ def _describe(group: Group) -> Json:
         ],
         "edges": [
             _describe_edge(group, peer, direction, counters)
-            for direction, traffic in (
-                ("out", {peer: edge.counters for peer, edge in list(group.out_edges.items())}),
-                ("in", {peer: edge.counters for peer, edge in list(group.in_edges.items())}),
-            )
-            for peer, counters in traffic.items()
+            for direction, peer, counters in group.edges.counters()
         ],
     }
 

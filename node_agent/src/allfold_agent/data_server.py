@@ -140,7 +140,7 @@ class DataServer:
         self._idle_timeout = idle_timeout
         self._stall_timeout = stall_timeout
         self._closed = Event()
-        self._tensors = _TensorRoutes(tensors, stall_timeout, self._closed)
+        self._tensors = _TensorRoutes(tensors, stall_timeout)
         self._lock = Lock()
         self._connections: dict[socket.socket, Thread] = {}
         self._acceptor = Thread(target=self._accept, name="allfold-data-accept", daemon=True)
@@ -310,10 +310,9 @@ class _TensorRoutes:
     the last byte, which is therefore to be fetched last.
     """
 
-    def __init__(self, store: TensorStore, stall_timeout: float, closed: Event) -> None:
+    def __init__(self, store: TensorStore, stall_timeout: float) -> None:
         self._store = store
         self._stall = stall_timeout
-        self._closed = closed
 
     def serve(self, exchange: Exchange, tensor_id: str) -> None:
         _allow(exchange, "GET", "HEAD", "PUT", "DELETE")
@@ -384,7 +383,8 @@ class _TensorRoutes:
         give_up = monotonic() + min(wait, LONGEST_WAIT)
 
         def wanted() -> bool:
-            return not self._closed.is_set() and peer_is_there(exchange.sock)
+            # False as well when the server is closed, which shuts the socket down.
+            return peer_is_there(exchange.sock)
 
         tensor = self._store.get(tensor_id, wait, wanted=wanted)
         span = _requested_span(exchange, tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 from threading import Condition
 from time import monotonic
@@ -14,9 +13,10 @@ import xxhash
 
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import Dataflow, build
+from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
+from allfold_agent.fates import Fates
 from allfold_agent.folding import Arithmetic
-from allfold_agent.in_edge import Dial, InEdge
 from allfold_agent.op import Arrival, Op, RankConnection, fold_locally, over_chunks
 from allfold_agent.out_edge import OutEdge, Outgoing
 from allfold_agent.records import OpRecord, record
@@ -52,7 +52,7 @@ class Group:
     """The ops of one group epoch on this node.
 
     Args:
-        dial: opens an edge from a node index: ``dial(source)(from_frame)``.
+        dial: opens an edge: ``dial(plan, source, destination)(from_frame)``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Group:
         workers: WorkerPool,
         buffers: BufferPool,
         detective: Detective,
-        dial: Callable[[Plan, int, int], Dial],
+        dial: DialFrom,
     ) -> None:
         self.plan = plan
         self.me = plan.index_of_node(node)
@@ -71,16 +71,12 @@ class Group:
         self.ops: dict[int, Op] = {}
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self.last_seq = dict.fromkeys(self.ranks, -1)
-        self.left: dict[int, int] = {}
-        self.broken: PeerLost | None = None
+        self.fates = Fates(plan.group)
         self._workers = workers
         self._buffers = buffers
         self._detective = detective
-        self._dial = dial
         self._changed = Condition()
-        self._failed: dict[int, AllfoldError] = {}
-        self.out_edges: dict[int, OutEdge] = {}
-        self.in_edges: dict[int, InEdge] = {}
+        self.edges = Edges(plan, self.me, dial, self)
         self._closed = False
         self._flow = lru_cache(maxsize=128)(self._build_flow)
 
@@ -111,7 +107,7 @@ class Group:
         )
         with self._changed:
             self.last_seq[rank] = max(self.last_seq[rank], message.seq)
-            failure = self._failed.get(message.seq) or self._loss_for(message.seq)
+            failure = self.fates.of(message.seq)
             op = None if failure else self._arrive(arrival)
         if failure:
             self._refuse(connection, number, message.seq, failure)
@@ -189,15 +185,15 @@ class Group:
             numel,
             op.sources(arithmetic),
             self._buffers,
-            on_sendable=self._kick,
+            on_sendable=self.edges.kick,
             on_finished=lambda: self._distribute(op, arithmetic, exchange),
         )
         for destination in flow.sends:
-            self._out_edge(destination).enqueue(
+            self.edges.out(destination).enqueue(
                 Outgoing(exchange, op.seq, op.digest, arithmetic.kept_itemsize)
             )
         for source in flow.receives:
-            self._open_in_edge(source)
+            self.edges.open_in(source)
         return exchange
 
     def _build_flow(
@@ -291,39 +287,18 @@ class Group:
 
     # Edges
 
-    def _kick(self, destination: int) -> None:
-        self.out_edges[destination].kick()
-
-    def _out_edge(self, destination: int) -> OutEdge:
-        edge = self.out_edges.get(destination)
-        if edge is None:
-            edge = self.out_edges[destination] = OutEdge(
-                destination, self.epoch, f"{self.name}-{self.me}-{destination}"
-            )
-        return edge
-
-    def _open_in_edge(self, source: int) -> None:
-        if source not in self.in_edges:
-            self.in_edges[source] = InEdge(
-                source,
-                self.epoch,
-                f"{self.name}-{source}-{self.me}",
-                self._dial(self.plan, source, self.me),
-                self,
-            )
-
     def serve_edge(self, destination: int) -> OutEdge:
         """The out-edge that another node has opened; ``PeerLost`` when the group is closed."""
         with self._changed:
             if self._closed:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
-            return self._out_edge(destination)
+            return self.edges.out(destination)
 
     def exchange_for(self, header: FrameHeader) -> Exchange | None:
         """The op of a frame, waiting until the local ranks have called it."""
         with self._changed:
             while True:
-                if header.seq in self._failed or self.broken or self._closed:
+                if self._closed or self.fates.of(header.seq):
                     return None
                 op = self.ops.get(header.seq)
                 if op is not None and op.running:
@@ -338,7 +313,7 @@ class Group:
         """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
         member = self.plan.members[source]
         with self._changed:
-            if self._closed or all(rank in self.left for rank in member.ranks):
+            if self._closed or all(rank in self.fates.left for rank in member.ranks):
                 return
         self._detective.report_lost(
             self,
@@ -361,10 +336,10 @@ class Group:
         """The verdict on an op: tell the ranks that wait, remember it for those still to come."""
         with self._changed:
             op = self.ops.get(seq)
-            if seq in self._failed or (op is not None and op.ended) or self._succeeded(seq):
+            if self.fates.of(seq) or (op is not None and op.ended) or self._succeeded(seq):
                 return
-            self._failed[seq] = error
-            self._forget_old_failures()
+            self.fates.fail(seq, error)
+            self.fates.forget_before(min(self.last_seq.values()))
             if op is not None:
                 self._fail_op(op, error)
             self._changed.notify_all()
@@ -372,7 +347,7 @@ class Group:
     def failure(self, seq: int) -> AllfoldError | None:
         """Why an op has failed, or can only fail; ``None`` for one that may still succeed."""
         with self._changed:
-            return self._failed.get(seq) or self._loss_for(seq)
+            return self.fates.of(seq)
 
     def _succeeded(self, seq: int) -> bool:
         return seq not in self.ops and seq <= min(self.last_seq.values())
@@ -389,45 +364,25 @@ class Group:
         for arrival in op.arrivals.values():
             self._refuse(arrival.connection, arrival.group_number, op.seq, error)
 
-    def _forget_old_failures(self) -> None:
-        """Every local rank has heard of these."""
-        heard = min(self.last_seq.values())
-        for seq in [seq for seq in self._failed if seq < heard - RECORDED_OPS]:
-            del self._failed[seq]
-
     def break_(self, error: PeerLost) -> None:
         """The group has lost a member: fail what is in flight and whatever comes."""
         with self._changed:
-            if self.broken is None:
-                self.broken = error
+            if self.fates.broken is None:
+                self.fates.broken = error
                 log.warning("group '%s' epoch %d is broken: %s", self.name, self.epoch, error)
             for op in [op for op in self.ops.values() if not op.ended]:
-                self._fail_op(op, self.broken)
+                self._fail_op(op, self.fates.broken)
             self._changed.notify_all()
 
     def rank_left(self, rank: int, last_seq: int) -> None:
         """A rank has left in order: later ops, which would wait for it, fail."""
         with self._changed:
-            self.left[rank] = last_seq
+            self.fates.left[rank] = last_seq
             for op in list(self.ops.values()):
-                error = self._loss_for(op.seq)
+                error = self.fates.of(op.seq)
                 if error and not op.ended:
-                    self._failed[op.seq] = error
                     self._fail_op(op, error)
             self._changed.notify_all()
-
-    def _loss_for(self, seq: int) -> PeerLost | None:
-        """Why an op cannot be done any more."""
-        if self.broken:
-            return self.broken
-        gone = [rank for rank, last in self.left.items() if last < seq]
-        if not gone:
-            return None
-        return PeerLost(
-            f"op {seq} of group '{self.name}' can never be done: {name_ranks(sorted(gone))} "
-            f"left the group after op {max(self.left[rank] for rank in gone)}",
-            ranks=sorted(gone),
-        )
 
     def overdue(self, now: float) -> list[tuple[Op, str]]:
         """The ops that need a detective: past their deadline, or stalled for a while."""
@@ -451,8 +406,4 @@ class Group:
                 return
             self._closed = True
             self._changed.notify_all()
-        deadline = monotonic() + linger
-        for out_edge in self.out_edges.values():
-            out_edge.close(deadline)
-        for in_edge in self.in_edges.values():
-            in_edge.close()
+        self.edges.close(monotonic() + linger)

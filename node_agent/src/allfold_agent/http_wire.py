@@ -114,12 +114,15 @@ def await_delivery(sock: socket.socket, *, grace: float, deadline: float) -> Non
     with suppress(TimeoutError):
         arm(sock, min(deadline, monotonic() + grace))
         sock.recv(1, socket.MSG_PEEK)
-    while _unacknowledged(sock):
+    while True:
+        unacknowledged = _unacknowledged(sock)  # stays as it was when the connection is reset
+        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+        if not unacknowledged:
+            return
         if monotonic() >= deadline:
             raise TimeoutError("the peer does not take what was sent")
         sleep(0.01)
-    if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise OSError(code, os.strerror(code))
 
 
 def _unacknowledged(sock: socket.socket) -> int:

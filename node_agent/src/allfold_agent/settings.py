@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from socket import gethostname
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,4 +39,4 @@ class AgentSettings(BaseSettings):
         validation_alias="ALLFOLD_AGENT_THREADS",
     )
     token: str = Field("", validation_alias="ALLFOLD_TOKEN")
-    log_format: str = Field("text", validation_alias="ALLFOLD_LOG_FORMAT")
+    log_format: Literal["text", "json"] = Field("text", validation_alias="ALLFOLD_LOG_FORMAT")

@@ -161,7 +161,7 @@ class _Download:
         while True:
             before = self.received
             try:
-                tensor = self._attempt()
+                return self._attempt()
             except AllfoldError as error:
                 if not _is_missing(error):
                     raise
@@ -170,10 +170,6 @@ class _Download:
                 if self.spec is None and not isinstance(error, TimeoutError):
                     raise _lost(self.address, self.tensor_id, error) from error
                 cause = error
-            else:
-                if tensor is not None:
-                    return tensor
-                continue
             pause = _SHORTEST_PAUSE if self.received > before else min(2 * pause, _LONGEST_PAUSE)
             self._pause(pause, cause)
 
@@ -188,16 +184,13 @@ class _Download:
             ) from cause
         sleep(seconds)
 
-    def _attempt(self) -> Tensor | None:
-        """One connection's worth of download; ``None`` when the tensor changed under our hands."""
+    def _attempt(self) -> Tensor:
+        """One connection's worth of download: what is still missing, when all goes well."""
         exchange = ClientExchange(self.address, "GET", self._target(), self._headers(), self.token)
         with _connected(self.address, self.tensor_id, self.deadline) as sock:
             send_views(sock, exchange.head, stall=STALL, deadline=self.deadline)
             # It may take the agent any time until somebody exposes the tensor.
             head = exchange.read_head(sock, self.deadline)
-            if head.status == 416:
-                self._restart()
-                return None
             if head.status not in (200, 206):
                 raise read_error(sock, head, self.address, self.deadline)
             digest = self._accept(head)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from allfold_core.plan import LinkModel, Plan
 from allfold_orchestrator.group_state import (
@@ -25,6 +25,8 @@ from allfold_orchestrator.group_state import (
     RankSeat,
     Reason,
 )
+
+Entry = TypeVar("Entry", RankSeat, Reason)
 
 
 @dataclass(slots=True)
@@ -97,11 +99,44 @@ def _meta(state: GroupState) -> str:
 
 
 def decode(group: str, record: Mapping[str, str]) -> GroupState:
-    """The state that a record holds."""
-    meta = json.loads(record["meta"])
-    seats, left, plans = _sort_fields(record)
-    forming = meta["forming"]
+    """The state that a whole record holds."""
+    return patch(GroupState(group), Changes(write=dict(record)))
 
+
+def patch(state: GroupState, made: Changes) -> GroupState:
+    """The state after changes to its record; the inverse of :func:`changes`.
+
+    Costs no JSON for what did not change, and shares it with ``state``.
+    """
+    seats: _Tables[RankSeat] = _Tables({epoch.plan.epoch: epoch.seats for epoch in state.epochs})
+    if state.forming is not None:
+        seats.tables[state.forming.epoch] = state.forming.seats
+    left: _Tables[Reason] = _Tables({epoch.plan.epoch: epoch.departed for epoch in state.epochs})
+    plans = {epoch.plan.epoch: epoch.plan for epoch in state.epochs}
+    for kind, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
+        match kind:
+            case "seat":
+                seats.edit(epoch).pop(rank, None)
+            case "left":
+                left.edit(epoch).pop(rank, None)
+    for kind, epoch, rank, value in _entries(made.write):
+        match kind:
+            case "seat":
+                seats.edit(epoch)[rank] = _load_seat(value)
+            case "left":
+                left.edit(epoch)[rank] = Reason(value)
+            case "plan":
+                plans[epoch] = Plan.from_dict(json.loads(value))
+    return _assemble(state.group, json.loads(made.write["meta"]), seats.tables, left.tables, plans)
+
+
+def _assemble(
+    group: str,
+    meta: dict[str, Any],
+    seats: Mapping[int, Mapping[int, RankSeat]],
+    left: Mapping[int, Mapping[int, Reason]],
+    plans: Mapping[int, Plan],
+) -> GroupState:
     def epoch(number: int) -> Epoch:
         return Epoch(plans[number], seats.get(number, {}), left.get(number, {}))
 
@@ -109,33 +144,29 @@ def decode(group: str, record: Mapping[str, str]) -> GroupState:
         group=group,
         last_epoch=meta["last_epoch"],
         recalled=meta["recalled"],
-        forming=forming
-        and Formation(
-            forming["epoch"],
-            GroupParams(**forming["params"]),
-            LinkModel(**forming["links"]),
-            seats.get(forming["epoch"], {}),
-        ),
+        forming=_formation(meta["forming"], seats) if meta["forming"] else None,
         current=None if meta["current"] is None else epoch(meta["current"]),
         older=tuple(epoch(number) for number in meta["older"]),
     )
 
 
-def _sort_fields(
-    record: Mapping[str, str],
-) -> tuple[dict[int, dict[int, RankSeat]], dict[int, dict[int, Reason]], dict[int, Plan]]:
-    seats: dict[int, dict[int, RankSeat]] = {}
-    left: dict[int, dict[int, Reason]] = {}
-    plans: dict[int, Plan] = {}
-    for table, epoch, rank, value in _entries(record):
-        match table:
-            case "seat":
-                seats.setdefault(epoch, {})[rank] = _load_seat(value)
-            case "left":
-                left.setdefault(epoch, {})[rank] = Reason(value)
-            case "plan":
-                plans[epoch] = Plan.from_dict(json.loads(value))
-    return seats, left, plans
+def _formation(meta: dict[str, Any], seats: Mapping[int, Mapping[int, RankSeat]]) -> Formation:
+    params, links = GroupParams(**meta["params"]), LinkModel(**meta["links"])
+    return Formation(meta["epoch"], params, links, seats.get(meta["epoch"], {}))
+
+
+class _Tables(Generic[Entry]):
+    """Tables by epoch, each copied before it is edited for the first time."""
+
+    def __init__(self, tables: dict[int, Mapping[int, Entry]]) -> None:
+        self.tables = tables
+        self._copies: dict[int, dict[int, Entry]] = {}
+
+    def edit(self, epoch: int) -> dict[int, Entry]:
+        if epoch not in self._copies:
+            self._copies[epoch] = dict(self.tables.get(epoch, {}))
+            self.tables[epoch] = self._copies[epoch]
+        return self._copies[epoch]
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:

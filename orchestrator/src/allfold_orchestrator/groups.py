@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -19,7 +18,7 @@ from time import monotonic
 from redis.exceptions import WatchError
 
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import codec, keys
+from allfold_orchestrator import keys
 from allfold_orchestrator.failures import store_errors
 from allfold_orchestrator.group_state import (
     Event,
@@ -32,14 +31,13 @@ from allfold_orchestrator.group_state import (
 )
 from allfold_orchestrator.membership import step
 from allfold_orchestrator.nodes import NodeRecord
-from allfold_orchestrator.redis_client import Client, Commands, Pipeline
+from allfold_orchestrator.records import Snapshot, load, queue_write
+from allfold_orchestrator.redis_client import Client, Commands
 
 CONFLICT_DEADLINE_SECONDS = 5.0
 CONFLICT_PAUSE_SECONDS = 0.01
 MAX_BATCH = 512
 MAX_CACHED_GROUPS = 1024
-# A group in which nobody sits is forgotten after a day, but for its last epoch.
-IDLE_RECORD_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,7 @@ class _Slot:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     pending: list[_Request] = field(default_factory=list)
-    version: str | None = None
-    state: GroupState | None = None
+    snapshot: Snapshot | None = None
     checked_at: float = float("-inf")
     announcements: int = 0
 
@@ -107,11 +104,10 @@ class GroupStore:
         """The group's state, at most ``max_age`` seconds old."""
         slot = self._slot(group)
         async with slot.lock:
-            if slot.state is None or monotonic() - slot.checked_at > max_age:
+            if slot.snapshot is None or monotonic() - slot.checked_at > max_age:
                 with store_errors():
-                    await self._load(self._client, group, slot)
-            assert slot.state is not None
-            return slot.state
+                    return (await self._load(self._client, group, slot)).state
+            return slot.snapshot.state
 
     def invalidate(self, group: str) -> None:
         """Another replica changed the group: look before answering."""
@@ -157,7 +153,7 @@ class GroupStore:
         try:
             write = await self._write(group, slot, batch)
         except BaseException as error:
-            slot.state = None
+            slot.snapshot = None
             _fail(batch, error)
             if not isinstance(error, Exception):
                 raise
@@ -187,28 +183,25 @@ class GroupStore:
                 name: NodeRecord.from_json(text) if text else None
                 for name, text in zip(guards, texts, strict=True)
             }
-            write = _apply(old, batch, nodes)
-            if write.state is not old:
+            write = _apply(old.state, batch, nodes)
+            if write.state is not old.state:
                 pipe.multi()
-                version = _queue_write(pipe, old, write, batch)
+                snapshot = queue_write(pipe, old, write.state)
+                for life in _lives_seated(batch, write.replies):
+                    pipe.sadd(keys.groups_of(life), group)
+                if write.wakes:
+                    pipe.publish(keys.CHANGES, group)
                 await pipe.execute()
-                slot.version, slot.state, slot.checked_at = version, write.state, monotonic()
+                slot.snapshot, slot.checked_at = snapshot, monotonic()
             return write
 
-    async def _load(self, source: Commands, group: str, slot: _Slot) -> GroupState:
-        """Bring the slot up to date; one small request if nobody else wrote."""
+    async def _load(self, source: Commands, group: str, slot: _Slot) -> Snapshot:
+        """Bring the slot up to date."""
         announcements = slot.announcements
-        version = await source.hget(keys.group(group), "version")
-        if version is None or version != slot.version or slot.state is None:
-            record = await source.hgetall(keys.group(group)) if version else {}
-            if record:
-                slot.version, slot.state = record["version"], _decode(group, record)
-            else:
-                tombstone = await source.hget(keys.TOMBSTONES, group)
-                slot.version, slot.state = None, _from_tombstone(group, tombstone)
+        slot.snapshot = await load(source, group, slot.snapshot)
         # What was announced while we read is not in what we read.
         slot.checked_at = monotonic() if slot.announcements == announcements else float("-inf")
-        return slot.state
+        return slot.snapshot
 
     def _slot(self, group: str) -> _Slot:
         slot = self._slots.get(group)
@@ -238,29 +231,6 @@ def _apply(
     return write
 
 
-def _queue_write(pipe: Pipeline, old: GroupState, write: _Write, batch: Sequence[_Request]) -> str:
-    new = write.state
-    key = keys.group(new.group)
-    # Random, not counted: a record that was forgotten and made anew must not look unchanged.
-    version = secrets.token_hex(8)
-    changes = codec.changes(old, new)
-    pipe.hset(key, mapping={"version": version, **changes.write})
-    if changes.delete:
-        pipe.hdel(key, *changes.delete)
-    if (new.last_epoch, new.recalled) != (old.last_epoch, old.recalled):
-        pipe.hset(keys.TOMBSTONES, new.group, f"{new.last_epoch} {new.recalled}")
-    if new.idle:
-        pipe.expire(key, IDLE_RECORD_SECONDS)
-    elif old.idle:
-        pipe.persist(key)
-        pipe.sadd(keys.GROUPS, new.group)
-    for life in _lives_seated(batch, write.replies):
-        pipe.sadd(keys.groups_of(life), new.group)
-    if write.wakes:
-        pipe.publish(keys.CHANGES, new.group)
-    return version
-
-
 def _lives_seated(
     batch: Sequence[_Request], replies: Sequence[tuple[Instruction, ...] | None]
 ) -> set[str]:
@@ -269,20 +239,6 @@ def _lives_seated(
         for request, reply in zip(batch, replies, strict=True)
         if request.guard and any(isinstance(instruction, Seated) for instruction in reply or ())
     }
-
-
-def _decode(group: str, record: Mapping[str, str]) -> GroupState:
-    try:
-        return codec.decode(group, record)
-    except (KeyError, ValueError, TypeError) as error:
-        raise _damaged(group, error) from error
-
-
-def _from_tombstone(group: str, tombstone: str | None) -> GroupState:
-    if tombstone is None:
-        return GroupState(group)
-    last_epoch, recalled = (int(number) for number in tombstone.split())
-    return GroupState(group, last_epoch=last_epoch, recalled=recalled)
 
 
 def _fail(batch: Sequence[_Request], error: BaseException) -> None:
@@ -301,19 +257,6 @@ def _too_busy(group: str) -> ServiceError:
         component="store",
         group=group,
         retry=True,
-    )
-
-
-def _damaged(group: str, error: Exception) -> ServiceError:
-    key = keys.group(group)
-    return ServiceError(
-        f"the record of group {group} cannot be read ({error!r}), it was written by another "
-        f"version or by hand; delete the key {key} to start the group anew",
-        component="store",
-        group=group,
-        key=key,
-        damaged=True,
-        retry=False,
     )
 
 

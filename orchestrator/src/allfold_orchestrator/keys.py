@@ -23,6 +23,11 @@ def group(name: str) -> str:
     return f"{PREFIX}group:{name}"
 
 
+def log(group_name: str) -> str:
+    """List: the last changes of a group's record, the newest first."""
+    return f"{PREFIX}log:{group_name}"
+
+
 def node(name: str) -> str:
     """String: the JSON record of a node."""
     return f"{PREFIX}node:{name}"

@@ -67,8 +67,9 @@ def step(state: GroupState, event: Event) -> Outcome:
 def _join(state: GroupState, join: Join) -> Outcome:
     if state.forming is not None and _holds(state.forming.seats, join.rank, join.seat.session):
         return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
-    if state.current is not None and _still_in(state.current, join.rank, join.seat.session):
-        return _join_again(state, join, _params_of(state.current), state.last_epoch, ready=True)
+    current = state.current
+    if current is not None and _still_in(current, join.rank, join.seat.session):
+        return _join_again(state, join, _params_of(current), current.plan.epoch, ready=True)
     error = _refusal(state, join)
     if error is not None:
         return _reject(state, error)

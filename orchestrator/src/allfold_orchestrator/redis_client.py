@@ -10,14 +10,17 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, cast
 
-from fakeredis import FakeAsyncRedis
-from redis.asyncio import Redis
+from fakeredis import FakeAsyncRedisConnection, FakeServer
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 EMBEDDED = "embedded"
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
+# Who finds all connections in use waits for one. The usual pool would refuse the hundredth of a
+# thousand ranks that come at once.
+_POOL: dict[str, Any] = {"max_connections": 32, "timeout": 5.0, "decode_responses": True}
 
 
 class Commands(Protocol):
@@ -40,6 +43,10 @@ class Commands(Protocol):
         mapping: Mapping[str, str] | None = None,
     ) -> Awaitable[int]: ...
     def hdel(self, name: str, *keys: str) -> Awaitable[int]: ...
+
+    def lpush(self, name: str, *values: str) -> Awaitable[int]: ...
+    def lrange(self, name: str, start: int, end: int) -> Awaitable[list[str]]: ...
+    def ltrim(self, name: str, start: int, end: int) -> Awaitable[object]: ...
 
     def sadd(self, name: str, *values: str) -> Awaitable[int]: ...
     def srem(self, name: str, *values: str) -> Awaitable[int]: ...
@@ -90,13 +97,25 @@ def connect(url: str) -> Client:
     It connects when it is first used, so Redis may start later than the orchestrator.
     """
     if url == EMBEDDED:
-        return cast(Client, FakeAsyncRedis(decode_responses=True))
-    client = Redis.from_url(
-        url,
-        decode_responses=True,
-        socket_connect_timeout=CONNECT_SECONDS,
-        socket_timeout=ANSWER_SECONDS,
-        # One retry, because a connection from the pool may be one that Redis closed long ago.
-        retry=Retry(NoBackoff(), 1),
+        return connect_embedded(FakeServer())
+    return _client(
+        BlockingConnectionPool.from_url(
+            url,
+            **_POOL,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_timeout=ANSWER_SECONDS,
+            # One retry, because a connection from the pool may be one that Redis closed long ago.
+            retry=Retry(NoBackoff(), 1),
+        )
     )
-    return cast(Client, client)
+
+
+def connect_embedded(server: FakeServer) -> Client:
+    """A client of this in-process Redis."""
+    return _client(
+        BlockingConnectionPool(connection_class=FakeAsyncRedisConnection, server=server, **_POOL)
+    )
+
+
+def _client(pool: BlockingConnectionPool) -> Client:
+    return cast(Client, Redis.from_pool(pool))

@@ -24,7 +24,7 @@ def group_view(state: GroupState) -> GroupView:
     return GroupView(
         group=state.group,
         phase=phase_of(state),
-        epoch=forming.epoch if forming else state.last_epoch,
+        epoch=_epoch_number(state),
         last_epoch=state.last_epoch,
         world_size=params.world_size if params else None,
         timeout=params.timeout if params else None,
@@ -47,6 +47,12 @@ def phase_of(state: GroupState) -> Phase:
     if state.current is None or state.current.closed:
         return "gone"
     return "broken" if state.current.broken else "closing"
+
+
+def _epoch_number(state: GroupState) -> int:
+    if state.forming is not None:
+        return state.forming.epoch
+    return state.current.plan.epoch if state.current else state.last_epoch
 
 
 def _params(forming: Formation | None, current: Epoch | None) -> GroupParams | None:

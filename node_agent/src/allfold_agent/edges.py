@@ -1,0 +1,59 @@
+"""All edges of one group on this node, opened when an op first needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from allfold_agent.in_edge import Dial, InEdge, Receiver
+from allfold_agent.out_edge import EdgeCounters, OutEdge
+from allfold_core.plan import Plan
+
+DialFrom = Callable[[Plan, int, int], Dial]
+
+
+class Edges:
+    """The out-edges and in-edges of node ``me``; the group's lock protects opening them.
+
+    Args:
+        dial: opens an edge: ``dial(plan, source, destination)(from_frame)``.
+        receiver: what the in-edges deliver to.
+    """
+
+    def __init__(self, plan: Plan, me: int, dial: DialFrom, receiver: Receiver) -> None:
+        self._plan = plan
+        self._me = me
+        self._dial = dial
+        self._receiver = receiver
+        self._out: dict[int, OutEdge] = {}
+        self._in: dict[int, InEdge] = {}
+
+    def out(self, destination: int) -> OutEdge:
+        """The edge to a node."""
+        edge = self._out.get(destination)
+        if edge is None:
+            name = f"{self._plan.group}-{self._me}-{destination}"
+            edge = self._out[destination] = OutEdge(destination, self._plan.epoch, name)
+        return edge
+
+    def kick(self, destination: int) -> None:
+        """Something for a node may have become ready."""
+        self._out[destination].kick()
+
+    def open_in(self, source: int) -> None:
+        """Begin to receive from a node, if this has not happened yet."""
+        if source not in self._in:
+            name = f"{self._plan.group}-{source}-{self._me}"
+            dial = self._dial(self._plan, source, self._me)
+            self._in[source] = InEdge(source, self._plan.epoch, name, dial, self._receiver)
+
+    def counters(self) -> list[tuple[str, int, EdgeCounters]]:
+        """(direction, peer, traffic) of every edge."""
+        out = [("out", peer, edge.counters) for peer, edge in list(self._out.items())]
+        return out + [("in", peer, edge.counters) for peer, edge in list(self._in.items())]
+
+    def close(self, deadline: float) -> None:
+        """Let peers get what they are owed, until ``deadline`` (monotonic), then end all edges."""
+        for out_edge in list(self._out.values()):
+            out_edge.close(deadline)
+        for in_edge in list(self._in.values()):
+            in_edge.close()

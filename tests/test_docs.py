@@ -1,0 +1,208 @@
+"""What the documentation says, held against the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import allfold
+from allfold_agent.settings import AgentSettings
+from allfold_core.choose import choose
+from allfold_core.compiler import compile_schedule, strategies_for
+from allfold_core.errors import error_classes
+from allfold_core.operations import Kind
+from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.price import bytes_sent
+from allfold_orchestrator.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+STRATEGIES = (ROOT / "docs" / "strategies.md").read_text()
+ERRORS = (ROOT / "docs" / "errors.md").read_text()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+SOURCES = sorted(ROOT.glob("*/src/**/*.py"))
+CLASSES = error_classes()
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {"1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
+
+
+# --- README.md
+
+
+def test_the_ten_lines_are_the_quickstart() -> None:
+    shown = re.search(
+        r"<!-- examples/quickstart.py -->\n```python\n(.*?)```", README, flags=re.DOTALL
+    )
+    assert shown
+    assert shown[1] == (ROOT / "examples" / "quickstart.py").read_text()
+    assert len(shown[1].splitlines()) <= 10
+
+
+@cache
+def settings_table() -> dict[str, tuple[str, str]]:
+    """Variable: (who reads it, its default), as the README has them."""
+    part = README.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    table = {}
+    for names, reader, default, _ in rows(part):
+        for name in re.findall(r"ALLFOLD_\w+", names):
+            table[name] = (reader, default)
+    return table
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of every line of a table, but for its head."""
+    for line in re.findall(r"^\| ?`.*\|$", text, flags=re.MULTILINE):
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def defaults() -> Iterator[tuple[str, str, object]]:
+    """(reader, variable, default) of every setting of the two services."""
+    for name, field in Settings.model_fields.items():
+        yield "orchestrator", f"ALLFOLD_{name.upper()}", field.default
+    for field in AgentSettings.model_fields.values():
+        default = None if field.default_factory else field.default
+        yield "agent", str(field.validation_alias), default
+
+
+@pytest.mark.parametrize(("reader", "variable", "default"), list(defaults()))
+def test_every_setting_has_its_reader_and_default(
+    reader: str, variable: str, default: object
+) -> None:
+    shown_reader, shown_default = settings_table()[variable]
+    assert reader in shown_reader or shown_reader == "all"
+    if not default:
+        assert not shown_default.startswith("`") or "$" in shown_default
+        return
+    text = f"{default:g}" if isinstance(default, float) else str(default)
+    assert f"`{text}`" in shown_default
+
+
+def test_the_table_of_settings_has_every_variable_and_no_other() -> None:
+    read = {variable for _, variable, _ in defaults()}
+    for path in SOURCES:
+        read |= set(re.findall(r"\"(ALLFOLD_[A-Z_]*[A-Z])\"", path.read_text()))
+    assert settings_table().keys() == read
+
+
+def test_the_tables_of_strategies_have_every_strategy() -> None:
+    names = set(strategies_for(Kind.ALL_REDUCE))
+    for text, heading in ((README, "## Strategies"), (STRATEGIES, "# Strategies")):
+        part = text.partition(f"{heading}\n")[2].partition("\n## ")[0]
+        assert {cells[0].strip("`").removesuffix("(k)") for cells in rows(part)} == names
+
+
+def test_messages_in_the_readme_are_those_of_the_errors_page() -> None:
+    shown = re.findall(r"^\[AF\d{3} .*$", README, flags=re.MULTILINE)
+    assert shown
+    assert [message for message in shown if message not in ERRORS] == []
+
+
+# --- docs/errors.md
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (AF\d{3} \w+)\n", ERRORS, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_error_has_a_section_and_none_is_stale() -> None:
+    assert list(sections()) == [f"{code} {CLASSES[code].__name__}" for code in sorted(CLASSES)]
+
+
+@pytest.mark.parametrize("code", sorted(CLASSES))
+def test_a_section_says_what_happened_to_whom_and_what_to_do(code: str) -> None:
+    error = CLASSES[code]
+    section = sections()[f"{code} {error.__name__}"]
+    bases = ", ".join(base.__name__ for base in error.__bases__)
+    assert f"*{bases} · HTTP {error.status}*" in section
+    assert re.findall(r"\*\*(.*?)\*\*", section.replace("\n", " ")) == [
+        "What happened.",
+        "Who.",
+        "What to do.",
+    ]
+    for shown in re.findall(r"^\[(AF\d{3} \w+)\]", section, flags=re.MULTILINE):
+        assert shown == f"{code} {error.__name__}"
+
+
+def test_every_error_can_be_caught_as_the_page_says() -> None:
+    for error in CLASSES.values():
+        assert getattr(allfold, error.__name__) is error
+
+
+# --- docs/strategies.md
+
+
+def checked(name: str) -> str:
+    found = re.search(
+        rf"<!-- checked by tests/test_docs.py: {name} -->\n(.*?)<!-- end -->",
+        STRATEGIES,
+        flags=re.DOTALL,
+    )
+    assert found
+    return found[1]
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *lines])
+
+
+def test_the_table_of_bytes_is_what_schedules_send() -> None:
+    counts = (2, 4, 6, 8, 16, 64)
+    names = [*strategies_for(Kind.ALL_REDUCE), "tree(4)"]
+    lines = [
+        [f"`{name}`", *(f"{most_sent(name, nodes):.4g}" for nodes in counts)] for name in names
+    ]
+    assert checked("bytes") == table(["strategy", *(f"P = {nodes}" for nodes in counts)], lines)
+
+
+def most_sent(strategy: str, nodes: int) -> float:
+    numel = 64 * nodes
+    schedule = compile_schedule(Kind.ALL_REDUCE, strategy, nodes=nodes, numel=numel)
+    return max(bytes_sent(program, itemsize=1) for program in schedule.programs) / numel
+
+
+def test_the_table_of_auto_is_what_it_chooses() -> None:
+    lines = [
+        [
+            str(nodes),
+            *(f"`{choose(Kind.ALL_REDUCE, plan(nodes), size)}`" for size in SIZES.values()),
+        ]
+        for nodes in (2, 4, 8, 16, 32, 64, 256)
+    ]
+    assert checked("auto") == table(["nodes", *SIZES], lines)
+
+
+def plan(nodes: int) -> Plan:
+    members = tuple(Member(f"node{index}", "", "", (index,)) for index in range(nodes))
+    order = tuple(range(nodes))
+    return Plan("group", 1, nodes, members, order, LinkModel(), strategies={}, timeout=300.0)
+
+
+# --- all pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_target_that_the_pages_name_is_in_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"(?:^|`|\$ )make ([a-z]+)", page.read_text(), flags=re.MULTILINE)
+        assert set(named) <= targets, page.name
