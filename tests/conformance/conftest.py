@@ -9,6 +9,7 @@ from tests.support.ranks import Job, RankPool
 from tests.support.services import Services
 
 NODES = 5
+OP_SECONDS = 15.0
 
 # Rank r is on node SHAPES[...][r]. The last one has 1, 2 and 3 ranks per node, out of order.
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -35,7 +36,16 @@ def pool(services: Services) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
-    """A registered group of each shape, shared by the tests of a module."""
-    with pool.job(SHAPES[request.param], timeout=15) as job:
+def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
+    """A registered group of each shape, for all tests of a module."""
+    with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
         yield job
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, shared_job: Job, pool: RankPool) -> Iterator[Job]:
+    """The shared group; after a test that failed, a new one takes its place."""
+    failed_before = request.session.testsfailed
+    yield shared_job
+    if request.session.testsfailed > failed_before:
+        pool.replace(shared_job, timeout=OP_SECONDS)

@@ -24,11 +24,11 @@ def test_three_hundred_ops_in_flight_are_waited_for_in_any_order(job: Job, seed:
 
 
 def test_ops_of_two_groups_are_called_in_another_order_on_other_ranks(job: Job, other: Job) -> None:
-    job.run(programs.interleaved, groups=[job.name, other.name], count=60)
+    job.run(programs.interleaved, other=other.name, count=60)
 
 
 def test_two_groups_work_in_threads_of_the_same_processes(job: Job, other: Job) -> None:
-    done = job.run(programs.in_threads, groups=[job.name, other.name], count=60)
+    done = job.run(programs.in_threads, other=other.name, count=60)
     assert done == [120] * job.world_size
 
 

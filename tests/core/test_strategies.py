@@ -35,7 +35,7 @@ NUMELS: dict[str, Callable[[int], int]] = {
     "P+1": lambda nodes: nodes + 1,
     "3P+2": lambda nodes: 3 * nodes + 2,
 }
-TREES = ("tree(1)", "tree(3)", "tree(4)", "tree(70)")
+TREES = ("tree(3)", "tree(4)")
 ALL = [(kind, name) for kind in Kind for name in (*strategies_for(kind), *TREES)]
 ALL_REDUCES = (*strategies_for(Kind.ALL_REDUCE), *TREES)
 NAMES = [f"{kind.label}-{name}" for kind, name in ALL]

@@ -55,6 +55,7 @@ class Ending:
     exit_codes: dict[str, int]
     before: list[str]
     left: list[str]
+    logs: str
 
 
 def free_address() -> str:
@@ -108,8 +109,8 @@ def ended(request: pytest.FixtureRequest, trained: Stack) -> Ending:
     with ended_with_logs_of_failures(request, project):
         project.compose("stop", "--timeout", "10", *LONG_RUNNING)
         codes = {name: project.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
-        before = project.leftovers()
-    return Ending(codes, before, project.leftovers())
+        before, logs = project.leftovers(), project.logs()
+    return Ending(codes, before, project.leftovers(), logs)
 
 
 @contextmanager
@@ -246,7 +247,8 @@ def test_the_token_shows_in_no_inspect(trained: Stack) -> None:
 
 
 def test_services_end_by_themselves_when_told_to(ended: Ending) -> None:
-    assert [service for service, code in ended.exit_codes.items() if code == KILLED] == []
+    killed = [service for service, code in ended.exit_codes.items() if code == KILLED]
+    assert killed == [], ended.logs
 
 
 def test_down_leaves_nothing_behind(ended: Ending) -> None:

@@ -400,9 +400,13 @@ def test_an_edge_that_was_handed_over_leaves_its_place_to_others() -> None:
             sock.close()
 
 
-def test_a_connection_without_requests_is_closed() -> None:
+def test_a_connection_without_requests_is_closed_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     with serving(idle_timeout=0.1) as port, port.connect() as sock:
         assert sock.recv(1) == b""
+    assert not caplog.records
 
 
 def test_a_head_that_drips_in_is_cut_off() -> None:
@@ -416,6 +420,20 @@ def test_a_head_that_drips_in_is_cut_off() -> None:
                     if not sock.recv(1):
                         break
         assert time.monotonic() - began < 2
+
+
+def test_a_machine_without_threads_left_loses_a_client_and_not_the_port(
+    port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", refuse)
+        with port.connect() as sock:
+            assert sock.recv(1) == b""
+    assert port.say(get("/"))[0] == 404
+    assert "can't start new thread" in caplog.text
 
 
 def test_closing_the_port_ends_its_connections_and_threads(port: Port) -> None:

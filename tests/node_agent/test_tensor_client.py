@@ -488,7 +488,7 @@ def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(tensor_id: str)
 def test_a_tensor_over_512_mib_is_uploaded_and_downloaded(source: Source) -> None:
     size = 600 * MIB
     data = np.arange(size // 8, dtype=np.int64)
-    upload(source.address, "a", data, "int64", data.shape, max_downloads=1)
-    tensor = download(source.address, "a", timeout=60)
+    upload(source.address, "a", data, "int64", data.shape, max_downloads=1, timeout=100)
+    tensor = download(source.address, "a", timeout=100)
     assert np.array_equal(tensor.numpy(), data)
     wait_until_empty(source.store)

@@ -257,6 +257,15 @@ def test_a_tensor_over_the_limit_is_refused_before_its_body_is_read() -> None:
         assert b" 413 " in read_head(sock)
 
 
+def test_a_client_that_is_refused_can_finish_its_sentence_and_hear_why() -> None:
+    with serving(TensorStore(max_tensor_bytes=MIB)) as service, service.connect() as sock:
+        sock.sendall(raw_put("a", 2 * MIB))
+        for _ in range(4):
+            sock.sendall(bytes(MIB // 2))
+            time.sleep(0.05)  # long enough for an answer, and for a reset after it
+        assert b" 413 " in read_head(sock)
+
+
 def test_what_does_not_fit_into_the_store_is_refused() -> None:
     with serving(TensorStore(max_bytes=100)) as service:
         expose(service, "a", bytes(80))
@@ -482,6 +491,20 @@ def test_a_client_that_does_not_read_is_given_up(service: Service) -> None:
         with impatient.connect() as sock:
             sock.sendall(b"GET /v1/tensors/a HTTP/1.1\r\nHost: a\r\n\r\n")
             wait_until(lambda: impatient.http.get("/v1/tensors/a").status_code == 200, 10)
+
+
+@pytest.mark.parametrize(("complete", "status"), [(False, 200), (True, 404)])
+def test_a_client_waits_until_it_is_known_whether_another_has_got_the_last_download(
+    service: Service, complete: bool, status: int
+) -> None:
+    expose(service, "a", SIX, max_downloads=1)
+    with ThreadPoolExecutor(1) as pool:
+        with service.store.reading(service.store.get("a"), counts=True) as other:
+            waiting = pool.submit(fetch, f"{service.url}/v1/tensors/a")
+            time.sleep(0.2)
+            assert not waiting.done()
+            other.complete = complete
+        assert waiting.result(10).status_code == status
 
 
 def test_eight_clients_download_at_once_and_the_ninth_finds_nothing(service: Service) -> None:

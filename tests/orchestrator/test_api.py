@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.types import Message
 
 from allfold_core.errors import PeerLost, RegisterParamsMismatch, from_dict
 from allfold_core.plan import Plan
+from allfold_orchestrator.gates import BodyLimit
 from allfold_orchestrator.settings import Settings
 from tests.orchestrator.api_client import ApiClient, error_of, serving
 from tests.support.waiting import until, within
@@ -128,6 +130,23 @@ async def test_a_waiting_rank_is_woken_when_the_last_one_comes(
     await until(lambda: api.store.bells._waiting, "the long-poll waits")
     await api.join(1)
     assert (await within(5, waiting)).json()["ready"] is True
+
+
+async def test_ranks_of_one_replica_are_woken_even_if_announcements_do_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def deaf(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("allfold_orchestrator.store.relay", deaf)
+    monkeypatch.setattr("allfold_orchestrator.service.RECHECK_SECONDS", 30)
+    async with serving() as api:
+        await api.register("a")
+        await api.join(0)
+        waiting = asyncio.create_task(api.plan("s0", wait=30))
+        await until(lambda: api.store.bells._waiting, "the long-poll waits")
+        await api.join(1)
+        assert (await within(5, waiting)).json()["ready"] is True
 
 
 async def test_a_waiting_rank_is_told_when_its_seat_is_gone(api: ApiClient) -> None:
@@ -368,6 +387,21 @@ async def test_bodies_over_the_limit_are_refused(api: ApiClient) -> None:
     error_of(await api.http.post("/v1/nodes", content=b" " * (2**20 + 1)), 413, "AF101")
     error_of(await api.http.post("/v1/nodes", content=endless()), 413, "AF101")
     error_of(await api.http.post("/v1/nodes", content=b" " * 2**20), 400, "AF101")
+
+
+@pytest.mark.parametrize("announced", [str(2**20 + 1), "-1", "many"])
+async def test_a_body_that_is_announced_too_large_is_not_even_read(announced: str) -> None:
+    async def never(*_: object) -> None:
+        raise AssertionError("nothing may be read")
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", announced.encode())]
+    await BodyLimit(never)({"type": "http", "headers": headers}, never, send)
+    assert sent[0]["status"] == 413
 
 
 async def test_a_mistake_of_ours_is_answered_in_json_and_logged(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ from allfold_orchestrator.group_state import (
 )
 from allfold_orchestrator.groups import GroupStore, Guard
 from allfold_orchestrator.nodes import NodeRecord
-from allfold_orchestrator.redis_client import Commands
 from allfold_orchestrator.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, node
 from tests.orchestrator.conftest import Backend, MakeStore, ManualClock
@@ -183,25 +183,31 @@ async def test_a_guarded_event_needs_the_node_alive_in_this_life(store: Store) -
     assert await store.groups.submit(GROUP, join(0, node("a", "2")), Guard("a", "2"))
 
 
-async def test_a_node_that_dies_while_it_joins_gets_no_seat(
+async def test_a_node_that_dies_while_its_join_is_written_gets_no_seat(
     make_store: MakeStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = make_store(clock), make_store(clock)
     await register(store, node("a", "1"))
-    load = GroupStore._load
-    died = False
+    evicted: list[bool] = []
 
-    async def dies_after_loading(self: GroupStore, source: Commands, *rest: Any) -> GroupState:
-        nonlocal died
-        state = await load(self, source, *rest)
-        if not died:
-            died = True
-            assert await other.nodes.evict("a", "1")
-        return state
+    @asynccontextmanager
+    async def deadly_pipeline(transaction: bool = True) -> AsyncIterator[Any]:
+        async with pipeline(transaction=transaction) as pipe:
+            write = pipe.execute
 
-    monkeypatch.setattr(GroupStore, "_load", dies_after_loading)
+            async def dies_first() -> Any:
+                if not evicted:
+                    evicted.append(await other.nodes.evict("a", "1"))
+                return await write()
+
+            pipe.execute = dies_first  # type: ignore[method-assign]
+            yield pipe
+
+    pipeline = store.groups._client.pipeline
+    monkeypatch.setattr(store.groups._client, "pipeline", deadly_pipeline)
     assert await store.groups.submit(GROUP, join(0), Guard("a", "1")) is None
-    assert (await store.groups.read(GROUP)).forming is None
+    assert evicted == [True]
+    assert (await other.groups.read(GROUP)).forming is None
 
 
 # What is cached, and what is forgotten
@@ -285,11 +291,14 @@ async def test_an_idle_record_expires_and_its_last_epoch_does_not(
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await store.groups.submit(GROUP, leave(0))
     assert await client.ttl(keys.group(GROUP)) > 3600  # type: ignore[attr-defined]
+    await store.groups.submit(GROUP, join(0, of=1))
+    assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
+    await store.groups.submit(GROUP, leave(0))
     await client.delete(keys.group(GROUP))
-    assert await store.groups.read(GROUP) == GroupState(GROUP, last_epoch=1)
+    assert await store.groups.read(GROUP) == GroupState(GROUP, last_epoch=2)
     reply = await store.groups.submit(GROUP, join(0, of=1))
     assert reply is not None
-    assert reply[0] == Seated(0, epoch=2, ready=True)
+    assert reply[0] == Seated(0, epoch=3, ready=True)
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await client.aclose()
 

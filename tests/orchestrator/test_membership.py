@@ -363,11 +363,18 @@ def test_epochs_that_agents_hold_are_not_used_again() -> None:
     assert instructions[0] == Seated(1, epoch=8, ready=True)
 
 
-def test_a_report_that_comes_while_a_group_forms_moves_its_epoch() -> None:
-    state, _ = play([join(0), NodeHolds("b", 7)])
+@pytest.mark.parametrize("held", [1, 7])
+def test_a_report_that_comes_while_a_group_forms_moves_its_epoch(held: int) -> None:
+    state, _ = play([join(0), NodeHolds("b", held)])
     state, instructions = play([join(1, "b")], state)
-    assert instructions[0] == Seated(1, epoch=8, ready=True)
-    assert state.last_epoch == 8
+    assert instructions[0] == Seated(1, epoch=held + 1, ready=True)
+    assert state.last_epoch == held + 1
+
+
+def test_a_report_of_an_earlier_epoch_does_not_move_the_one_that_forms() -> None:
+    state, _ = play([join(0), join(1, "b"), leave(0), join(0), NodeHolds("c", 1)])
+    assert state.forming is not None
+    assert state.forming.epoch == 2
 
 
 def test_a_report_of_a_known_epoch_changes_nothing() -> None:

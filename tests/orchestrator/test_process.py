@@ -20,6 +20,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.require import requires
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:

@@ -285,17 +285,17 @@ def _finish(group: allfold.Group, number: int, started: tuple[allfold.Work, Any]
     assert (tensor == expected).all(), (number, tensor[:_SHOWN].tolist(), expected)
 
 
-def interleaved(groups: Sequence[str], count: int) -> None:
-    """Async ops on several groups at the same time, in another order on every other rank."""
-    chosen = [GROUPS[name] for name in groups]
-    if chosen[0].rank % 2:
+def interleaved(group: allfold.Group, other: str, count: int) -> None:
+    """Async ops on two groups at the same time, in another order on every other rank."""
+    chosen = [group, GROUPS[other]]
+    if group.rank % 2:
         chosen.reverse()
-    works = [(group, n, _start(group, 100, n)) for n in range(count) for group in chosen]
-    for group, number, work in reversed(works):
-        _finish(group, number, work)
+    works = [(each, n, _start(each, 100, n)) for n in range(count) for each in chosen]
+    for each, number, work in reversed(works):
+        _finish(each, number, work)
 
 
-def in_threads(groups: Sequence[str], count: int) -> int:
+def in_threads(group: allfold.Group, other: str, count: int) -> int:
     """A thread per group, each of which calls one op after the other; how many were right."""
     right: list[int] = []
 
@@ -304,7 +304,7 @@ def in_threads(groups: Sequence[str], count: int) -> int:
             _finish(group, number, _start(group, 50, number))
             right.append(number)
 
-    threads = [Thread(target=work, args=(GROUPS[name],)) for name in groups]
+    threads = [Thread(target=work, args=(each,)) for each in (group, GROUPS[other])]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -26,7 +26,7 @@ from tests.support import rank_worker
 from tests.support.services import ROOT, Services
 from tests.support.waiting import wait_until
 
-from allfold.cli._processes import Child, stop_all
+from allfold.cli._processes import Child, stop_all, wait_for
 from allfold_core.errors import AllfoldError, from_dict
 
 Program = Callable[..., Any]
@@ -109,6 +109,9 @@ class Rank:
         self._channel.close()
         stop_all([self._child])
 
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
     def read_answer(self, number: int, deadline: float) -> dict[str, Any] | None:
         """The answer to a call, ``None`` when the process has ended.
 
@@ -145,10 +148,19 @@ class Call:
     """A program that a rank runs."""
 
     def __init__(self, rank: Rank, number: int, what: str) -> None:
-        self._rank = rank
+        self.rank = rank
         self._number = number
         self._what = what
         self._answer: dict[str, Any] | None = None
+
+    def poll(self) -> bool:
+        """Whether the program, or its process, is over; takes in what has arrived."""
+        if self._answer is None:
+            try:
+                self._answer = self.rank.read_answer(self._number, time.monotonic())
+            except TimeoutError:
+                return False
+        return True
 
     def answer(self, seconds: float = CALL_SECONDS) -> dict[str, Any]:
         """What came of it, an error or not.
@@ -158,14 +170,14 @@ class Call:
         """
         if self._answer is None:
             try:
-                answer = self._rank.read_answer(self._number, time.monotonic() + seconds)
+                answer = self.rank.read_answer(self._number, time.monotonic() + seconds)
             except TimeoutError:
-                self._rank.dump_stacks()
-                message = self._rank.describe_failure(f"{self._what} hangs ({seconds:g} s)")
-                self._rank.kill()
+                self.rank.dump_stacks()
+                message = self.rank.describe_failure(f"{self._what} hangs ({seconds:g} s)")
+                self.rank.kill()
                 raise RankFailed(message) from None
             if answer is None:
-                raise RankFailed(self._rank.describe_failure(f"{self._what}: the process ended"))
+                raise RankFailed(self.rank.describe_failure(f"{self._what}: the process ended"))
             self._answer = answer
         return self._answer
 
@@ -173,7 +185,7 @@ class Call:
         """What the program returned."""
         answer = self.answer(seconds)
         if "result" not in answer:
-            raise RankFailed(self._rank.describe_failure(self._what, answer["traceback"]))
+            raise RankFailed(self.rank.describe_failure(self._what, answer["traceback"]))
         return answer["result"]
 
     def failure(self, seconds: float = CALL_SECONDS) -> Failure:
@@ -182,7 +194,7 @@ class Call:
         if "error" not in answer:
             got = answer.get("traceback") or f"it returned {answer.get('result')!r}"
             what = f"{self._what} did not raise an Allfold error"
-            raise RankFailed(self._rank.describe_failure(what, got))
+            raise RankFailed(self.rank.describe_failure(what, got))
         return Failure(from_dict(answer["error"]), answer["began"], answer["ended"])
 
 
@@ -266,10 +278,19 @@ class RankPool:
         """The ranks of a job that have not registered yet. Whatever they are in, they leave."""
         ranks = [self._take() for _ in nodes]
         name = name or f"job{next(self._numbers)}"
+        job = Job(name, ranks, [f"node{node}" for node in nodes])
         try:
-            yield Job(name, ranks, [f"node{node}" for node in nodes])
+            yield job
         finally:
-            self._idle[:0] = self._cleared(ranks)
+            self._idle[:0] = self._cleared(job.ranks)
+
+    def replace(self, job: Job, **options: Any) -> None:
+        """Let new ranks form a job anew, under another name, after a test has spoilt it."""
+        for rank in job.ranks:
+            rank.kill()
+        job.ranks = tuple(self._take() for _ in job.ranks)
+        job.name = f"job{next(self._numbers)}"
+        job.enter(self.services, **options)
 
     def _take(self) -> Rank:
         if not self._idle:
@@ -291,15 +312,35 @@ class RankPool:
 
 
 def results(calls: Sequence[Call], seconds: float = CALL_SECONDS) -> list[Any]:
-    """What calls that run at the same time returned; ``seconds`` is for all of them."""
-    deadline = time.monotonic() + seconds
-    return [call.result(max(0.1, deadline - time.monotonic())) for call in calls]
+    """What calls that run at the same time returned; ``seconds`` is for all of them.
+
+    The first one that fails ends the wait: the others may wait for it in vain.
+    """
+    for call in _as_answered(calls, seconds):
+        call.result()
+    return [call.result() for call in calls]
 
 
 def failures(calls: Sequence[Call], seconds: float = CALL_SECONDS) -> list[Failure]:
     """The errors that calls raised, all of them."""
+    for call in _as_answered(calls, seconds):
+        call.failure()
+    return [call.failure() for call in calls]
+
+
+def _as_answered(calls: Sequence[Call], seconds: float) -> Iterator[Call]:
+    """The calls in the order of their ends; those without one in the end."""
     deadline = time.monotonic() + seconds
-    return [call.failure(max(0.1, deadline - time.monotonic())) for call in calls]
+    waiting = list(calls)
+    while waiting and time.monotonic() < deadline:
+        wait_for([call.rank for call in waiting], deadline - time.monotonic())
+        for call in list(waiting):
+            if call.poll():
+                waiting.remove(call)
+                yield call
+    for call in waiting:
+        call.answer(0.001)
+        yield call
 
 
 def await_pending(services: Services, job: Job, seq: int, rank: int) -> None:

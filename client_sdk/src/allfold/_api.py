@@ -80,6 +80,7 @@ def init(
     patience = _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT)
     overrides = _overrides(strategies)
     with _lock:
+        _forget_lost_agent()
         if name in _groups:
             raise MultipleRegister(
                 f"this process is rank {_groups[name].rank} of group '{name}' already"
@@ -87,6 +88,11 @@ def init(
         if _session is None:
             _session = Session(agent or _socket_path(), patience)
         _session.check_process()
+        if agent and agent != _session.path:
+            raise InvalidArgument(
+                f"this process uses the node agent at {_session.path} already, and can use only "
+                f"one at a time, not also {agent}; leave its groups first"
+            )
         opened = Group(_session, name, info.rank, info.world_size)
         try:
             opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
@@ -114,6 +120,13 @@ def shutdown(group: Group | None = None) -> None:
                 each.shutdown()
         finally:
             _close_if_idle()
+
+
+def _forget_lost_agent() -> None:
+    """An agent that died took its groups along: they must not stand in the way of new ones."""
+    if _session is not None and _session.lost:
+        _groups.clear()
+        _close_if_idle()
 
 
 def _close_if_idle() -> None:

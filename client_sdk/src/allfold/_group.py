@@ -17,6 +17,7 @@ from allfold._tensors import TensorView
 from allfold._work import Work
 from allfold_core.dtypes import DType
 from allfold_core.errors import (
+    AgentLost,
     AllfoldError,
     BroadcastMultipleTensors,
     BroadcastNoTensor,
@@ -111,6 +112,8 @@ class Group:
     def shutdown(self) -> None:
         """Wait for the ops in flight, then leave the group.
 
+        Where the node agent is gone there is nothing left to leave, which is no error here.
+
         Raises:
             MultipleUnregister: it was left before.
         """
@@ -121,7 +124,10 @@ class Group:
             except AllfoldError as error:
                 log.warning("left group '%s' with a failed op: %s", self.name, error)
         self._left = True
-        self._session.request(Message.LEAVE, {"number": self._number}, GRACE_SECONDS)
+        try:
+            self._session.request(Message.LEAVE, {"number": self._number}, GRACE_SECONDS)
+        except (AgentLost, TimeoutError) as error:
+            log.warning("left group '%s' without the agent's word: %s", self.name, error or "late")
 
     def _check_seat(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
         if self._left:

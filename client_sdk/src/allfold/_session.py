@@ -70,6 +70,11 @@ class Session:
         self._lost: AgentLost | None = None
         self.welcome = self._greet(timeout)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the agent is gone, and with it every group that was opened here."""
+        return self._lost is not None
+
     # Asking
 
     def request(self, kind: Message, body: dict[str, Any], timeout: float) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
         raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
     if not array.flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
-    _check_dimensions(array.ndim)
+    _check_dimensions(array.shape, array.strides)
     contiguous = array.flags.c_contiguous
     address = array.__array_interface__["data"][0] if contiguous else 0
     return TensorView(array, dtype, array.shape, array.nbytes, address, is_torch=False)
@@ -93,7 +93,7 @@ def _view_torch(tensor: Any, torch: Any) -> TensorView:
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
-    _check_dimensions(tensor.dim())
+    _check_dimensions(tensor.shape, tensor.stride())
     address = tensor.data_ptr() if tensor.is_contiguous() else 0
     nbytes = tensor.numel() * dtype.itemsize
     return TensorView(tensor, dtype, tuple(tensor.shape), nbytes, address, is_torch=True)
@@ -106,9 +106,15 @@ def _dtype(label: str) -> DType:
         raise InvalidArgument(str(error)) from None
 
 
-def _check_dimensions(count: int) -> None:
-    if count > MAX_DIMENSIONS:
-        raise InvalidArgument(f"{count} dimensions; at most {MAX_DIMENSIONS} are possible")
+def _check_dimensions(shape: Sequence[int], strides: Sequence[int]) -> None:
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
+    repeated = any(size > 1 and not stride for size, stride in zip(shape, strides, strict=True))
+    if repeated and all(shape):
+        raise InvalidArgument(
+            "several elements share one place in memory (an expanded or broadcast tensor), but "
+            "the result is written into the tensor; use .clone() or .copy()"
+        )
 
 
 def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:

@@ -76,8 +76,8 @@ def predict(
     slice_bytes = nbytes / _slices(spec.name, nodes)
     if chunks is None:
         chunks = ceil(slice_bytes / CHUNK_BYTES)
-    if spec.name in _FLAT:
-        return _FLAT[spec.name](nodes, slice_bytes, links, chunks)
+    if spec.name in _FORMULAS:
+        return _FORMULAS[spec.name](nodes, slice_bytes, links, chunks)
     return _tree(kind, _arity(spec, nodes), nodes, nbytes, links, chunks)
 
 
@@ -153,7 +153,7 @@ def _double_tree(nodes: int, size: float, links: LinkModel, chunks: int) -> floa
     return first + (chunks - 1) * max(min(nodes, 4) * beta, children * gamma)
 
 
-_FLAT: dict[str, Callable[[int, float, LinkModel, int], float]] = {
+_FORMULAS: dict[str, Callable[[int, float, LinkModel, int], float]] = {
     "direct": _direct,
     "direct2": _direct2,
     "ring": _ring,

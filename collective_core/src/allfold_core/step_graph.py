@@ -21,6 +21,10 @@ from itertools import pairwise
 
 from allfold_core.schedule import Await, Fold, Program, Receive, Schedule, Send, Signal, Step
 
+# Tuples, because unions make isinstance twice as slow, and this runs for every step.
+_SIGNALS = (Signal, Await)
+_SENDING = (Send, Signal)
+_TAKING = (Receive, Await)
 _NO_SPAN = (0, 0)
 
 
@@ -76,38 +80,41 @@ class StepGraph:
         self._writer_of_cell = [-1] * schedule.nodes
         self._sent: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._taken: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self._check_steps()
         self._cut()
         self._read_programs()
         self._match_messages()
 
-    def _check_steps(self) -> None:
-        nodes, numel = self.schedule.nodes, self.schedule.numel
-        for number, (node, step) in enumerate(zip(self.owners, self.steps, strict=True)):
-            peers = _peers(step)
-            if not isinstance(step, Signal | Await):
-                part = step.slice
-                if not part.start < part.stop <= numel:
-                    self.fail(number, f"has an empty slice or one beyond {numel} elements")
-            if type(step) is Fold:
-                if len(set(peers)) != len(peers) or len(peers) < 2:
-                    self.fail(number, "needs two or more operands, each once")
-            elif peers[0] == node:
+    def _check(self, number: int, node: int, step: Step) -> None:
+        """Refuse a step that cannot be meant."""
+        if isinstance(step, Fold):
+            peers = step.operands
+            if len(set(peers)) != len(peers) or len(peers) < 2:
+                self.fail(number, "needs two or more operands, each once")
+            low, high = min(peers), max(peers)
+        else:
+            low = high = step.to if isinstance(step, _SENDING) else step.source
+            if low == node:
                 self.fail(number, "is addressed to its own node")
-            if min(peers) < 0 or max(peers) >= nodes:
-                self.fail(number, f"names a node beyond the {nodes} there are")
+        if low < 0 or high >= self.schedule.nodes:
+            self.fail(number, f"names a node beyond the {self.schedule.nodes} there are")
 
     def _cut(self) -> None:
-        bounds = {0, self.schedule.numel}
-        for step in self.steps:
-            if not isinstance(step, Signal | Await):
-                bounds.add(step.slice.start)
-                bounds.add(step.slice.stop)
+        """Find the segments, and which of them each step spans."""
+        numel = self.schedule.numel
+        moving: list[tuple[int, int, int]] = []
+        for number, (node, step) in enumerate(zip(self.owners, self.steps, strict=True)):
+            self._check(number, node, step)
+            if not isinstance(step, _SIGNALS):
+                start, stop = step.slice.start, step.slice.stop
+                if start >= stop or stop > numel:
+                    self.fail(number, f"has an empty slice or one beyond {numel} elements")
+                moving.append((number, start, stop))
+        bounds = {0, numel}
+        bounds.update([start for _, start, _ in moving], [stop for _, _, stop in moving])
         self.bounds = sorted(bounds)
         index = {bound: position for position, bound in enumerate(self.bounds)}
-        for number, step in enumerate(self.steps):
-            if not isinstance(step, Signal | Await):
-                self.spans[number] = index[step.slice.start], index[step.slice.stop]
+        for number, start, stop in moving:
+            self.spans[number] = index[start], index[stop]
 
     def _read_programs(self) -> None:
         start = 0
@@ -115,7 +122,7 @@ class StepGraph:
             content = [node] * (len(self.bounds) - 1)
             unsent: list[list[int]] = [[] for _ in content]
             for number, step in enumerate(program, start):
-                if not isinstance(step, Signal | Await):
+                if not isinstance(step, _SIGNALS):
                     self._order_data(number, content)
                     if isinstance(step, Send):
                         self._read(number, unsent)
@@ -155,9 +162,9 @@ class StepGraph:
         self._writer_of_cell.extend([number] * len(written))
 
     def _list_messages(self, number: int, node: int, step: Step) -> None:
-        if isinstance(step, Send | Signal):
+        if isinstance(step, _SENDING):
             self._sent[node, step.to].append(number)
-        elif isinstance(step, Receive | Await):
+        elif isinstance(step, _TAKING):
             self._taken[step.source, node].append(number)
         else:
             for source in step.operands:
@@ -226,9 +233,3 @@ class StepGraph:
     def fail(self, number: int, what: str) -> None:
         """Refuse the schedule because of a step."""
         raise ScheduleError(f"{self.where(number)}: {what}")
-
-
-def _peers(step: Step) -> tuple[int, ...]:
-    if isinstance(step, Fold):
-        return step.operands
-    return (step.to,) if isinstance(step, Send | Signal) else (step.source,)

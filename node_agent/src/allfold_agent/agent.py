@@ -122,10 +122,12 @@ class Agent:
     def join(self, request: dict[str, Any]) -> Future[Group]:
         return asyncio.run_coroutine_threadsafe(self._join(request), self._loop)
 
-    def leave(self, membership: Membership) -> None:
+    def leave(self, membership: Membership) -> Future[None]:
         group, rank = membership.group, membership.rank
         group.rank_left(rank, group.last_seq[rank])
-        self._from_thread(self._see_off(membership))
+        gone: Future[None] = Future()
+        self._from_thread(self._see_off(membership, gone))
+        return gone
 
     def lose(self, membership: Membership) -> None:
         group, rank = membership.group, membership.rank
@@ -156,10 +158,15 @@ class Agent:
             dial=self._dial,
         )
 
-    async def _see_off(self, membership: Membership) -> None:
+    async def _see_off(self, membership: Membership, gone: Future[None]) -> None:
         group, rank = membership.group, membership.rank
-        await self.peers.announce_departure(group, rank, group.fates.left[rank])
-        await self.enrolment.give_up_seat(group.name, rank, membership.session, "finished")
+        try:
+            await asyncio.gather(
+                self.peers.announce_departure(group, rank, group.fates.left[rank]),
+                self.enrolment.give_up_seat(group.name, rank, membership.session, "finished"),
+            )
+        finally:
+            gone.set_result(None)
         await self._close_if_empty(group)
 
     async def _mourn(self, membership: Membership, error: PeerLost) -> None:

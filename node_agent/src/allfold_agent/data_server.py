@@ -31,6 +31,7 @@ from .http_wire import (
     peer_is_there,
     read_request,
     refuse_blindly,
+    shortcut,
     status_of,
     transfer_deadline,
 )
@@ -133,7 +134,7 @@ class DataServer:
         idle_timeout: float = 60.0,
         stall_timeout: float = 30.0,
     ) -> None:
-        self._listener = listener
+        self._listeners = [listener, *_beside(listener)]
         self._token = None if token is None else check_token(token).encode()
         self._open_edge = open_edge
         self._max_connections = max_connections
@@ -143,22 +144,28 @@ class DataServer:
         self._tensors = _TensorRoutes(tensors, stall_timeout)
         self._lock = Lock()
         self._connections: dict[socket.socket, Thread] = {}
-        self._acceptor = Thread(target=self._accept, name="allfold-data-accept", daemon=True)
+        self._acceptors = [
+            Thread(target=self._accept, args=(each,), name="allfold-data-accept", daemon=True)
+            for each in self._listeners
+        ]
 
     def start(self) -> None:
         """Begin to accept connections."""
-        self._listener.listen(128)
-        self._listener.settimeout(_ACCEPT_POLL)
-        self._acceptor.start()
+        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
+            listener.listen(128)
+            listener.settimeout(_ACCEPT_POLL)
+            acceptor.start()
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop accepting, break the connections that were not handed over, wait for the threads."""
         deadline = monotonic() + timeout
         self._closed.set()
-        _shutdown(self._listener)  # wakes the accept that may wait on it
-        if self._acceptor.ident is not None:
-            self._acceptor.join(timeout)
-        self._listener.close()
+        for listener in self._listeners:
+            _shutdown(listener)  # wakes the accept that may wait on it
+        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
+            if acceptor.ident is not None:
+                acceptor.join(max(0.0, deadline - monotonic()))
+            listener.close()
         with self._lock:
             connections = dict(self._connections)
         for sock in connections:
@@ -166,10 +173,10 @@ class DataServer:
         for thread in connections.values():
             thread.join(max(0.0, deadline - monotonic()))
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except TimeoutError:
                 continue
             except OSError as error:
@@ -188,8 +195,14 @@ class DataServer:
                 self._connections[sock] = thread
         if full:
             self._turn_away(sock)
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError as error:  # no more threads: this client's loss, not the port's end
+            log.warning("cannot serve a connection to the data port: %s", error)
+            with self._lock:
+                del self._connections[sock]
+            sock.close()
 
     def _turn_away(self, sock: socket.socket) -> None:
         error = ServiceError(
@@ -207,7 +220,8 @@ class DataServer:
         """A connection's thread: requests, until the peer is done or one takes the socket over."""
         taker: SocketTaker | None = None
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             taker = self._converse(sock)
         except BadRequest as error:
             self._refuse_bytes(sock, error)
@@ -482,12 +496,22 @@ def _hints(error: AllfoldError) -> list[tuple[str, str]]:
         case 401:
             return [("WWW-Authenticate", "Bearer")]
         case 405:
-            return [("Allow", error.details["allowed"])]
+            return [("Allow", error.details.get("allowed", ""))]
         case 416:
-            return [("Content-Range", f"bytes */{error.details['size']}")]
+            return [("Content-Range", f"bytes */{error.details.get('size', '*')}")]
         case 426:
             return [("Upgrade", EDGE_PROTOCOL)]
     return []
+
+
+def _beside(listener: socket.socket) -> list[socket.socket]:
+    """The listener for agents on the same machine, if the port is on loopback."""
+    path = shortcut(*listener.getsockname()[:2])
+    if path is None:
+        return []
+    beside = socket.socket(socket.AF_UNIX)
+    beside.bind(path)
+    return [beside]
 
 
 def _shutdown(sock: socket.socket) -> None:

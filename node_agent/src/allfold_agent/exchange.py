@@ -80,8 +80,11 @@ class Exchange:
         for destination in {task.peer for task in ready if task.kind in _SENDING}:
             self._on_sendable(destination)
         contributions = [task for task in ready if task.kind is TaskKind.CONTRIBUTE]
-        for _ in contributions:
-            self.buffer.hold()
+        with self._changed:
+            if self.failed:  # its memory may have been given up already
+                return []
+            for _ in contributions:
+                self.buffer.hold()
         return contributions
 
     def contribute(self, task: Task) -> None:

@@ -33,8 +33,8 @@ from allfold_core.verdict import name_ranks
 log = logging.getLogger(__name__)
 
 WIRE_CHUNK_BYTES = 512 * 1024
-STALL_SECONDS = 0.2
 DEADLINE_RETRY_SECONDS = 1.0
+CASES_AT_ONCE = 8
 RECORDED_OPS = 512
 
 
@@ -164,7 +164,6 @@ class Group:
         if len(self.plan.members) > 1:
             op.exchange = self._prepare_exchange(op)
         op.running = True
-        op.running_since = monotonic()
         self._changed.notify_all()
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
@@ -385,19 +384,30 @@ class Group:
             self._changed.notify_all()
 
     def overdue(self, now: float) -> list[tuple[Op, str]]:
-        """The ops that need a detective: past their deadline, or stalled for a while."""
+        """The ops that need a detective: past their deadline, or first in line and stalled.
+
+        The ops behind the first one wait for it. To look into hundreds of them would keep the
+        nodes too busy to answer.
+        """
         with self._changed:
-            found = []
-            for op in self.ops.values():
-                if op.ended:
-                    continue
-                if now >= op.next_deadline:
-                    op.next_deadline = now + DEADLINE_RETRY_SECONDS
-                    found.append((op, "deadline"))
-                elif op.running and not op.suspected and now >= op.running_since + STALL_SECONDS:
-                    op.suspected = True
-                    found.append((op, "stall"))
-            return found
+            waiting = [op for op in self.ops.values() if not op.ended]
+            late = [op for op in waiting if now >= op.next_deadline][:CASES_AT_ONCE]
+            for op in late:
+                op.next_deadline = now + DEADLINE_RETRY_SECONDS
+            if waiting and not late and self._has_stalled(waiting[0], now):
+                return [(waiting[0], "stall")]
+            return [(op, "deadline") for op in late]
+
+    @staticmethod
+    def _has_stalled(first: Op, now: float) -> bool:
+        """Whether the op could be done but is not, for longer each time that this is true."""
+        if not first.running and first.agrees():
+            return False  # it waits for local ranks
+        first.stalled_since = first.stalled_since or now
+        if now < first.stalled_since + first.patience:
+            return False
+        first.patience *= 2
+        return True
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed."""

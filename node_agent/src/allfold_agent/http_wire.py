@@ -298,7 +298,7 @@ def _parse_target(target: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
 def read_request(
     sock: socket.socket, early: bytes, *, idle: float, timeout: float
 ) -> Exchange | None:
-    """The next request of a connection; ``None`` when the peer is done with it.
+    """The next request of a connection; ``None`` when the peer has none any more.
 
     ``idle`` seconds may pass until its first byte, ``timeout`` from then to the end of its head.
     Raises :class:`BadRequest` for bytes that are no request.
@@ -306,7 +306,9 @@ def read_request(
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT)
     if not early:
         sock.settimeout(idle)
-        if not (early := sock.recv(_RECEIVE)):
+        with suppress(TimeoutError):
+            early = sock.recv(_RECEIVE)
+        if not early:
             return None
     connection.receive_data(early)
     deadline = monotonic() + timeout
@@ -349,6 +351,32 @@ def parse_address(address: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise InvalidArgument(f"address {address!r} is not host:port", address=address)
     return host, int(port)
+
+
+def shortcut(host: str, port: int) -> str | None:
+    """The Unix socket beside a data port on loopback, ``None`` for any other port.
+
+    Loopback belongs to one network namespace, and so do abstract Unix sockets: who can reach the
+    one can reach the other. Through the Unix socket a byte costs about half of what it costs
+    through TCP.
+    """
+    is_loopback = host.startswith("127.") or host in ("::1", "localhost")
+    return f"\0allfold-data-{host}-{port}" if is_loopback else None
+
+
+def _connect_edge(address: str, deadline: float) -> socket.socket:
+    """A connection for an edge: the shortcut where there is one, else TCP."""
+    path = shortcut(*parse_address(address))
+    if path is not None:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            arm(sock, deadline)
+            sock.connect(path)
+        except OSError:
+            sock.close()  # an address that only leads to loopback here, through a tunnel, say
+        else:
+            return sock
+    return connect(address, deadline)
 
 
 def connect(address: str, deadline: float) -> socket.socket:
@@ -450,7 +478,7 @@ def upgrade(
     deadline = monotonic() + timeout
     sock: socket.socket | None = None
     try:
-        sock = connect(address, deadline)
+        sock = _connect_edge(address, deadline)
         head = _request_switch(sock, exchange, address, protocol, deadline)
     except (OSError, h11.RemoteProtocolError) as error:
         if sock is not None:

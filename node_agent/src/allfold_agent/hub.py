@@ -44,8 +44,8 @@ class Registrar(Protocol):
     def join(self, request: dict[str, Any]) -> Future[Group]:
         """Seat a rank; resolves to the group when the plan is there."""
 
-    def leave(self, membership: Membership) -> None:
-        """A rank leaves in order."""
+    def leave(self, membership: Membership) -> Future[None]:
+        """A rank leaves in order; resolves when its seat is free for another registration."""
 
     def lose(self, membership: Membership) -> None:
         """A rank has died."""
@@ -259,8 +259,8 @@ class Hub:
         membership = process.memberships.pop(body["number"], None)
         if membership is None:
             raise MultipleUnregister("this process is not in the group that it leaves")
-        self._registrar.leave(membership)
-        process.send(pack_json(Message.LEFT, {"request": body["request"]}))
+        answer = pack_json(Message.LEFT, {"request": body["request"]})
+        self._registrar.leave(membership).add_done_callback(lambda _: process.send(answer))
 
     def _gone(self, process: RankProcess) -> None:
         """The process has ended; what it did not leave in order is lost."""

@@ -22,6 +22,7 @@ from allfold_core.operations import Fingerprint
 # Below this many bytes, over all local ranks, a hand-over to the workers costs more than the work.
 INLINE_BYTES = 128 * 1024
 CHUNK_BYTES = 256 * 1024
+STALL_SECONDS = 0.2
 
 
 class RankConnection(Protocol):
@@ -58,6 +59,8 @@ class Op:
         exchange: what moves data to and from other nodes, once the op runs.
         running: every local rank has called, with equal fingerprints.
         ended: the outcome is settled on this node.
+        stalled_since: when it was first seen to be next, and yet not done.
+        patience: how long it may stall until it is looked into (again).
     """
 
     seq: int
@@ -68,11 +71,11 @@ class Op:
     digest: int = 0
     running: bool = False
     ended: bool = False
-    suspected: bool = False
     error: AllfoldError | None = None
     started_at: float = field(default_factory=time)
     first_arrival: float = field(default_factory=monotonic)
-    running_since: float = 0.0
+    stalled_since: float = 0.0
+    patience: float = STALL_SECONDS
     next_deadline: float = field(init=False, default=float("inf"))
 
     @property

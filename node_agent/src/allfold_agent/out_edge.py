@@ -67,6 +67,8 @@ def tune(connected: socket.socket) -> None:
     Between machines the kernel adapts them to the link. On loopback there is no link to fill, and
     what is queued beyond the caches is fetched from memory again: half a MiB was fastest.
     """
+    if connected.family == socket.AF_UNIX:
+        return
     host = connected.getpeername()[0]
     if host.startswith("127.") or host == "::1":
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)

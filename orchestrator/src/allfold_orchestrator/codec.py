@@ -159,7 +159,7 @@ class _Tables(Generic[Entry]):
     """Tables by epoch, each copied before it is edited for the first time."""
 
     def __init__(self, tables: dict[int, Mapping[int, Entry]]) -> None:
-        self.tables = tables
+        self.tables: dict[int, Mapping[int, Entry]] = tables
         self._copies: dict[int, dict[int, Entry]] = {}
 
     def edit(self, epoch: int) -> dict[int, Entry]:

@@ -39,8 +39,7 @@ async def load(source: Commands, group: str, known: Snapshot | None) -> Snapshot
     if version is not None and known is not None and known.version is not None:
         if version == known.version:
             return known
-        entries = await source.lrange(keys.log(group), 0, LOG_ENTRIES - 1)
-        caught_up = _catch_up(known, entries)
+        caught_up = _catch_up(known, await source.lrange(keys.log(group), 0, LOG_ENTRIES - 1))
         if caught_up is not None:
             return caught_up
     record = await source.hgetall(keys.group(group)) if version else {}
