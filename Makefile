@@ -4,7 +4,6 @@
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
 
-MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint types bench up down clean

@@ -42,7 +42,7 @@ COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY node_agent/pyproject.toml /opt/allfold/node_agent/
 RUN cd /opt/allfold && python requirements.py node_agent/pyproject.toml > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY deploy/docker/entrypoint.py /opt/allfold/
+COPY deploy/docker/entrypoint.py deploy/docker/ready.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl
 
@@ -52,6 +52,6 @@ ENV ALLFOLD_AGENT_CONTROL_LISTEN=0.0.0.0:7411 \
     ALLFOLD_AGENT_DATA_LISTEN=0.0.0.0:7412 \
     ALLFOLD_SOCKET=/run/allfold/agent.sock
 EXPOSE 7411 7412
-HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["python", "-IS", "-c", \
-    "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ['ALLFOLD_AGENT_CONTROL_LISTEN'].rpartition(':')[2] + '/readyz', timeout=2)"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
+    CMD ["python", "-IS", "/opt/allfold/ready.py", "ALLFOLD_AGENT_CONTROL_LISTEN"]
 ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_agent"]

@@ -22,15 +22,15 @@ COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY orchestrator/pyproject.toml /opt/allfold/orchestrator/
 RUN cd /opt/allfold && python requirements.py orchestrator/pyproject.toml > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY deploy/docker/entrypoint.py deploy/docker/make_token.py /opt/allfold/
+COPY deploy/docker/entrypoint.py deploy/docker/ready.py deploy/docker/make_token.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl
 
 USER 10001:10001
 WORKDIR /opt/allfold
-# The folder's services bind to loopback unless told otherwise; in a container the network is ours.
+# Services bind to loopback unless told otherwise; a container has a network of its own.
 ENV ALLFOLD_ORCHESTRATOR_LISTEN=0.0.0.0:7400
 EXPOSE 7400
-HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["python", "-IS", "-c", \
-    "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ['ALLFOLD_ORCHESTRATOR_LISTEN'].rpartition(':')[2] + '/readyz', timeout=2)"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
+    CMD ["python", "-IS", "/opt/allfold/ready.py", "ALLFOLD_ORCHESTRATOR_LISTEN"]
 ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_orchestrator"]

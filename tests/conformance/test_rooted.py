@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from tests.support import programs, tensors
 from tests.support.cases import digest, encode, expected, inputs, numels
-from tests.support.ranks import Job, failures
+from tests.support.ranks import Job, failures, results
 
 from allfold_core.errors import AllfoldError, BroadcastMultipleTensors, BroadcastNoTensor
 
 STRATEGIES = ("tree(1)", "tree(2)", "tree(4)", "centralized", "chain", "auto")
 SEVERAL_CHUNKS = 300_007
+LATE_SECONDS = 0.1
 
 
 def roots_and_sizes(job: Job) -> list[tuple[int, int]]:
@@ -70,6 +71,27 @@ def test_a_reduction_and_a_broadcast_are_an_all_reduce(job: Job, strategy: str) 
     assert len({pair["two_steps"] for pair in pairs}) == 1
     assert len({pair["one_step"] for pair in pairs}) == 1
     assert all(pair["close"] for pair in pairs)
+
+
+@pytest.mark.parametrize("kind", ["reduce", "broadcast"])
+def test_nobody_is_done_before_everybody_has_called(job: Job, kind: str) -> None:
+    """Else a rank could go on although the op is about to fail for the others."""
+    for number, strategy in enumerate(STRATEGIES):
+        late, root = number % job.world_size, (number + 1) % job.world_size
+        calls = [
+            job.start(
+                rank,
+                programs.call,
+                kind=kind,
+                root=root,
+                strategy=strategy,
+                delay=LATE_SECONDS if rank == late else 0.0,
+            )
+            for rank in range(job.world_size)
+        ]
+        results(calls)
+        times = [call.answer() for call in calls]
+        assert min(each["ended"] for each in times) >= times[late]["began"] + LATE_SECONDS, strategy
 
 
 # Broadcast without a root

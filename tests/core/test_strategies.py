@@ -61,6 +61,7 @@ def data_steps(schedule: Schedule) -> list[Send | Receive | Fold]:
     ]
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(
     ("kind", "name", "numel"),
     [
@@ -75,6 +76,7 @@ def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str, numel:
             verify(schedule)
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("nodes", [100, 128, 257])
 @pytest.mark.parametrize(("kind", "name"), ALL, ids=NAMES)
 def test_every_strategy_is_right_for_many_nodes(kind: Kind, name: str, nodes: int) -> None:

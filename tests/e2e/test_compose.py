@@ -173,9 +173,9 @@ def test_rank_0_reports_its_accuracy_and_identical_ranks_last(trained: Stack) ->
     assert re.fullmatch(r"\[0\] demo: ok accuracy=\d+\.\d+ ranks_identical=yes", last), last
 
 
-def test_nothing_starts_before_what_it_depends_on_is_ready(trained: Stack) -> None:
-    started = moments(trained, "start")
-    ready = moments(trained, "die") | moments(trained, "health_status: healthy")
+def test_nothing_starts_before_what_it_depends_on_is_ready(up: Stack) -> None:
+    started = moments(up, "start")
+    ready = moments(up, "die") | moments(up, "health_status: healthy")
     late = [(a, b) for a, gates in GATES.items() for b in gates if not ready[b] < started[a]]
     assert late == []
 
@@ -190,30 +190,28 @@ def moments(stack: Stack, action: str) -> dict[str, int]:
     return first
 
 
-def test_no_service_runs_as_root(trained: Stack) -> None:
-    users = {
-        service: trained.project.inspect(service)["Config"]["User"] for service in trained.services
-    }
+def test_no_service_runs_as_root(up: Stack) -> None:
+    users = {service: up.project.inspect(service)["Config"]["User"] for service in up.services}
     assert [service for service, user in users.items() if user in ("", "0", "root")] == []
     for service in LONG_RUNNING:
-        shown = trained.project.docker("top", trained.project.container(service), "-eo", "pid,uid")
+        shown = up.project.docker("top", up.project.container(service), "-eo", "pid,uid")
         owners = [line.split()[1] for line in shown.splitlines()[1:]]
         assert owners
         assert "0" not in owners, f"{service} has a process of root"
 
 
-def test_every_service_has_a_read_only_root_and_no_capabilities(trained: Stack) -> None:
-    for service in trained.services:
-        host = trained.project.inspect(service)["HostConfig"]
+def test_every_service_has_a_read_only_root_and_no_capabilities(up: Stack) -> None:
+    for service in up.services:
+        host = up.project.inspect(service)["HostConfig"]
         assert host["ReadonlyRootfs"], service
         assert host["CapDrop"] == ["ALL"], service
         assert host["SecurityOpt"] == ["no-new-privileges:true"], service
 
 
-def test_only_the_orchestrator_is_published_and_only_to_this_machine(trained: Stack) -> None:
+def test_only_the_orchestrator_is_published_and_only_to_this_machine(up: Stack) -> None:
     bindings = {
-        service: trained.project.inspect(service)["HostConfig"]["PortBindings"] or {}
-        for service in trained.services
+        service: up.project.inspect(service)["HostConfig"]["PortBindings"] or {}
+        for service in up.services
     }
     published = {service: ports for service, ports in bindings.items() if ports}
     assert list(published) == ["orchestrator"]
@@ -222,28 +220,28 @@ def test_only_the_orchestrator_is_published_and_only_to_this_machine(trained: St
     ] == [["127.0.0.1"]]
 
 
-def test_jobs_have_no_network_at_all(trained: Stack) -> None:
+def test_jobs_have_no_network_at_all(up: Stack) -> None:
     for service in ("train-a", "train-b"):
-        assert list(trained.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
+        assert list(up.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
 
 
-def test_the_orchestrator_is_ready_on_its_published_port(trained: Stack) -> None:
-    status, body = fetch(f"{trained.url}/readyz")
+def test_the_orchestrator_is_ready_on_its_published_port(up: Stack) -> None:
+    status, body = fetch(f"{up.url}/readyz")
     assert status == 200, body
 
 
-def test_the_api_wants_the_token_that_was_made_for_this_project(trained: Stack) -> None:
-    assert fetch(f"{trained.url}/v1/nodes")[0] == 401
-    status, body = fetch(f"{trained.url}/v1/nodes", trained.token())
+def test_the_api_wants_the_token_that_was_made_for_this_project(up: Stack) -> None:
+    assert fetch(f"{up.url}/v1/nodes")[0] == 401
+    status, body = fetch(f"{up.url}/v1/nodes", up.token())
     assert status == 200, body
     assert "agent-a" in body
     assert "agent-b" in body
 
 
-def test_the_token_shows_in_no_inspect(trained: Stack) -> None:
-    token = trained.token()
+def test_the_token_shows_in_no_inspect(up: Stack) -> None:
+    token = up.token()
     assert len(token) >= 32
-    assert [s for s in trained.services if token in json.dumps(trained.project.inspect(s))] == []
+    assert [s for s in up.services if token in json.dumps(up.project.inspect(s))] == []
 
 
 def test_services_end_by_themselves_when_told_to(ended: Ending) -> None:

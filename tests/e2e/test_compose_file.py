@@ -1,11 +1,13 @@
 """What docker-compose.yml and the images' helpers promise, checked without Docker."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -149,3 +151,30 @@ def test_a_token_that_is_given_replaces_the_one_made_before(tmp_path: Path) -> N
     done = python("make_token.py", str(file), ALLFOLD_TOKEN="mine")
     assert file.read_text() == "mine"
     assert "mine" not in done.stdout
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_the_health_check_follows_readyz_and_shows_its_answer(status: int, code: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = f"HTTP/1.1 {status} Whatever\r\nContent-Length: 7\r\n\r\nchecks\n".encode()
+        server = Thread(target=answer_once, args=(listener, answer))
+        server.start()
+        done = python("ready.py", "LISTEN", LISTEN=f"0.0.0.0:{listener.getsockname()[1]}")
+        server.join()
+    assert done.returncode == code
+    assert "checks" in done.stdout
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        assert connection.recv(4096).startswith(b"GET /readyz HTTP/1.0\r\n")
+        connection.sendall(answer)
+
+
+def test_the_health_check_fails_where_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    done = python("ready.py", "LISTEN", LISTEN=address)
+    assert done.returncode == 1
+    assert "refused" in done.stderr

@@ -379,3 +379,53 @@ def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict
         "two_steps": digest(two_steps.tobytes()),
         "close": bool(np.allclose(one_step, two_steps, rtol=1e-4, atol=1e-4)),
     }
+
+
+def in_flight_with_an_odd_one(
+    group: allfold.Group, count: int, odd: int
+) -> tuple[list[int], dict[int, str]]:
+    """Async ops, one of which has another shape on the last rank: the good ones, the errors."""
+    right: list[int] = []
+    errors: dict[int, str] = {}
+    works = []
+    for number in range(count):
+        differs = number == odd and group.rank == group.world_size - 1
+        works.append(group.all_reduce(np.full(9 + differs, number), async_op=True))
+    for number, work in enumerate(works):
+        try:
+            assert (work.wait() == number * group.world_size).all()
+            right.append(number)
+        except AllfoldError as error:
+            errors[number] = str(error)
+    return right, errors
+
+
+def counted(group: allfold.Group) -> int:
+    """How many ops this rank has called."""
+    return group._next_seq
+
+
+def call_twice(group: allfold.Group, timeout: float) -> list[str]:
+    """Two ops at once, while the others call one or none; their errors."""
+    works = [
+        group.all_reduce(np.ones(4, np.float32), timeout=timeout, async_op=True) for _ in range(2)
+    ]
+    errors = []
+    for work in works:
+        try:
+            work.wait()
+            errors.append("")
+        except AllfoldError as error:
+            errors.append(str(error))
+    return errors
+
+
+def wait_twice(group: allfold.Group, seconds: float) -> list[Any]:
+    """Wait for an op for too short, and then until it is done: the error, the result."""
+    tensor = np.full(4, group.rank + 1, np.float32)
+    work = group.all_reduce(tensor, async_op=True)
+    try:
+        work.wait(seconds)
+    except AllfoldError as error:
+        return [str(error), tensors.to_list(work.wait())]
+    return ["", []]

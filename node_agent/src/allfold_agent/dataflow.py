@@ -208,8 +208,10 @@ class _Builder:
         task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
         self.after_fence(task)
         for earlier in self.tasks[: task.index]:
-            if not earlier.successors and earlier.kind is not TaskKind.SIGNAL:
-                self.order(earlier.index, task)
+            # What has other successors is waited for through them; an earlier signal is no proof.
+            if all(self.tasks[each].kind is TaskKind.SIGNAL for each in earlier.successors):
+                if earlier.kind is not TaskKind.SIGNAL:
+                    self.order(earlier.index, task)
         self.sends[step.to].append(task.index)
 
     def await_(self, step: Await) -> None:

@@ -145,9 +145,20 @@ class Group:
             self._detective.suspect(self, op.seq, "mismatch")
         elif complete:
             self._prepare(op)
-        if complete:
-            op.all_arrived.set_result(None)
+        self._changed.notify_all()
         return op if op.running else None
+
+    def await_arrivals(self, seq: int, wait: float) -> None:
+        """Return once every local rank has called the op or it is over, or after ``wait`` s."""
+
+        def settled() -> bool:
+            op = self.ops.get(seq)
+            if op is not None:
+                return op.ended or len(op.arrivals) == len(self.ranks)
+            return self.fates.of(seq) is not None or self._succeeded(seq)
+
+        with self._changed:
+            self._changed.wait_for(settled, timeout=wait)
 
     def _refuse(
         self, connection: RankConnection, number: int, seq: int, error: AllfoldError
@@ -164,7 +175,6 @@ class Group:
         if len(self.plan.members) > 1:
             op.exchange = self._prepare_exchange(op)
         op.running = True
-        self._changed.notify_all()
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
         """The strategy that every node uses for such an op: asked for, or chosen by the plan."""
@@ -358,8 +368,6 @@ class Group:
             op.exchange.fail()
             op.exchange.release()
         self._retire(op)
-        if not op.all_arrived.done():
-            op.all_arrived.set_result(None)
         for arrival in op.arrivals.values():
             self._refuse(arrival.connection, arrival.group_number, op.seq, error)
 

@@ -74,9 +74,9 @@ class Peers:
     @staticmethod
     async def testify(group: Group, seq: int, wait: float) -> dict[str, Any]:
         """What this node knows of an op, waiting a little for ranks that are about to call it."""
+        if wait:
+            await asyncio.to_thread(group.await_arrivals, seq, wait)
         op = group.ops.get(seq)
-        if op is not None and wait:
-            await asyncio.wait([asyncio.wrap_future(op.all_arrived)], timeout=wait)
         arrivals = dict(op.arrivals) if op is not None else {}
         return {
             "arrivals": {
