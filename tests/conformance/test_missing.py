@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.ranks import Failure, Job, RankPool, failures
 from allfold_core.errors import PeerMissing
 
 TIMEOUT = 0.6
+SHORT_TIMEOUT = 0.1
 
 
 @pytest.fixture(scope="module", params=["1x3", "2x2", "3x1"])
@@ -116,3 +118,27 @@ def test_waiting_for_less_than_the_deadline_leaves_the_op_in_flight(job: Job) ->
     message, result = job.start(0, programs.wait_twice, seconds=0.1).result()
     assert "still in flight" in message
     assert [call.result() for call in others] == [result] * len(others)
+
+
+def test_a_call_at_the_very_deadline_has_one_outcome_for_all(job: Job) -> None:
+    """Either all have the result or all have the error, however close it was."""
+    total = sum(range(1, job.world_size + 1))
+    delays = itertools.cycle(range(12))
+    outcomes = set()
+    for trial in range(24):
+        late = trial % job.world_size
+        delay = SHORT_TIMEOUT + next(delays) * 0.01
+        calls = [
+            job.start(
+                rank, programs.call, timeout=SHORT_TIMEOUT, delay=delay if rank == late else 0.0
+            )
+            for rank in range(job.world_size)
+        ]
+        answers = [call.answer() for call in calls]
+        messages = {answer.get("error", {}).get("message") for answer in answers}
+        assert len(messages) == 1, (trial, answers)
+        outcomes |= messages
+        if messages == {None}:
+            assert [answer["result"] for answer in answers] == [[total] * 4] * job.world_size
+    print(f"{len(outcomes - {None})} of 24 failed")  # noqa: T201 - how close it was, for -s
+    works(job)

@@ -24,7 +24,8 @@ class Evidence:
     Attributes:
         seq: the op.
         arrivals: the fingerprint of each rank that has called the op.
-        last_seq: for ranks that have not, the last op that they did call (-1 for none).
+        last_seq: the last op that each rank did call (-1 for none); from an op on that is over for
+            a rank there are no arrivals any more.
         silent: the nodes that did not answer when they were asked.
     """
 
@@ -72,7 +73,11 @@ def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
 
 def judge_deadline(plan: Plan, evidence: Evidence, waited: float) -> PeerMissing:
     """The error for a deadline that has passed, naming who did not come."""
-    absent = [rank for rank in range(plan.world_size) if rank not in evidence.arrivals]
+    absent = [
+        rank
+        for rank in range(plan.world_size)
+        if rank not in evidence.arrivals and evidence.last_seq.get(rank, -1) < evidence.seq
+    ]
     called = next(iter(evidence.arrivals.values()), None)
     what = f"op {evidence.seq} of group '{plan.group}'" + (
         f", {called.describe()}," if called else ""

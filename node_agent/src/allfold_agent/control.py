@@ -177,9 +177,8 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
 
     @app.post(base + "/ops/{seq}/verdict")
     async def verdict(name: str, epoch: int, seq: int, error: Annotated[Json, Body()]) -> Json:
-        """The leader's verdict on an op."""
-        agent.registry.find(name, epoch).fail(seq, from_dict(error))
-        return {}
+        """The leader's verdict on an op; answers whether the op has failed here."""
+        return {"failed": agent.registry.find(name, epoch).fail(seq, from_dict(error))}
 
     @app.post(base + "/losses")
     async def losses(name: str, epoch: int, error: Annotated[Json, Body()]) -> Json:

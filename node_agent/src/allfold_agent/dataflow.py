@@ -208,10 +208,12 @@ class _Builder:
         task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
         self.after_fence(task)
         for earlier in self.tasks[: task.index]:
-            # What has other successors is waited for through them; an earlier signal is no proof.
-            if all(self.tasks[each].kind is TaskKind.SIGNAL for each in earlier.successors):
-                if earlier.kind is not TaskKind.SIGNAL:
-                    self.order(earlier.index, task)
+            # What another task waits for is waited for through it, unless that is a signal too.
+            leads_on = any(
+                self.tasks[each].kind is not TaskKind.SIGNAL for each in earlier.successors
+            )
+            if not leads_on and earlier.kind is not TaskKind.SIGNAL:
+                self.order(earlier.index, task)
         self.sends[step.to].append(task.index)
 
     def await_(self, step: Await) -> None:

@@ -341,17 +341,27 @@ class Group:
 
     # Outcomes that are no success
 
-    def fail(self, seq: int, error: AllfoldError) -> None:
-        """The verdict on an op: tell the ranks that wait, remember it for those still to come."""
+    def fail(self, seq: int, error: AllfoldError) -> bool:
+        """The verdict on an op: tell the ranks that wait, remember it for those still to come.
+
+        Returns whether the op has failed here: not where it has an outcome already, nor where the
+        error says that ranks of this node are missing which have called it meanwhile.
+        """
         with self._changed:
             op = self.ops.get(seq)
-            if self.fates.of(seq) or (op is not None and op.ended) or self._succeeded(seq):
-                return
+            if self.fates.of(seq):
+                return True
+            if (op is not None and op.ended) or self._succeeded(seq):
+                return False
+            missing = set(error.details.get("missing_ranks", ()))
+            if op is not None and op.running and missing.intersection(self.ranks):
+                return False
             self.fates.fail(seq, error)
             self.fates.forget_before(min(self.last_seq.values()))
             if op is not None:
                 self._fail_op(op, error)
             self._changed.notify_all()
+            return True
 
     def failure(self, seq: int) -> AllfoldError | None:
         """Why an op has failed, or can only fail; ``None`` for one that may still succeed."""

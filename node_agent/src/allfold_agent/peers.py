@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 import httpx
@@ -101,12 +101,39 @@ class Peers:
     ) -> AllfoldError | None:
         known = group.failure(seq)
         verdict = known or await self._verdict(group, seq, reason, waited)
-        if verdict is None:
+        if verdict is None or not await self._carry_out(group, seq, verdict):
             return None
-        log.warning("%s", verdict)
-        group.fail(seq, verdict)
-        await self._tell_all(group, f"ops/{seq}/verdict", verdict.to_dict())
         return verdict
+
+    async def _carry_out(self, group: Group, seq: int, verdict: AllfoldError) -> bool:
+        """Fail the op on every node; false if it goes on because the missing ranks came after all.
+
+        Their nodes are told first. Once one of them has agreed, the op can be done nowhere; else
+        a rank that calls at that moment would have a result where the others have an error.
+        """
+        missing = set(verdict.details.get("missing_ranks", ()))
+        deciding = [each for each in group.plan.members if missing.intersection(each.ranks)]
+        others = [each for each in group.plan.members if each not in deciding]
+        failed = await self._fail_on(group, seq, verdict, deciding)
+        if False in failed and True not in failed:
+            log.info("too late for a verdict: op %d of group '%s' goes on", seq, group.name)
+            return False
+        log.warning("%s", verdict)
+        await self._fail_on(group, seq, verdict, others)
+        return True
+
+    async def _fail_on(
+        self, group: Group, seq: int, verdict: AllfoldError, members: Sequence[Member]
+    ) -> list[bool | None]:
+        """Whether the op has failed on each of the nodes; ``None`` where one does not answer."""
+
+        async def fail(member: Member) -> bool | None:
+            if member.node == self._node:
+                return group.fail(seq, verdict)
+            answer = await self._tell(group, member, f"ops/{seq}/verdict", verdict.to_dict())
+            return answer["failed"] if answer is not None else None
+
+        return await asyncio.gather(*map(fail, members))
 
     async def _verdict(
         self, group: Group, seq: int, reason: str, waited: float
