@@ -140,5 +140,5 @@ def test_a_call_at_the_very_deadline_has_one_outcome_for_all(job: Job) -> None:
         outcomes |= messages
         if messages == {None}:
             assert [answer["result"] for answer in answers] == [[total] * 4] * job.world_size
-    print(f"{len(outcomes - {None})} of 24 failed")  # noqa: T201 - how close it was, for -s
+    print(f"{len(outcomes - {None})} of 24 failed")
     works(job)

@@ -52,7 +52,7 @@ class ApiClient:
     async def plan(
         self, session: str, wait: float = 0.0, epoch: int = 1, group: str = "train"
     ) -> httpx.Response:
-        query = {"epoch": epoch, "session": session, "wait": wait}
+        query: dict[str, str | float] = {"epoch": epoch, "session": session, "wait": wait}
         return await self.http.get(f"/v1/groups/{group}/plan", params=query)
 
     async def leave(self, rank: int, session: str | None = None, **query: Any) -> httpx.Response:

@@ -55,7 +55,8 @@ def play(
     events: Iterable[Event], state: GroupState | None = None
 ) -> tuple[GroupState, tuple[Instruction, ...]]:
     """The state after all events, and the instructions of the last one. None may be refused."""
-    state, last = state or GroupState(GROUP), ()
+    state = state or GroupState(GROUP)
+    last: tuple[Instruction, ...] = ()
     for event in events:
         state, last = step(state, event)
         assert not any(isinstance(instruction, Rejected) for instruction in last), last

@@ -6,6 +6,7 @@ The stores' tests run twice, against the in-process Redis and against a real one
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -47,6 +48,16 @@ def clock() -> ManualClock:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     requires("redis")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of this test alone, which may take it away."""
+    requires("redis")
+    server = RedisServer(tmp_path)
     server.start()
     yield server
     server.stop()

@@ -24,6 +24,7 @@ from allfold_orchestrator.group_state import (
 )
 from allfold_orchestrator.groups import GroupStore, Guard
 from allfold_orchestrator.nodes import NodeRecord
+from allfold_orchestrator.records import Snapshot
 from allfold_orchestrator.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, node
 from tests.orchestrator.conftest import Backend, MakeStore, ManualClock
@@ -219,9 +220,9 @@ async def test_a_fresh_look_needs_no_request_and_an_announcement_asks_for_one(
     await store.groups.read(GROUP)
     loads: list[str] = []
 
-    def counted(*_: object) -> Awaitable[GroupState]:
+    def counted(*arguments: Any) -> Awaitable[Snapshot]:
         loads.append("load")
-        return load(*_)  # type: ignore[arg-type]
+        return load(*arguments)
 
     load = store.groups._load
     monkeypatch.setattr(store.groups, "_load", counted)
@@ -330,9 +331,10 @@ async def test_a_damaged_record_is_an_error_that_names_its_key(
 ) -> None:
     client = backend.client()
     await client.hset(keys.group(GROUP), mapping={"version": "1", "meta": "{}"})
-    for request in (lambda s: s.read(GROUP), lambda s: s.submit(GROUP, join(0))):
-        with pytest.raises(ServiceError, match=keys.group(GROUP)):
-            await request(make_store().groups)
+    with pytest.raises(ServiceError, match=keys.group(GROUP)):
+        await make_store().groups.read(GROUP)
+    with pytest.raises(ServiceError, match=keys.group(GROUP)):
+        await make_store().groups.submit(GROUP, join(0))
     await client.aclose()
 
 

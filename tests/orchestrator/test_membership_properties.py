@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TypeVar
@@ -43,8 +44,18 @@ LEAVES = [
 ]
 LOSSES = [NodeLost(info.node, info.incarnation) for info in NODES]
 REPORTS = [NodeHolds("a", epoch) for epoch in range(4)]
-KINDS = (JOINS, JOINS, JOINS, JOINS, JOINS, LEAVES, LEAVES, LOSSES, REPORTS)
-EVENTS = st.one_of(*map(st.sampled_from, KINDS))
+KINDS: tuple[Sequence[Event], ...] = (
+    JOINS,
+    JOINS,
+    JOINS,
+    JOINS,
+    JOINS,
+    LEAVES,
+    LEAVES,
+    LOSSES,
+    REPORTS,
+)
+EVENTS = st.one_of(*(st.sampled_from(kind) for kind in KINDS))
 HISTORIES = st.lists(EVENTS, min_size=15, max_size=60)
 
 # On a busy machine an example may take long; that is no failure.

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,9 @@ import pytest
 from allfold_orchestrator.server import bind, write_ready_file
 from tests.orchestrator.process import OrchestratorProcess
 from tests.support.redis_server import RedisServer
-from tests.support.require import requires
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of this test alone, because it is taken away."""
-    requires("redis")
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 def test_it_starts_without_any_configuration_and_says_where_it_listens(tmp_path: Path) -> None:
@@ -64,8 +52,8 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(
 
 
 @pytest.mark.redis
-def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, redis: RedisServer) -> None:
-    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, own_redis: RedisServer) -> None:
+    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
         for node in ("a", "b"):
             orchestrator.register(node)
         orchestrator.join(0, "a")
@@ -77,11 +65,11 @@ def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, redis: RedisSer
 
 
 @pytest.mark.redis
-def test_it_survives_the_loss_of_its_store(tmp_path: Path, redis: RedisServer) -> None:
-    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+def test_it_survives_the_loss_of_its_store(tmp_path: Path, own_redis: RedisServer) -> None:
+    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
         orchestrator.wait_ready()
         orchestrator.register("a")
-        redis.stop()
+        own_redis.stop()
 
         def checks() -> dict[str, Any]:
             answer = orchestrator.http.get("/readyz").json()
@@ -96,7 +84,7 @@ def test_it_survives_the_loss_of_its_store(tmp_path: Path, redis: RedisServer) -
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "AF400"
             assert response.json()["error"]["details"]["retry"] is True
-        redis.start()
+        own_redis.start()
         orchestrator.wait_ready()
         assert orchestrator.heartbeat("a").status_code == 404  # this Redis kept nothing
         orchestrator.register("a")
@@ -106,20 +94,22 @@ def test_it_survives_the_loss_of_its_store(tmp_path: Path, redis: RedisServer) -
 
 
 @pytest.mark.redis
-def test_it_may_start_before_its_store(tmp_path: Path, redis: RedisServer) -> None:
-    redis.stop()
-    with OrchestratorProcess(tmp_path, "--redis-url", redis.url) as orchestrator:
+def test_it_may_start_before_its_store(tmp_path: Path, own_redis: RedisServer) -> None:
+    own_redis.stop()
+    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
         response = orchestrator.http.get("/readyz")
         assert response.status_code == 503
         assert response.json()["ready"] is False
-        redis.start()
+        own_redis.start()
         orchestrator.wait_ready()
 
 
 @pytest.mark.redis
-def test_nodes_outlive_an_outage_of_the_orchestrator(tmp_path: Path, redis: RedisServer) -> None:
+def test_nodes_outlive_an_outage_of_the_orchestrator(
+    tmp_path: Path, own_redis: RedisServer
+) -> None:
     short = {"ALLFOLD_LEASE_SECONDS": "1", "ALLFOLD_HEARTBEAT_SECONDS": "0.2"}
-    with OrchestratorProcess(tmp_path, "--redis-url", redis.url, **short) as orchestrator:
+    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url, **short) as orchestrator:
         for node in ("fine", "dead"):
             orchestrator.register(node)
         orchestrator.join(0, "fine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -17,7 +16,6 @@ from allfold_orchestrator.store import Store
 from tests.orchestrator.api_client import ApiClient, serving
 from tests.orchestrator.conftest import Real
 from tests.support.redis_server import RedisServer
-from tests.support.require import requires
 from tests.support.waiting import until, within
 
 LONG_LEASE = 60.0
@@ -80,27 +78,23 @@ async def test_a_lost_announcement_costs_a_second_and_no_hang(
 
 
 async def test_after_an_outage_of_redis_announcements_are_heard_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requires("redis")
     monkeypatch.setattr(bells, "RECONNECT_SECONDS", 0.01)
-    server = RedisServer(tmp_path)
-    server.start()
     heard: list[str] = []
     gaps: list[float] = []
-    client = connect(server.url)
+    client = connect(own_redis.url)
     relaying = asyncio.create_task(
         bells.relay(client, heard.append, lambda: gaps.append(monotonic()))
     )
     await until(lambda: len(gaps) == 1, "it listens")
-    server.stop()
-    await asyncio.to_thread(server.start)
+    own_redis.stop()
+    await asyncio.to_thread(own_redis.start)
     await until(lambda: len(gaps) > 1, "it listens again")
     await client.publish(keys.CHANGES, "train")
     await until(lambda: heard == ["train"], "it hears")
     await background.end(relaying)
     await client.aclose()
-    server.stop()
 
 
 async def test_a_node_may_talk_to_any_replica(replicas: list[ApiClient]) -> None:

@@ -330,7 +330,7 @@ def one_op_in_two_threads(group: allfold.Group, count: int) -> int:
     return len(right)
 
 
-def stream(group: allfold.Group, numel: int, seconds: float) -> int:
+def stream(group: allfold.Group, numel: int, seconds: float, strategy: str = "auto") -> int:
     """One op after the other for a while (or until one fails); how many were done."""
     tensor = group.empty(numel, np.float32)
     deadline = time.monotonic() + seconds
@@ -338,7 +338,7 @@ def stream(group: allfold.Group, numel: int, seconds: float) -> int:
     going = np.ones(1)
     while True:
         tensor[...] = 1
-        group.all_reduce(tensor)
+        group.all_reduce(tensor, strategy=strategy)
         assert tensor[0] == group.world_size
         assert tensor[-1] == group.world_size
         done += 1
@@ -429,3 +429,19 @@ def wait_twice(group: allfold.Group, seconds: float) -> list[Any]:
     except AllfoldError as error:
         return [str(error), tensors.to_list(work.wait())]
     return ["", []]
+
+
+def leave_with_an_op_in_flight(group: allfold.Group) -> list[Any]:
+    """Call an op and leave at once: the result must be there afterwards."""
+    tensor = np.full(4, group.rank + 1, np.float32)
+    group.all_reduce(tensor, async_op=True)
+    allfold.shutdown(GROUPS.pop(group.name))
+    return tensors.to_list(tensor)
+
+
+def large_op_and_leave(group: allfold.Group, numel: int) -> bool:
+    """One large op, and away."""
+    tensor = np.ones(numel, np.float32)
+    group.all_reduce(tensor, strategy="ring")
+    allfold.shutdown(GROUPS.pop(group.name))
+    return bool((tensor == group.world_size).all())

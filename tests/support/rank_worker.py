@@ -61,8 +61,9 @@ def open_group(name: str, rank: int, world_size: int, agent: str, **options: Any
 
 
 def close_group(name: str) -> None:
-    """``allfold.shutdown`` of one group."""
-    allfold.shutdown(GROUPS.pop(name))
+    """``allfold.shutdown`` of one group, unless this process has left it already."""
+    if name in GROUPS:
+        allfold.shutdown(GROUPS.pop(name))
 
 
 def close_everything() -> None:

@@ -244,7 +244,7 @@ class Job:
         self.epoch = seats[0]["epoch"]
 
     def leave(self) -> None:
-        """Let all ranks shut the group down in order."""
+        """Let all ranks shut the group down in order; those that have done so may do it again."""
         living = [rank for rank in self.ranks if not rank.ended]
         results([rank.start(rank_worker.close_group, name=self.name) for rank in living])
 
@@ -343,7 +343,7 @@ def _as_answered(calls: Sequence[Call], seconds: float) -> Iterator[Call]:
         yield call
 
 
-def await_pending(services: Services, job: Job, seq: int, rank: int) -> None:
+def await_called(services: Services, job: Job, seq: int, rank: int) -> None:
     """Wait until the agent of ``rank`` has got its call of op ``seq``."""
     node = job.nodes[rank]
 

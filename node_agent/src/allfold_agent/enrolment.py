@@ -12,7 +12,7 @@ from typing import Any
 
 from allfold_agent.group import Group
 from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
-from allfold_core.errors import AllfoldError, PeerMissing, ServiceError
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 
@@ -163,7 +163,7 @@ class Enrolment:
         try:
             await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
         except TimeoutError:
-            raise ServiceError(
+            raise OrchestratorUnreachable(
                 f"node {self.identity.node} could not register in time: {self.problem}"
             ) from None
 

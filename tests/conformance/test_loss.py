@@ -1,0 +1,244 @@
+"""Ranks and agents that die or leave: everyone who is left is told who it was, and soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support import programs, rank_worker
+from tests.support.ranks import Call, Failure, Job, RankPool, await_called, failures
+from tests.support.services import Services
+
+from allfold_core.errors import AgentLost, AllfoldError, PeerLost, PeerMissing
+
+# Generous, because the machine may be busy; what was measured is printed.
+SECONDS = 5.0
+
+
+def survivors(job: Job, *gone: int) -> list[int]:
+    return [rank for rank in range(job.world_size) if rank not in gone]
+
+
+def lost(found: list[Failure], ranks: list[int], node: str) -> None:
+    """All failures are a loss of the same ranks, told in the same words."""
+    assert len({str(failure.error) for failure in found}) == 1, [str(each) for each in found]
+    error = found[0].error
+    assert isinstance(error, PeerLost), str(error)
+    assert error.details["ranks"] == ranks, str(error)
+    assert node in error.message
+    for rank in ranks:
+        assert str(rank) in error.message
+
+
+def told_within(found: list[Failure], since: float) -> None:
+    took = max(failure.ended for failure in found) - since
+    print(f"{took * 1000:.0f} ms after the loss")
+    assert took < SECONDS
+
+
+def fail_at_once(job: Job, ranks: list[int], error: type[AllfoldError] = PeerLost) -> None:
+    """What is called now fails without waiting for anybody."""
+    for failure in failures([job.start(rank, programs.call) for rank in ranks]):
+        assert type(failure.error) is error, str(failure)
+        assert failure.seconds < 1.0
+
+
+def works(job: Job) -> None:
+    total = sum(range(1, job.world_size + 1))
+    assert job.run(programs.call) == [[total] * 4] * job.world_size
+
+
+def call_all(job: Job, ranks: list[int], services: Services) -> list[Call]:
+    """Ranks call an op; returns when their agents have got the calls."""
+    seq = job.start(ranks[0], programs.counted).result()
+    calls = [job.start(rank, programs.call) for rank in ranks]
+    for rank in ranks:
+        await_called(services, job, seq, rank)
+    return calls
+
+
+# A rank dies
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
+@pytest.mark.parametrize("warm", [True, False], ids=["later", "in the first op"])
+def test_a_rank_that_is_killed_fails_the_pending_op_of_all_others_and_is_named(
+    pool: RankPool, services: Services, shape: str, warm: bool
+) -> None:
+    for victim in (0, len(SHAPES[shape]) - 1):
+        with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+            if warm:
+                works(job)
+            left = survivors(job, victim)
+            calls = call_all(job, left, services)
+            killed = time.monotonic()
+            job.ranks[victim].kill()
+            found = failures(calls)
+            lost(found, [victim], job.nodes[victim])
+            told_within(found, killed)
+            fail_at_once(job, left)
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
+def test_a_rank_that_is_killed_while_it_waits_itself_is_named_too(
+    pool: RankPool, services: Services, shape: str
+) -> None:
+    """Also to the one that has not called yet, for whom all the others have waited."""
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        works(job)
+        late, victim = 1, 0
+        calls = call_all(job, survivors(job, late), services)
+        job.ranks[victim].kill()
+        found = failures(calls[1:])
+        found.append(job.start(late, programs.call).failure())
+        lost(found, [victim], job.nodes[victim])
+        fail_at_once(job, survivors(job, victim))
+
+
+def test_a_rank_that_is_killed_between_ops_fails_the_next_one(pool: RankPool) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        works(job)
+        job.ranks[3].kill()
+        lost(failures([job.start(rank, programs.call) for rank in (0, 1, 2)]), [3], "node1")
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
+def test_a_rank_that_is_killed_amid_a_stream_of_large_ops_fails_them(
+    pool: RankPool, shape: str
+) -> None:
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        calls = job.start_all(programs.stream, numel=1_000_000, seconds=60.0)
+        time.sleep(0.5)  # somewhere in the middle of an op
+        job.ranks[1].kill()
+        lost(failures([calls[rank] for rank in survivors(job, 1)]), [1], job.nodes[1])
+
+
+def test_after_a_loss_the_same_name_can_be_registered_with_other_counts(
+    pool: RankPool,
+) -> None:
+    for nodes in ([0, 0, 1], [0, 1], [1, 0, 0, 2]):
+        with pool.job(nodes, "phoenix", timeout=OP_SECONDS) as job:
+            works(job)
+            job.ranks[-1].kill()
+            left = survivors(job, job.world_size - 1)
+            lost(
+                failures([job.start(rank, programs.call) for rank in left]),
+                [job.world_size - 1],
+                job.nodes[-1],
+            )
+
+
+# A rank leaves
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
+def test_a_rank_that_leaves_while_others_wait_for_it_fails_their_op(
+    pool: RankPool, services: Services, shape: str
+) -> None:
+    for leaver in (0, len(SHAPES[shape]) - 1):
+        with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+            works(job)
+            left = survivors(job, leaver)
+            calls = call_all(job, left, services)
+            job.ranks[leaver].run(rank_worker.close_group, name=job.name)
+            found = failures(calls)
+            lost(found, [leaver], "left the group")
+            fail_at_once(job, left)
+
+
+def test_a_rank_that_leaves_waits_for_its_own_ops_first(pool: RankPool) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        leaving = job.start(0, programs.leave_with_an_op_in_flight)
+        others = [job.start(rank, programs.call, delay=0.3) for rank in (1, 2, 3)]
+        assert leaving.result() == [10.0] * 4
+        assert [call.result() for call in others] == [[10.0] * 4] * 3
+
+
+def test_ranks_may_leave_as_soon_as_they_have_their_result(pool: RankPool) -> None:
+    """The last frames of a group reach slower nodes although the sender's ranks are gone."""
+    for _ in range(5):
+        with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+            assert job.run(programs.large_op_and_leave, numel=500_000) == [True] * 3
+
+
+# An agent dies
+
+
+def test_an_agent_that_is_killed_is_named_and_its_own_ranks_lose_their_agent(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        works(job)
+        calls = call_all(job, [1, 2, 3], services)
+        killed = time.monotonic()
+        services.kill_agent("node1")
+        found = failures(calls)
+        told_within(found, killed)
+        lost(found[:1], [2, 3], "node1")
+        assert [type(failure.error) for failure in found[1:]] == [AgentLost] * 2
+        fail_at_once(job, [0, 1])
+        fail_at_once(job, [2, 3], AgentLost)
+    services.start_agents("node1")
+    with pool.job(SHAPES["2x2"], job.name, timeout=OP_SECONDS) as job:
+        works(job)
+
+
+def test_without_an_agent_init_can_be_called_again_as_the_error_says(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.job([3, 3], timeout=OP_SECONDS) as job:
+        works(job)
+        services.kill_agent("node3")
+        fail_at_once(job, [0, 1], AgentLost)
+        services.start_agents("node3")
+        job.enter(services, timeout=OP_SECONDS)
+        works(job)
+
+
+def test_an_agent_that_is_killed_before_any_op_is_found_missing_by_the_first_one(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        services.kill_agent("node2")
+        calls = [job.start(rank, programs.call) for rank in (0, 1)]
+        lost(failures(calls), [2], "node2")
+    services.start_agents("node2")
+
+
+@pytest.mark.parametrize("strategy", ["ring", "centralized"])
+def test_an_agent_that_is_killed_amid_a_stream_of_large_ops_fails_them(
+    pool: RankPool, services: Services, strategy: str
+) -> None:
+    """Also the root of a star, through which everything goes."""
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        calls = job.start_all(programs.stream, numel=1_000_000, seconds=60.0, strategy=strategy)
+        time.sleep(0.5)  # somewhere in the middle of an op
+        killed = time.monotonic()
+        services.kill_agent("node0")
+        found = failures(calls)
+        assert isinstance(found[0].error, AgentLost)
+        lost(found[1:], [0], "node0")
+        told_within(found, killed)
+    services.start_agents("node0")
+
+
+@pytest.mark.parametrize("stopped", ["node0", "node1"])
+def test_an_agent_that_hangs_is_named_when_the_deadline_has_passed(
+    pool: RankPool, services: Services, stopped: str
+) -> None:
+    """Also when it is the first one, which judges where it can."""
+    with pool.job(SHAPES["3x1"], timeout=1.0) as job:
+        works(job)
+        os.kill(services.agents[stopped].pid, signal.SIGSTOP)
+        try:
+            calling = [rank for rank in range(3) if job.nodes[rank] != stopped]
+            found = failures([job.start(rank, programs.call) for rank in calling])
+        finally:
+            os.kill(services.agents[stopped].pid, signal.SIGCONT)
+        for failure in found:
+            assert isinstance(failure.error, PeerMissing)
+            assert f"node {stopped} is unknown" in failure.error.message
+            assert failure.seconds < 1.0 + SECONDS
