@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make local stand-ins for the two base images (python:3.11-slim-bookworm and redis:7-bookworm), for
-# machines that reach a Debian mirror but no image registry. Needs root, a Docker engine and Debian's
-# or Ubuntu's apt. Images that are there are kept; --force makes stand-ins over them.
+# machines that reach a Debian mirror but no image registry. Needs root, a Docker engine and apt.
+# Images that are there are kept; --force makes stand-ins over them.
 # The redis stand-in is Debian's redis-server (7.0).
 set -euo pipefail
 
@@ -16,27 +16,31 @@ force=${1:-}
 missing() {  # IMAGE: true when a stand-in for it is to be made
     local stand_in
     [[ $force == --force ]] && return
-    stand_in=$(docker image inspect --format "{{index .Config.Labels \"$label\"}}" "$1" 2> /dev/null) \
-        || return 0
-    if [[ $stand_in == yes ]]; then echo "$1: a stand-in is there"; else echo "$1: the real image, kept"; fi
+    stand_in=$(docker image inspect --format "{{index .Config.Labels \"$label\"}}" "$1" \
+        2> /dev/null) || return 0
+    if [[ $stand_in == yes ]]; then echo "$1: a stand-in is there"
+    else echo "$1: the real image is there and kept"; fi
     return 1
 }
 
 mirror() {  # the Debian mirrors that this machine's apt uses, best first; may be none
     { cat /etc/apt/sources.list.d/*.sources 2> /dev/null || true; } \
-        | awk 'BEGIN { RS = "" } /Suites:[^\n]*bookworm( |\n)/' | sed -n 's/^URIs: *\([^ ]*\).*/\1/p'
+        | awk 'BEGIN { RS = "" } /Suites:[^\n]*bookworm( |\n|$)/' | sed -n 's/^URIs: *\([^ ]*\).*/\1/p'
     { cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2> /dev/null || true; } \
         | sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) bookworm main.*/\2/p'
 }
 
 make_base() {  # a minimal bookworm, once for both
     local source
-    command -v debootstrap > /dev/null || { apt-get update -q && apt-get install -yq debootstrap; }
+    command -v debootstrap > /dev/null || {
+        apt-get update -q && apt-get install -yq debootstrap debian-archive-keyring
+    }
     root=$(mktemp -d)
     trap 'rm -rf "$root"' EXIT
     source=$(mirror)
     # Without a mirror of this machine's own, debootstrap uses its default.
-    debootstrap --variant=minbase --include=ca-certificates bookworm "$root" ${source:+"${source%%$'\n'*}"}
+    debootstrap --variant=minbase --include=ca-certificates bookworm "$root" \
+        ${source:+"${source%%$'\n'*}"}
     # This machine's CA bundle: pip in a build must trust what this machine trusts, for instance a
     # mirror that inspects TLS.
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
@@ -78,6 +82,7 @@ CMD ["redis-server"]
 EOF
 }
 
+docker version > /dev/null  # fails here, not after a minute, where no engine answers
 todo=()
 if missing "$python_image"; then todo+=(make_python); fi
 if missing "$redis_image"; then todo+=(make_redis); fi

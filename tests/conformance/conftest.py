@@ -29,6 +29,12 @@ def services() -> Iterator[Services]:
         yield services
 
 
+@pytest.fixture(autouse=True)
+def _all_agents_live(services: Services) -> None:
+    """A test that kills agents leaves it to the next one to start them again."""
+    services.restart_dead_agents()
+
+
 @pytest.fixture(scope="session")
 def pool(services: Services) -> Iterator[RankPool]:
     with RankPool(services) as pool:

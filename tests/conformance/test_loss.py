@@ -205,7 +205,6 @@ def test_an_agent_that_is_killed_before_any_op_is_found_missing_by_the_first_one
         services.kill_agent("node2")
         calls = [job.start(rank, programs.call) for rank in (0, 1)]
         lost(failures(calls), [2], "node2")
-    services.start_agents("node2")
 
 
 @pytest.mark.parametrize("strategy", ["ring", "centralized"])
@@ -222,7 +221,6 @@ def test_an_agent_that_is_killed_amid_a_stream_of_large_ops_fails_them(
         assert isinstance(found[0].error, AgentLost)
         lost(found[1:], [0], "node0")
         told_within(found, killed)
-    services.start_agents("node0")
 
 
 @pytest.mark.parametrize("stopped", ["node0", "node1"])

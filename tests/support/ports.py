@@ -11,3 +11,8 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_address() -> str:
+    """As ``host:port``."""
+    return f"127.0.0.1:{free_port()}"

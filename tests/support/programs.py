@@ -5,9 +5,10 @@ Each gets its group and JSON values, and returns JSON values.
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import Any
 
@@ -445,3 +446,43 @@ def large_op_and_leave(group: allfold.Group, numel: int) -> bool:
     group.all_reduce(tensor, strategy="ring")
     allfold.shutdown(GROUPS.pop(group.name))
     return bool((tensor == group.world_size).all())
+
+
+def use_after_shutdown(group: allfold.Group) -> list[str]:
+    """The codes of the errors that a group raises which this process has left."""
+    allfold.shutdown(GROUPS.pop(group.name))
+    uses: list[Callable[[], Any]] = [
+        lambda: group.all_reduce(np.ones(2)),
+        lambda: group.reduce(np.ones(2)),
+        lambda: group.broadcast(np.ones(2), 0),
+        lambda: group.barrier(),
+        lambda: group.empty(2),
+        lambda: group.shutdown(),
+        lambda: allfold.shutdown(group),
+    ]
+    return [_code_of(use) for use in uses]
+
+
+def _code_of(use: Callable[[], Any]) -> str:
+    try:
+        use()
+    except AllfoldError as error:
+        return error.code
+    return "no error"
+
+
+def all_reduce_in_forked_child(group: allfold.Group) -> str:
+    """What a forked child gets that uses its parent's group."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            group.all_reduce(np.ones(2))
+        except AllfoldError as error:
+            os.write(writer, error.message.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as stream:
+        return stream.read()

@@ -304,7 +304,7 @@ class RankPool:
         calls = {rank: rank.start(rank_worker.close_everything) for rank in ranks if not rank.ended}
         for rank, call in calls.items():
             try:
-                call.result(15.0)
+                call.result(5.0)
             except RankFailed as failure:
                 sys.stderr.write(f"{failure}\n")
                 rank.kill()

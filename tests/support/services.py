@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
 
-from tests.support.ports import free_port
+from tests.support.ports import free_address, free_port
 from tests.support.waiting import wait_until
 
 from allfold.cli._processes import Child, stop_all
@@ -38,6 +38,7 @@ class AgentProcess:
     name: str
     socket: str
     child: Child
+    ports: tuple[str, str]
     control_url: str = ""
     data_address: str = ""
 
@@ -85,13 +86,22 @@ class Services:
         self._await_ready_file("orchestrator", child)
 
     def launch_agent(self, name: str) -> AgentProcess:
-        """Start an agent without waiting for it; one of this name that died is replaced."""
+        """Start an agent without waiting for it.
+
+        One that replaces a dead one listens where that did, as on a machine with fixed ports.
+        """
         socket = str(self.folder / f"{name}.sock")
+        dead = self.agents.get(name)
+        control, data = (free_address(), free_address()) if dead is None else dead.ports
         options = ["--name", name, "--socket", socket, "--orchestrator", self.orchestrator_url]
-        options += ["--control", "127.0.0.1:0", "--data", "127.0.0.1:0"]
+        options += ["--control", control, "--data", data]
         child = self._spawn(name, "allfold_agent", *options)
-        self.agents[name] = AgentProcess(name, socket, child)
+        self.agents[name] = AgentProcess(name, socket, child, (control, data))
         return self.agents[name]
+
+    def restart_dead_agents(self) -> None:
+        """What tests have killed lives again."""
+        self.start_agents(*(agent.name for agent in self.agents.values() if agent.child.ended))
 
     def await_agent(self, name: str, *, registered: bool = True) -> AgentProcess:
         """Wait until ranks can connect to an agent, and until the orchestrator knows it."""
@@ -145,7 +155,10 @@ class Services:
     def log_tails(self) -> str:
         """The last lines of every service, for the message of a failure."""
         tails = []
-        for log in sorted(self.folder.glob("*.log")):
+        for name in ["orchestrator", *self.agents]:
+            log = self.folder / f"{name}.log"
+            if not log.exists():
+                continue
             lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
             tails.append("\n".join([f"--- {log.stem} last wrote:", *lines]))
         return "\n".join(tails)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,9 @@ log = logging.getLogger("allfold")
 DEFAULT_GROUP = "default"
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_INIT_TIMEOUT = 60.0
+
+# It becomes a part of URLs, where "." and ".." have a meaning of their own.
+_GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 _lock = RLock()
 _session: Session | None = None
@@ -73,7 +77,7 @@ def init(
         InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
     """
     global _session
-    name = group or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP
+    name = _checked_name(group or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP)
     info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
     log.info("group '%s': %s", name, info.describe())
     seconds = _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT)
@@ -143,6 +147,14 @@ def _socket_path() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "allfold" if runtime else None
     return str((folder or Path(tempfile.gettempdir()) / f"allfold-{os.getuid()}") / "agent.sock")
+
+
+def _checked_name(name: str) -> str:
+    if not _GROUP_NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be the name of a group: it has 1 to 128 letters, digits and . _ -"
+        )
+    return name
 
 
 def _seconds(name: str, given: float | None, variable: str, default: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from allfold_agent.group import Group
 from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 
@@ -52,6 +52,7 @@ class Enrolment:
         self._held = held
         self._heartbeat_seconds = 1.0
         self._registered = asyncio.Event()
+        self._owed: dict[tuple[str, int, str], str] = {}
 
     async def keep(self) -> None:
         """Register, then send heartbeats, for ever; every failure is tried again."""
@@ -62,6 +63,7 @@ class Enrolment:
                 await asyncio.sleep(self._heartbeat_seconds)
                 await self._heartbeat()
                 self.problem = None
+                await self._give_back_seats()
             except Forgotten as error:
                 log.info("registering again: %s", error)
                 self._registered.clear()
@@ -150,6 +152,7 @@ class Enrolment:
         body |= {"node": self.identity.node, "incarnation": self.incarnation}
         while True:
             await self._await_registration(deadline)
+            await self._give_back_seats()
             try:
                 answer = await self._client.persist(
                     "POST", f"/v1/groups/{request['group']}/ranks", json=body, deadline=deadline
@@ -191,16 +194,27 @@ class Enrolment:
         )
 
     async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
-        """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost."""
-        try:
-            await self._client.call(
-                "DELETE",
-                f"/v1/groups/{group}/ranks/{rank}",
-                params={"session": session, "reason": reason},
-                timeout=_GOODBYE_SECONDS,
-            )
-        except (AllfoldError, Forgotten) as error:
-            # The lease or the next formation clears the seat.
-            log.info(
-                "rank %d left group '%s' without the orchestrator's word: %s", rank, group, error
-            )
+        """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
+
+        While the orchestrator cannot be reached the seat is still owed, and given back as soon as
+        it can: nobody must find it taken by a rank that is long gone.
+        """
+        self._owed[group, rank, session] = reason
+        await self._give_back_seats()
+
+    async def _give_back_seats(self) -> None:
+        for (group, rank, session), reason in list(self._owed.items()):
+            try:
+                await self._client.call(
+                    "DELETE",
+                    f"/v1/groups/{group}/ranks/{rank}",
+                    params={"session": session, "reason": reason},
+                    timeout=_GOODBYE_SECONDS,
+                )
+            except ServiceError as error:
+                log.info("rank %d of group '%s' keeps its seat for now: %s", rank, group, error)
+                return
+            except (AllfoldError, Forgotten) as error:
+                # It has cleared the seat by itself: the lease ended, or it lost its memory.
+                log.info("rank %d of group '%s' had no seat any more: %s", rank, group, error)
+            self._owed.pop((group, rank, session), None)

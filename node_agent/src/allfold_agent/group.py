@@ -303,8 +303,13 @@ class Group:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
             return self.edges.out(destination)
 
-    def exchange_for(self, header: FrameHeader) -> Exchange | None:
-        """The op of a frame, waiting until the local ranks have called it."""
+    def exchange_for(self, header: FrameHeader, seconds: float) -> Exchange | None:
+        """The op of a frame, ``None`` where it has failed.
+
+        Raises:
+            TimeoutError: the local ranks have not all called it within ``seconds``.
+        """
+        deadline = monotonic() + seconds
         with self._changed:
             while True:
                 if self._closed or self.fates.of(header.seq):
@@ -312,7 +317,8 @@ class Group:
                 op = self.ops.get(header.seq)
                 if op is not None and op.running:
                     break
-                self._changed.wait(timeout=1.0)  # the op's deadline, on some node, ends this
+                if not self._changed.wait(timeout=deadline - monotonic()):
+                    raise TimeoutError
         if op.digest != header.fingerprint:
             self._detective.suspect(self, header.seq, "mismatch")
             return None
@@ -324,13 +330,16 @@ class Group:
         with self._changed:
             if self._closed or all(rank in self.fates.left for rank in member.ranks):
                 return
+        log.warning("group '%s' has lost node %s: %s", self.name, member.node, error.message)
+        # Every survivor finds this out by itself, so the message has only what is the same for all.
         self._detective.report_lost(
             self,
             PeerLost(
                 f"node {member.node} of group '{self.name}' with {name_ranks(member.ranks)} "
-                f"cannot be reached any more: {error.message}",
+                "cannot be reached any more",
                 node=member.node,
                 ranks=list(member.ranks),
+                reason=error.message,
             ),
         )
 

@@ -7,6 +7,7 @@ behind it wait in the socket, and TCP holds the sender back. That is all the flo
 from __future__ import annotations
 
 import logging
+import select
 import socket
 from collections.abc import Callable
 from threading import Event, Thread
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.05
+LOOK_SECONDS = 0.1
 ACK_BYTES = 1 << 20
 _SCRAP = 256 * 1024
 
@@ -34,8 +36,8 @@ Dial = Callable[[int], tuple[socket.socket, bytes]]
 class Receiver(Protocol):
     """What an in-edge needs of its group."""
 
-    def exchange_for(self, header: FrameHeader) -> Exchange | None:
-        """The op of a frame, waiting until it runs; ``None`` where it has failed."""
+    def exchange_for(self, header: FrameHeader, seconds: float) -> Exchange | None:
+        """The op of a frame, ``None`` where it has failed; ``TimeoutError`` if it runs not yet."""
 
     def edge_lost(self, source: int, error: AllfoldError) -> None:
         """The edge is gone for good."""
@@ -145,10 +147,26 @@ class InEdge:
                 f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
                 f"expected frame {self._expected} of epoch {self._epoch}"
             )
-        exchange = self._receiver.exchange_for(header)
+        exchange = self._await_exchange(header)
         if exchange is None or not self._deliver(exchange, header):
             self._discard(header.length)
         self._acknowledge(header.length, exchange is None or exchange.all_expected(self.source))
+
+    def _await_exchange(self, header: FrameHeader) -> Exchange | None:
+        """The op of a frame, once the local ranks have called it; the peer may die meanwhile."""
+        while True:
+            try:
+                return self._receiver.exchange_for(header, LOOK_SECONDS)
+            except TimeoutError:
+                if self._peer_hung_up():
+                    raise EOFError("the peer closed the connection") from None
+
+    def _peer_hung_up(self) -> bool:
+        """Whether nothing will come any more after what has arrived."""
+        assert self._socket is not None
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _deliver(self, exchange: Exchange, header: FrameHeader) -> bool:
         """Receive the payload into its op; false where it must be thrown away."""
