@@ -14,7 +14,6 @@ from tests.support.waiting import wait_until
 
 from allfold_core.errors import (
     AgentUnreachable,
-    AllfoldError,
     InvalidArgument,
     MultipleRegister,
     MultipleUnregister,
@@ -118,6 +117,27 @@ def test_a_name_that_cannot_be_part_of_an_address_is_refused_at_once(
         failure = join(services, job.ranks[0], name, 0, 1, init_timeout=5).failure()
         assert type(failure.error) is InvalidArgument
         assert failure.seconds < 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"number": 0, "world_size": 0}, "world"),
+        ({"number": -1, "world_size": 1}, "rank"),
+        ({"timeout": 0}, "timeout"),
+        ({"init_timeout": -1}, "init_timeout"),
+        ({"strategies": "all_reduce=bus"}, "bus"),
+        ({"strategies": "broadcast=ring"}, "ring cannot run broadcast"),
+        ({"strategies": {"sum": "ring"}}, "sum"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(
+    pool: RankPool, services: Services, options: dict[str, Any], named: str
+) -> None:
+    with pool.unregistered([0]) as job:
+        call = join(services, job.ranks[0], "x", **({"number": 0, "world_size": 1} | options))
+        with pytest.raises(InvalidArgument, match=named):
+            raise call.failure().error
 
 
 # Who fits
@@ -278,9 +298,3 @@ def test_after_shutdown_the_agents_know_nothing_of_the_group(
 
         wait_until(gone, f"{node} has closed the group")
     assert time.monotonic() - started < 4.0, "nothing was owed to anybody, so nothing to wait for"
-
-
-def test_errors_of_registration_are_those_of_the_tree(pool: RankPool, services: Services) -> None:
-    with pool.unregistered([0]) as job:
-        error = join(services, job.ranks[0], "x", 0, 0).failure().error
-        assert isinstance(error, AllfoldError)

@@ -191,12 +191,18 @@ def test_an_edge_that_cannot_be_opened_again_is_reported_as_lost() -> None:
         assert not receiver.done[0].is_set()
 
 
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return near, listener.accept()[0]
+
+
 def test_a_damaged_payload_is_noticed() -> None:
     def dial_with_damage(wire: Wire) -> Dial:
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
             if from_frame:
                 raise PeerLost("the test has ended")
-            sending, far = socket.socketpair()
+            sending, far = _tcp_pair()
             wire._edge.attach(from_frame)(sending)
             first = bytearray(far.recv(500, socket.MSG_WAITALL))
             first[300] ^= 1

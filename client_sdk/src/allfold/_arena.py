@@ -10,6 +10,7 @@ import mmap
 import os
 import weakref
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -104,7 +105,9 @@ class Arena:
     def __init__(self, share: Share) -> None:
         self._share = share
         self._segments: list[_Segment] = []
+        self._freed: deque[Block] = deque()
         self._lock = Lock()
+        self._closed = False
 
     def allocate(self, nbytes: int) -> Block:
         """Memory for ``nbytes`` (at least one), until :meth:`free`.
@@ -114,6 +117,7 @@ class Arena:
         """
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         with self._lock:
+            self._take_back()
             for segment in self._segments:
                 offset = segment.allocate(size)
                 if offset is not None:
@@ -124,9 +128,18 @@ class Arena:
             return _block(segment, offset, nbytes)
 
     def free(self, block: Block) -> None:
-        """Give a block back."""
-        size = -(-max(block.size, 1) // ALIGNMENT) * ALIGNMENT
-        with self._lock:
+        """Give a block back.
+
+        The garbage collector may call this at any moment, also in a thread that is allocating: so
+        it takes no lock, and the next allocation does the rest.
+        """
+        if not self._closed:
+            self._freed.append(block)
+
+    def _take_back(self) -> None:
+        while self._freed:
+            block = self._freed.popleft()
+            size = -(-max(block.size, 1) // ALIGNMENT) * ALIGNMENT
             self._segments[block.region.segment].free(block.region.offset, size)
 
     def array(self, nbytes: int) -> Bytes:
@@ -146,10 +159,12 @@ class Arena:
         return None
 
     def close(self) -> None:
-        """Close the files; the memory itself goes with the last array in it."""
+        """Let go of the memory: all of it is gone with the last array in it."""
+        self._closed = True
         for segment in self._segments:
             os.close(segment.descriptor)
-            segment.descriptor = -1
+        self._segments.clear()
+        self._freed.clear()
 
     def _grow(self, size: int) -> _Segment:
         held = sum(segment.size for segment in self._segments)

@@ -45,7 +45,8 @@ class FrameHeader:
         offset: the first element of the payload in the work buffer.
         length: the payload's size in bytes.
         fingerprint: a 64-bit digest of the op's fingerprint on the sending node.
-        digest: a 64-bit digest of the payload; 0 where there is none.
+        digest: a 64-bit digest of the payload; 0 where the sender computed none, because the edge
+            does not leave the machine.
     """
 
     type: FrameType

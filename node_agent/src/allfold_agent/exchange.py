@@ -29,6 +29,10 @@ class Landing:
     buffer: Buffer
 
 
+def _nothing() -> None:
+    """What an exchange that is over does in the end."""
+
+
 class Exchange:
     """The state of one op: what is done, what is ready, and the memory that it works in.
 
@@ -89,11 +93,12 @@ class Exchange:
 
     def contribute(self, task: Task) -> None:
         """Fold the local inputs into the task's range of the work buffer."""
+        inputs = self._inputs
         try:
             if self.failed:
                 return
             part = slice(task.start, task.stop)
-            self._arithmetic.fold(self.work[part], [each[part] for each in self._inputs])
+            self._arithmetic.fold(self.work[part], [each[part] for each in inputs])
             self.complete(task)
         finally:
             self.buffer.release()
@@ -158,6 +163,9 @@ class Exchange:
     def release(self) -> None:
         """Give up the op's hold on its memory; frames in flight keep theirs."""
         self.buffer.release()
+        # Frames may keep this object for a while; it must not keep the memory of ranks.
+        self._inputs = ()
+        self._on_finished = _nothing
 
     # Sending
 

@@ -8,10 +8,12 @@ import select
 import socket
 import struct
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from allfold_agent.group import Group
 from allfold_agent.ranks import Membership, RankProcess
@@ -66,7 +68,8 @@ class Hub:
         self._welcome = {**welcome, "protocol": PROTOCOL_VERSION}
         self._epoll = select.epoll()
         self._processes: dict[int, RankProcess] = {}
-        self._numbers: dict[Group, int] = {}
+        self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+        self._next_number = count()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._closing = False
@@ -244,7 +247,9 @@ class Hub:
         if process.socket.fileno() < 0:
             self._registrar.lose(membership)
             return
-        number = self._numbers.setdefault(group, len(self._numbers))
+        number = self._numbers.get(group)
+        if number is None:
+            number = self._numbers[group] = next(self._next_number)
         process.memberships[number] = membership
         body = {
             "request": request["request"],

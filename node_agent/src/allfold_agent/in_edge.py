@@ -191,7 +191,7 @@ class InEdge:
             exchange.unexpect(self.source)
             landing.buffer.release()
             raise
-        if xxhash.xxh3_64_intdigest(landing.view) != header.digest:
+        if header.digest and xxhash.xxh3_64_intdigest(landing.view) != header.digest:
             landing.buffer.release()
             error = PeerSentIncoherentTensor(
                 f"edge {self._name}: the payload of op {header.seq} at element {header.offset} "

@@ -99,6 +99,7 @@ class RankProcess:
         with self._lock:
             self._closed = True
             self._outbox.clear()
+        self._segments.clear()
         self.socket.close()
 
     def _try(self, message: bytes) -> bool:
