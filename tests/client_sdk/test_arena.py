@@ -93,6 +93,7 @@ def test_blocks_never_overlap_and_everything_freed_merges_again(
             assert segment != other or start + size_ <= following
     for block in held:
         arena.free(block)
+    arena._take_back()
     for segment in arena._segments:
         assert segment._free == [(0, segment.size)]
     arena.close()

@@ -228,20 +228,27 @@ class Job:
 
     def enter(self, services: Services, **options: Any) -> None:
         """Register all ranks."""
-        seats = results(
-            [
-                rank.start(
-                    rank_worker.open_group,
-                    name=self.name,
-                    rank=number,
-                    world_size=self.world_size,
-                    agent=services.agents[node].socket,
-                    **options,
-                )
-                for number, (rank, node) in enumerate(zip(self.ranks, self.nodes, strict=True))
-            ]
-        )
-        self.epoch = seats[0]["epoch"]
+        self.entered(self.start_entering(services, **options))
+
+    def start_entering(
+        self, services: Services, ranks: Sequence[int] | None = None, **options: Any
+    ) -> list[Call]:
+        """Let ranks (all of them) register, and do not wait for it."""
+        return [
+            self.ranks[rank].start(
+                rank_worker.open_group,
+                name=self.name,
+                rank=rank,
+                world_size=self.world_size,
+                agent=services.socket_of(self.nodes[rank]),
+                **options,
+            )
+            for rank in (range(self.world_size) if ranks is None else ranks)
+        ]
+
+    def entered(self, calls: Sequence[Call]) -> None:
+        """Wait until the ranks that were let in are in."""
+        self.epoch = results(calls)[0]["epoch"]
 
     def leave(self) -> None:
         """Let all ranks shut the group down in order; those that have done so may do it again."""

@@ -76,6 +76,14 @@ class Services:
             stop_all([self.orchestrator])
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def orchestrator_ended(self) -> bool:
+        return self.orchestrator is None or self.orchestrator.ended
+
+    def socket_of(self, name: str) -> str:
+        """Where the agent of this name listens for ranks, or will listen."""
+        return str(self.folder / f"{name}.sock")
+
     # Starting
 
     def start_orchestrator(self) -> None:
@@ -85,16 +93,16 @@ class Services:
         self.orchestrator = child
         self._await_ready_file("orchestrator", child)
 
-    def launch_agent(self, name: str) -> AgentProcess:
+    def launch_agent(self, name: str, orchestrator: str | None = None) -> AgentProcess:
         """Start an agent without waiting for it.
 
         One that replaces a dead one listens where that did, as on a machine with fixed ports.
         """
-        socket = str(self.folder / f"{name}.sock")
+        socket = self.socket_of(name)
         dead = self.agents.get(name)
         control, data = (free_address(), free_address()) if dead is None else dead.ports
-        options = ["--name", name, "--socket", socket, "--orchestrator", self.orchestrator_url]
-        options += ["--control", control, "--data", data]
+        options = ["--name", name, "--socket", socket, "--control", control]
+        options += ["--orchestrator", orchestrator or self.orchestrator_url, "--data", data]
         child = self._spawn(name, "allfold_agent", *options)
         self.agents[name] = AgentProcess(name, socket, child, (control, data))
         return self.agents[name]
@@ -118,6 +126,16 @@ class Services:
             self.launch_agent(name)
         for name in names:
             self.await_agent(name)
+
+    def await_all_registered(self) -> None:
+        """An orchestrator that was restarted has heard of every agent."""
+        known = f"{self.orchestrator_url}/v1/nodes"
+
+        def registered() -> bool:
+            living = {each["node"] for each in self.get(known)["nodes"] if each["state"] == "alive"}
+            return living >= self.agents.keys()
+
+        wait_until(registered, "all agents are registered again", START_SECONDS)
 
     # Ending
 

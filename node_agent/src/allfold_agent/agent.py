@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from allfold_agent import __version__, http_wire
+from allfold_agent import __version__, addresses, http_wire
 from allfold_agent.buffers import BufferPool
 from allfold_agent.data_server import DataServer, EdgeRequest, SocketTaker
 from allfold_agent.enrolment import Enrolment, Identity
@@ -40,37 +40,29 @@ class Agent:
     """One node. Made inside the running event loop of the control plane.
 
     Args:
-        control_url: where other agents reach the control port.
-        data_address: where other agents reach the data port, host:port.
-        data_listener: bound to it.
+        control: bound to the control port, which somebody else serves.
+        data: bound to the data port.
     """
 
     def __init__(
-        self,
-        settings: AgentSettings,
-        control_url: str,
-        data_address: str,
-        data_listener: socket.socket,
+        self, settings: AgentSettings, control: socket.socket, data: socket.socket
     ) -> None:
         self.settings = settings
         self.registry = Registry()
-        self.identity = Identity(
-            node=settings.name,
-            control_url=control_url,
-            data_address=data_address,
-            device_type=settings.device_type,
-            zone=settings.zone,
-            version=__version__,
-        )
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers = WorkerPool(settings.threads)
         self._buffers = BufferPool(_IDLE_BUFFER_BYTES)
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
-        self.enrolment = Enrolment(self._orchestrator, self.identity, self.registry.all)
+        self.enrolment = Enrolment(
+            self._orchestrator,
+            settings.name,
+            lambda: _identify(settings, control, data),
+            self.registry.all,
+        )
         self.peers = Peers(settings.name, settings.token)
         self._data = DataServer(
-            data_listener,
+            data,
             token=settings.token or None,
             open_edge=self._open_edge,
             tensors=TensorStore(),
@@ -151,7 +143,7 @@ class Agent:
         log.info("group '%s' epoch %d: %d ranks", plan.group, plan.epoch, plan.world_size)
         return Group(
             plan,
-            self.identity.node,
+            self.settings.name,
             workers=self._workers,
             buffers=self._buffers,
             detective=self,
@@ -203,6 +195,20 @@ class Agent:
         # The peer may have got its plan a moment before this node did.
         group = self.registry.find(request.group, request.epoch, _PLAN_LAG_SECONDS)
         return group.serve_edge(request.dst).attach(request.from_frame)
+
+
+def _identify(settings: AgentSettings, control: socket.socket, data: socket.socket) -> Identity:
+    def advertised(listener: socket.socket) -> str:
+        return addresses.advertised(listener, settings.advertise, settings.orchestrator)
+
+    return Identity(
+        node=settings.name,
+        control_url=f"http://{advertised(control)}",
+        data_address=advertised(data),
+        device_type=settings.device_type,
+        zone=settings.zone,
+        version=__version__,
+    )
 
 
 def _lost(group: Group, rank: int, reason: str) -> PeerLost:

@@ -88,11 +88,12 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/status")
     async def status() -> Json:
         """This node: its groups, their ops in flight, the latest ops, the traffic per edge."""
+        identity = agent.enrolment.identity
         return {
-            "node": agent.identity.node,
-            "control_url": agent.identity.control_url,
-            "data_address": agent.identity.data_address,
-            "device_type": agent.identity.device_type,
+            "node": agent.settings.name,
+            "control_url": identity.control_url if identity else "",
+            "data_address": identity.data_address if identity else "",
+            "device_type": agent.settings.device_type,
             "ready": agent.enrolment.problem is None,
             "waiting_for": agent.enrolment.problem or "",
             "processes": agent.hub.processes,

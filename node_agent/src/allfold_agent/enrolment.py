@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
@@ -39,13 +39,20 @@ class Enrolment:
     """Keeps the node registered, and gets its ranks into groups.
 
     Args:
+        identify: finds out what to tell; may wait, and may fail while names cannot be resolved.
         held: the groups that are open on this node.
     """
 
     def __init__(
-        self, client: OrchestratorClient, identity: Identity, held: Callable[[], list[Group]]
+        self,
+        client: OrchestratorClient,
+        node: str,
+        identify: Callable[[], Identity],
+        held: Callable[[], list[Group]],
     ) -> None:
-        self.identity = identity
+        self.identity: Identity | None = None
+        self._node = node
+        self._identify = identify
         self.incarnation = uuid.uuid4().hex
         self.problem: str | None = "not registered with the orchestrator yet"
         self._client = client
@@ -74,19 +81,16 @@ class Enrolment:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _register(self) -> None:
+        identity = await asyncio.to_thread(self._identify)
         body = {
-            "node": self.identity.node,
+            **asdict(identity),
             "incarnation": self.incarnation,
-            "control_url": self.identity.control_url,
-            "data_address": self.identity.data_address,
-            "device_type": self.identity.device_type,
-            "zone": self.identity.zone,
-            "version": self.identity.version,
             "holds": {group.name: group.epoch for group in self._held()},
         }
         answer = await self._client.call("POST", "/v1/nodes", json=body)
         self._heartbeat_seconds = float(answer["heartbeat_seconds"])
         self.problem = None
+        self.identity = identity
         self._registered.set()
         log.info("registered with the orchestrator at %s", self._client.url)
 
@@ -102,7 +106,7 @@ class Enrolment:
         ]
         await self._client.call(
             "POST",
-            f"/v1/nodes/{self.identity.node}/heartbeat",
+            f"/v1/nodes/{self._node}/heartbeat",
             json={"incarnation": self.incarnation, "progress": progress},
         )
 
@@ -113,7 +117,7 @@ class Enrolment:
         try:
             await self._client.call(
                 "DELETE",
-                f"/v1/nodes/{self.identity.node}",
+                f"/v1/nodes/{self._node}",
                 params={"incarnation": self.incarnation},
                 timeout=_GOODBYE_SECONDS,
             )
@@ -149,7 +153,7 @@ class Enrolment:
         body = {
             key: request[key] for key in ("rank", "session", "world_size", "timeout", "strategies")
         }
-        body |= {"node": self.identity.node, "incarnation": self.incarnation}
+        body |= {"node": self._node, "incarnation": self.incarnation}
         while True:
             await self._await_registration(deadline)
             await self._give_back_seats()
@@ -167,7 +171,7 @@ class Enrolment:
             await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
         except TimeoutError:
             raise OrchestratorUnreachable(
-                f"node {self.identity.node} could not register in time: {self.problem}"
+                f"node {self._node} could not register in time: {self.problem}"
             ) from None
 
     async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:

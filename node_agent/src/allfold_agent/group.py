@@ -17,7 +17,14 @@ from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
 from allfold_agent.fates import Fates
 from allfold_agent.folding import Arithmetic
-from allfold_agent.op import Arrival, Op, RankConnection, fold_locally, over_chunks
+from allfold_agent.op import (
+    INLINE_BYTES,
+    Arrival,
+    Op,
+    RankConnection,
+    fold_locally,
+    over_chunks,
+)
 from allfold_agent.out_edge import OutEdge, Outgoing
 from allfold_agent.records import OpRecord, record
 from allfold_agent.workers import WorkerPool
@@ -32,7 +39,9 @@ from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
-WIRE_CHUNK_BYTES = 512 * 1024
+# Each chunk costs some 100 us of Python at either end; a slice needs several of them to overlap.
+CHUNK_BYTES_RANGE = (256 * 1024, 2 * 1024 * 1024)
+CHUNKS_PER_SLICE = 8
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
@@ -46,6 +55,12 @@ class Detective(Protocol):
 
     def report_lost(self, group: Group, error: PeerLost) -> None:
         """A rank or node of the group is gone; called from any thread, must not wait."""
+
+
+def wire_chunk(nbytes: int, nodes: int) -> int:
+    """The size of a frame's payload, the same on every node: a fraction of a node's slice."""
+    smallest, largest = CHUNK_BYTES_RANGE
+    return max(smallest, min(largest, nbytes // (nodes * CHUNKS_PER_SLICE)))
 
 
 class Group:
@@ -106,13 +121,19 @@ class Group:
             rank, connection, number, message, fingerprint, source, target, monotonic()
         )
         with self._changed:
+            failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
             self.last_seq[rank] = max(self.last_seq[rank], message.seq)
-            failure = self.fates.of(message.seq)
             op = None if failure else self._arrive(arrival)
         if failure:
             self._refuse(connection, number, message.seq, failure)
         elif op is not None:
             self._start(op)
+
+    def _repetition(self, rank: int, seq: int) -> InvalidArgument | None:
+        """The refusal of a second call of one op, which must not count as another rank's."""
+        if seq > self.last_seq[rank]:
+            return None
+        return InvalidArgument(f"rank {rank} has called op {seq} of group '{self.name}' before")
 
     def _checked(self, message: OpMessage) -> Fingerprint:
         fingerprint = message.parsed_fingerprint()
@@ -221,7 +242,7 @@ class Group:
             program,
             node=self.me,
             numel=numel,
-            chunk=max(1, WIRE_CHUNK_BYTES // itemsize),
+            chunk=max(1, wire_chunk(numel * itemsize, len(self.plan.members)) // itemsize),
             has_result=kind is not Kind.REDUCE or root == self.me,
         )
 
@@ -233,7 +254,7 @@ class Group:
         contributions = exchange.start()
         size = sum(exchange.nbytes(task) for task in contributions) * len(self.ranks)
         for task in contributions:
-            if size <= WIRE_CHUNK_BYTES:
+            if size <= INLINE_BYTES:
                 exchange.contribute(task)
             else:
                 self._workers.submit(lambda task=task: exchange.contribute(task))  # type: ignore[misc]

@@ -7,7 +7,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -40,3 +40,9 @@ class AgentSettings(BaseSettings):
     )
     token: str = Field("", validation_alias="ALLFOLD_TOKEN")
     log_format: Literal["text", "json"] = Field("text", validation_alias="ALLFOLD_LOG_FORMAT")
+
+    @field_validator("orchestrator")
+    @classmethod
+    def _with_scheme(cls, value: str) -> str:
+        """``host:port`` is what people write, and means plain HTTP."""
+        return value if "://" in value else f"http://{value}"

@@ -39,3 +39,4 @@ class WorkerPool:
                 job()
             except Exception:
                 log.exception("a worker's job failed")
+            del job  # it may hold the memory of ranks, and the next one may be long in coming

@@ -1,0 +1,71 @@
+"""Where the agent listens, and under which address others reach it."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from allfold_core.errors import InvalidArgument, ServiceError
+
+_WILDCARDS = ("0.0.0.0", "::", "")
+
+
+def bind(address: str) -> socket.socket:
+    """A bound socket for ``host:port``; port 0 takes any free port.
+
+    Raises:
+        InvalidArgument: that is no address of this machine, or the port is taken.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise InvalidArgument(f"{address!r} is not host:port")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, int(port)))
+    except OSError as error:
+        listener.close()
+        raise InvalidArgument(f"cannot listen on {address}: {error}") from error
+    return listener
+
+
+def join(host: str, port: int) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local(listener: socket.socket) -> str:
+    """The address of a listener as seen from this machine."""
+    host, port = listener.getsockname()[:2]
+    return join("127.0.0.1" if host in _WILDCARDS else host, port)
+
+
+def advertised(listener: socket.socket, host: str, orchestrator: str) -> str:
+    """The address of a listener as seen from other machines.
+
+    Args:
+        host: what the user says it is; else the host that the listener is bound to; else, for a
+            wildcard, the source address of a packet to the orchestrator. The kernel is asked for
+            it, never the host name; connecting a datagram socket sends nothing.
+        orchestrator: its URL.
+
+    Raises:
+        ServiceError: the orchestrator's name cannot be resolved (yet).
+    """
+    bound, port = listener.getsockname()[:2]
+    if host or bound not in _WILDCARDS:
+        return join(host or bound, port)
+    target = urlsplit(orchestrator)
+    try:
+        found = socket.getaddrinfo(target.hostname, target.port or 80, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return join(str(probe.getsockname()[0]), port)
+    except OSError as error:
+        raise ServiceError(
+            f"waiting for DNS: no way to {target.hostname} yet ({error}); the own address can "
+            "also be named with --advertise or ALLFOLD_AGENT_ADVERTISE"
+        ) from error

@@ -1,0 +1,191 @@
+"""The groups of several nodes with each other: exact over breaking connections, and what fails."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+
+import numpy as np
+import pytest
+from tests.support.local_groups import SECONDS, LocalGroups, local_groups, no_outcome
+
+from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+
+STRATEGIES = (
+    "ring",
+    "direct",
+    "direct2",
+    "halving_doubling",
+    "double_tree",
+    "centralized",
+    "tree(2)",
+    "chain",
+)
+SIZES = (1, 2, 5, 100, 3_000, 20_000)
+OPS = 60
+
+
+def values(seq: int, numel: int, rank: int) -> np.ndarray:
+    return ((np.arange(numel) * 7 + rank * 13 + seq) % 17 - 8).astype(np.float32)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(2))
+def test_ops_of_all_strategies_are_exact_however_often_connections_break(
+    nodes: int, seed: int
+) -> None:
+    """Frames are sent again from memory that later steps of the same op would overwrite."""
+    with local_groups([[rank] for rank in range(nodes)], random.Random(seed)) as local:
+        sizes = [SIZES[seq % len(SIZES)] for seq in range(OPS)]
+        for seq, numel in enumerate(sizes):
+            given = [values(seq, numel, rank) for rank in range(nodes)]
+            local.call_all(seq, given, strategy=STRATEGIES[seq % len(STRATEGIES)])
+        for rank in local.ranks:
+            outcomes = dict(rank.outcome() for _ in range(OPS))
+            assert outcomes == dict.fromkeys(range(OPS))
+        for seq, numel in enumerate(sizes):
+            right = sum(values(seq, numel, rank) for rank in range(nodes))
+            for rank in local.ranks:
+                assert np.array_equal(rank.result(seq), right), (seq, rank.rank)
+        assert local.connections > 2 * nodes, "they should have broken"
+        assert local.notes.losses == []
+
+
+def test_a_second_call_of_an_op_by_one_rank_is_no_call_of_another() -> None:
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        first.call(0, [1.0])
+        first.call(0, [5.0])
+        seq, error = first.outcome()
+        assert seq == 0
+        assert isinstance(error, InvalidArgument)
+        assert "called op 0 of group 'test' before" in error.message
+        assert no_outcome(second, 0.05)
+        second.call(0, [2.0])
+        assert first.outcome() == second.outcome() == (0, None)
+        assert second.result(0) == [3.0]
+        first.call(0, [1.0])
+        assert isinstance(first.outcome()[1], InvalidArgument), "nor is one that comes later"
+
+
+def test_a_node_that_dies_is_noticed_while_a_frame_of_it_waits_for_local_ranks() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        local.ranks[1].call(1, [2.0])
+        local.kill(1)
+        deadline = monotonic() + SECONDS
+        while not local.notes.losses and monotonic() < deadline:
+            pass
+        local.ranks[0].call(1, [1.0])
+        assert isinstance(local.ranks[0].outcome()[1], PeerLost)
+
+
+# Which ops are looked into
+
+
+def waiting(local: LocalGroups, count: int, timeout: float) -> None:
+    """Node 0 has called ops that node 1 has not."""
+    for seq in range(count):
+        local.ranks[0].call(seq, [1.0], timeout=timeout)
+
+
+def test_of_hundreds_of_ops_in_flight_only_the_first_is_looked_into() -> None:
+    """Else the questions about them would keep the nodes from doing them."""
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 300, SECONDS)
+        group, now = local.groups[0], monotonic()
+        assert group.overdue(now) == []
+        found = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
+        assert found == [(0, "stall")]
+        local.ranks[1].call(0, [1.0])
+        assert local.ranks[0].outcome() == (0, None)
+        assert group.overdue(now + 1.0) == [], "the next one gets its time too"
+        assert [op.seq for op, _ in group.overdue(now + 2.0)] == [1]
+
+
+def test_an_op_that_stalls_on_is_looked_into_again_but_less_often() -> None:
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 1, SECONDS)
+        group, now = local.groups[0], monotonic()
+        moments = [moment / 10 for moment in range(100)]
+        asked = [moment for moment in moments if group.overdue(now + moment)]
+        assert 3 <= len(asked) <= 6
+        gaps = np.diff(asked)
+        assert all(later > earlier for earlier, later in zip(gaps, gaps[1:], strict=False))
+
+
+def test_ops_past_their_deadline_are_looked_into_a_few_at_a_time() -> None:
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 300, 0.5)
+        group, now = local.groups[0], monotonic()
+        first = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
+        second = [op.seq for op, _ in group.overdue(now + 1.0)]
+        assert {reason for _, reason in first} == {"deadline"}
+        assert [seq for seq, _ in first] == list(range(len(first)))
+        assert 1 <= len(first) <= 16
+        assert second == [len(first) + seq for seq in range(len(second))]
+
+
+def test_an_op_that_waits_for_a_local_rank_is_not_stalled() -> None:
+    with local_groups([[0, 1], [2]]) as local:
+        local.ranks[0].call(0, [1.0])
+        group, now = local.groups[0], monotonic()
+        assert group.overdue(now) == group.overdue(now + 10.0) == []
+
+
+# Verdicts
+
+
+def missing(*ranks: int) -> PeerMissing:
+    return PeerMissing("too late", missing_ranks=list(ranks))
+
+
+def test_a_verdict_about_missing_ranks_is_refused_where_they_have_called_meanwhile() -> None:
+    """Their data is on its way to the others, who may have the result."""
+    with local_groups([[0], [1], [2]]) as local:
+        local.ranks[2].call(0, [1.0])
+        assert not local.groups[2].fail(0, missing(2))
+        local.ranks[0].call(0, [1.0])
+        local.ranks[1].call(0, [1.0])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 3
+
+
+def test_a_verdict_about_missing_ranks_holds_for_their_late_calls() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.ranks[0].call(0, [1.0])
+        for group in reversed(local.groups):
+            assert group.fail(0, missing(1))
+            assert group.fail(0, missing(1)), "once more makes no difference"
+        local.ranks[1].call(0, [1.0])
+        for rank in local.ranks:
+            assert rank.outcome()[1] is not None
+            assert no_outcome(rank, 0.01), "every call has one outcome"
+
+
+def test_a_verdict_on_an_op_that_is_done_changes_nothing() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        for rank in local.ranks:
+            assert rank.outcome() == (0, None)
+        assert not local.groups[0].fail(0, missing(1))
+        local.call_all(1, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(1, None)] * 2
+
+
+def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
+    """Twice, and two later ops would work in the same memory."""
+    with local_groups([[0], [1]]) as local:
+        group = local.groups[0]
+        started = group._start
+
+        def fail_first(op: object) -> None:
+            group.fail(0, missing(1))
+            started(op)  # type: ignore[arg-type]
+
+        group._start = fail_first  # type: ignore[method-assign]
+        local.ranks[0].call(0, [1.0])
+        assert local.ranks[0].outcome()[1] is not None
+        pool = local.buffers
+        first, second = pool.take(100), pool.take(100)
+        assert first is not second

@@ -1,0 +1,220 @@
+"""The groups of several nodes in one process, joined by socket pairs that may break.
+
+For tests that look at what agents do with each other, without orchestrator, processes or ports.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+
+from allfold_agent.buffers import BufferPool
+from allfold_agent.group import Group
+from allfold_agent.in_edge import Dial
+from allfold_agent.workers import WorkerPool
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError, PeerLost, from_dict
+from allfold_core.local_wire import OpMessage, Region, unpack_outcome
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.plan import LinkModel, Member, Plan
+
+SECONDS = 20.0
+_ROOM = 1 << 22
+
+
+def make_plan(ranks: Sequence[Sequence[int]]) -> Plan:
+    """A group whose node i holds the given ranks."""
+    members = tuple(Member(f"node{index}", "", "", tuple(held)) for index, held in enumerate(ranks))
+    return Plan(
+        group="test",
+        epoch=3,
+        world_size=sum(map(len, ranks)),
+        members=members,
+        tree_order=tuple(range(len(ranks))),
+        links=LinkModel(),
+        strategies={},
+        timeout=SECONDS,
+    )
+
+
+class LocalRank:
+    """A rank as its agent sees it: memory, calls, and the outcomes that it is sent."""
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.group = group
+        self.rank = rank
+        self._bytes = torch.zeros(_ROOM, dtype=torch.uint8)
+        self._free = 0
+        self._places: dict[int, tuple[int, int]] = {}
+        self._outcomes: SimpleQueue[tuple[int, AllfoldError | None]] = SimpleQueue()
+
+    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+        return self._bytes[region.offset : region.offset + nbytes]
+
+    def send(self, message: bytes) -> None:
+        _, seq, error = unpack_outcome(message)
+        self._outcomes.put((seq, from_dict(error) if error else None))
+
+    def call(
+        self,
+        seq: int,
+        values: Any,
+        *,
+        strategy: str = "direct",
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: float = SECONDS,
+    ) -> None:
+        """An all-reduce of float32 values."""
+        data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
+        place = Region(0, self._free)
+        self._places[seq] = (self._free, len(data))
+        self._bytes[self._free : self._free + len(data)] = data
+        self._free += len(data)
+        print_ = Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, (len(values),), -1, strategy)
+        message = OpMessage(0, seq, timeout, place, place, len(data), print_.pack())
+        self.group.submit(self.rank, self, 0, message)
+
+    def outcome(self, seconds: float = SECONDS) -> tuple[int, AllfoldError | None]:
+        """The next one: which op, and its error."""
+        return self._outcomes.get(timeout=seconds)
+
+    def has_outcome(self) -> bool:
+        return not self._outcomes.empty()
+
+    def result(self, seq: int) -> Any:
+        offset, nbytes = self._places[seq]
+        return self._bytes[offset : offset + nbytes].view(torch.float32).numpy().copy()
+
+
+class Notes:
+    """A detective that only takes notes."""
+
+    def __init__(self) -> None:
+        self.suspicions: list[tuple[int, str]] = []
+        self.losses: list[PeerLost] = []
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        self.suspicions.append((seq, reason))
+
+    def report_lost(self, group: Group, error: PeerLost) -> None:
+        self.losses.append(error)
+        group.break_(error)
+
+
+class LocalGroups:
+    """One group per node.
+
+    Args:
+        cuts: from it, after how many bytes each connection breaks; never without it.
+    """
+
+    def __init__(self, ranks: Sequence[Sequence[int]], cuts: random.Random | None = None) -> None:
+        plan = make_plan(ranks)
+        self.notes = Notes()
+        self.buffers = BufferPool(1 << 30)
+        self.connections = 0
+        self.refused: set[int] = set()
+        self._cuts = cuts
+        self._lock = Lock()
+        self._relays: list[Thread] = []
+        self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
+        self._workers = WorkerPool(2)
+        self.groups = [
+            Group(
+                plan,
+                member.node,
+                workers=self._workers,
+                buffers=self.buffers,
+                detective=self.notes,
+                dial=self._dial,
+            )
+            for member in plan.members
+        ]
+        self.ranks = [
+            LocalRank(self.groups[plan.index_of_rank(rank)], rank)
+            for rank in range(plan.world_size)
+        ]
+
+    def call_all(self, seq: int, values: Sequence[Any], **options: Any) -> None:
+        for rank, own in zip(self.ranks, values, strict=True):
+            rank.call(seq, own, **options)
+
+    def kill(self, node: int) -> None:
+        """Let the connections of a node end, and refuse new ones, as if its process had died."""
+        self.refused.add(node)
+        for each in self._sockets[node]:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        closing = [Thread(target=group.close, args=(2.0,)) for group in self.groups]
+        for thread in closing:
+            thread.start()
+        for thread in [*closing, *self._relays]:
+            thread.join(timeout=10.0)
+        self._workers.close()
+
+    def _dial(self, plan: Plan, source: int, destination: int) -> Dial:
+        def dial(from_frame: int) -> tuple[socket.socket, bytes]:
+            if self.refused & {source, destination}:
+                raise PeerLost("connection refused")
+            take = self.groups[source].serve_edge(destination).attach(from_frame)
+            ours, theirs = socket.socketpair()
+            with self._lock:
+                self.connections += 1
+                if self._cuts is not None:
+                    theirs = self._relayed(theirs, self._cuts.randrange(1, 60_000))
+            self._sockets[source].append(theirs)
+            self._sockets[destination].append(ours)
+            take(theirs)
+            return ours, b""
+
+        return dial
+
+    def _relayed(self, towards_receiver: socket.socket, budget: int) -> socket.socket:
+        near, far = socket.socketpair()
+
+        def forward(source: socket.socket, target: socket.socket, limit: float) -> None:
+            with suppress(OSError):
+                while limit > 0 and (data := source.recv(int(min(limit, 65536)))):
+                    target.sendall(data)
+                    limit -= len(data)
+            for each in (source, target):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        for arguments in ((far, towards_receiver, budget), (towards_receiver, far, float("inf"))):
+            thread = Thread(target=forward, args=arguments, daemon=True)
+            thread.start()
+            self._relays.append(thread)
+        return near
+
+
+@contextmanager
+def local_groups(
+    ranks: Sequence[Sequence[int]], cuts: random.Random | None = None
+) -> Iterator[LocalGroups]:
+    groups = LocalGroups(ranks, cuts)
+    try:
+        yield groups
+    finally:
+        groups.close()
+
+
+def no_outcome(rank: LocalRank, seconds: float) -> bool:
+    """Whether nothing comes for a while."""
+    deadline = monotonic() + seconds
+    try:
+        rank.outcome(deadline - monotonic())
+    except Empty:
+        return True
+    return False
