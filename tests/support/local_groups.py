@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -28,6 +29,8 @@ from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import LinkModel, Member, Plan
 
 SECONDS = 20.0
+# In bytes; long enough for the largest frame, which is what must get through at once.
+LONGEST_LIFE = 160_000
 _ROOM = 1 << 22
 
 
@@ -172,7 +175,7 @@ class LocalGroups:
             with self._lock:
                 self.connections += 1
                 if self._cuts is not None:
-                    theirs = self._relayed(theirs, self._cuts.randrange(1, 60_000))
+                    theirs = self._relayed(theirs, self._cuts.randrange(1, LONGEST_LIFE))
             self._sockets[source].append(theirs)
             self._sockets[destination].append(ours)
             take(theirs)
@@ -182,21 +185,29 @@ class LocalGroups:
 
     def _relayed(self, towards_receiver: socket.socket, budget: int) -> socket.socket:
         near, far = socket.socketpair()
-
-        def forward(source: socket.socket, target: socket.socket, limit: float) -> None:
-            with suppress(OSError):
-                while limit > 0 and (data := source.recv(int(min(limit, 65536)))):
-                    target.sendall(data)
-                    limit -= len(data)
-            for each in (source, target):
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-
-        for arguments in ((far, towards_receiver, budget), (towards_receiver, far, float("inf"))):
-            thread = Thread(target=forward, args=arguments, daemon=True)
-            thread.start()
-            self._relays.append(thread)
+        thread = Thread(target=_relay, args=(far, towards_receiver, budget), daemon=True)
+        thread.start()
+        self._relays.append(thread)
         return near
+
+
+def _relay(sender: socket.socket, receiver: socket.socket, budget: int) -> None:
+    """Pass bytes on in both directions, but only so many to the receiver; then end both ends."""
+    with sender, receiver:
+        back = Thread(target=_forward, args=(receiver, sender, sys.maxsize), daemon=True)
+        back.start()
+        _forward(sender, receiver, budget)
+        back.join()
+
+
+def _forward(source: socket.socket, target: socket.socket, budget: int) -> None:
+    with suppress(OSError):
+        while budget and (data := source.recv(min(budget, 65536))):
+            target.sendall(data)
+            budget -= len(data)
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
