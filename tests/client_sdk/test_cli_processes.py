@@ -53,7 +53,11 @@ def test_a_child_has_the_environment_and_the_signals_of_any_command() -> None:
     code = "grep SigIgn /proc/self/status; echo $NAME"
     child = Child("child", ["/bin/sh", "-c", code], env={"NAME": "x"}, stdout=subprocess.PIPE)
     assert child.stdout is not None
-    assert child.stdout.read().split() == [b"SigIgn:", b"0" * 16, b"x"]
+    _, ignored, name = child.stdout.read().split()
+    # What Python ignores for itself; others may be ignored by whoever started the tests.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert not int(ignored, 16) >> (number - 1) & 1
+    assert name == b"x"
     assert child.reap() == 0
     child.close_streams()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.conformance.conftest import OP_SECONDS
@@ -87,16 +88,16 @@ def test_an_agent_keeps_nothing_of_the_arenas_of_ranks_that_have_left(
     one_group(pool)
     wait_until(lambda: not open_groups(services), "the groups are closed")
     for node in NODES:
-        files = Path(f"/proc/{services.agents[node].pid}/fd")
-        wait_until(lambda files=files: not arenas(files), f"{node} has let go of all arenas")
+        pid = services.agents[node].pid
+        wait_until(partial(holds_no_arena, pid), f"{node} has let go of all arenas")
 
 
-def arenas(files: Path) -> list[str]:
+def holds_no_arena(pid: int) -> bool:
     found = []
-    for entry in files.iterdir():
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
             found.append(str(entry.readlink()))
-    return [name for name in found if "arena" in name]
+    return not any("arena" in name for name in found)
 
 
 def test_a_rank_holds_after_many_groups_what_it_held_after_one(

@@ -275,6 +275,30 @@ def test_a_name_is_used_again_at_once_with_other_counts_and_other_nodes(
             assert job.run(programs.call, op="mean") == [[mean] * 4] * job.world_size
 
 
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1, 1], [0, 1, 2]])
+def test_ranks_may_leave_and_come_back_at_once(
+    pool: RankPool, services: Services, nodes: list[int]
+) -> None:
+    """Whoever comes first must not find the seats of the others still taken."""
+    with pool.job(nodes, timeout=OP_SECONDS) as job:
+        calls = [
+            rank.start(
+                rank_worker.reopen_group,
+                name=job.name,
+                times=10,
+                rank=number,
+                world_size=job.world_size,
+                agent=services.socket_of(job.nodes[number]),
+                timeout=OP_SECONDS,
+            )
+            for number, rank in enumerate(job.ranks)
+        ]
+        epochs = results(calls)
+        assert all(each == epochs[0] for each in epochs)
+        assert len(set(epochs[0])) == 10
+        works(job)
+
+
 def test_two_jobs_of_other_names_do_not_disturb_each_other(pool: RankPool) -> None:
     with pool.job([0, 1, 2]) as first, pool.job([0, 0, 1, 2]) as second:
         streams = [

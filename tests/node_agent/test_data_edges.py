@@ -45,6 +45,7 @@ class Port:
         listener = socket.create_server(("127.0.0.1", 0))
         self.place = listener.getsockname()
         self.address = f"127.0.0.1:{self.place[1]}"
+        self.tcp_address = f"localhost:{self.place[1]}"  # a name has no shortcut
         self.taken: SimpleQueue[tuple[EdgeRequest, socket.socket]] = SimpleQueue()
         self.refusal: Exception | None = None
         self.greeting = b""
@@ -134,12 +135,27 @@ def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
 
 
 def test_both_ends_of_an_edge_are_blocking_and_send_small_frames_at_once(port: Port) -> None:
-    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)
     _, theirs = port.taken.get(timeout=5)
     for end in (sock, theirs):
         with end:
             assert end.gettimeout() is None
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_edge_inside_one_machine_runs_over_a_unix_socket(port: Port) -> None:
+    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    _, theirs = port.taken.get(timeout=5)
+    for end in (sock, theirs):
+        with end:
+            assert end.gettimeout() is None
+            assert end.family == socket.AF_UNIX
+
+
+def test_an_edge_falls_back_to_tcp_where_nothing_listens_beside_the_port() -> None:
+    answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+    with answering(answer) as address, pytest.raises(PeerError, match="answered 404"):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
 
 
 def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
@@ -244,8 +260,8 @@ def test_a_wrong_token_opens_nothing(token: str | None) -> None:
 def test_the_right_token_opens_an_edge() -> None:
     with serving(token=TOKEN) as port:
         sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, TOKEN, 5)
-        sock.close()
         port.taken.get(timeout=5)[1].close()
+        sock.close()
 
 
 def test_without_the_token_nobody_learns_what_exists() -> None:
@@ -378,13 +394,13 @@ def test_connections_beyond_the_limit_are_told_so_until_one_ends() -> None:
     with serving(max_connections=2) as port:
         first, second = port.connect(), port.connect()
         with pytest.raises(ServiceError, match="2 connections"):
-            upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+            upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)
         first.close()
         deadline = time.monotonic() + 5
         sock = None
         while sock is None and time.monotonic() < deadline:
             with suppress(ServiceError):
-                sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+                sock, _ = upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)
         assert sock is not None
         sock.close()
         second.close()

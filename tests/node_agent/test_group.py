@@ -145,18 +145,28 @@ def test_a_verdict_about_missing_ranks_is_refused_where_they_have_called_meanwhi
     """Their data is on its way to the others, who may have the result."""
     with local_groups([[0], [1], [2]]) as local:
         local.ranks[2].call(0, [1.0])
-        assert not local.groups[2].fail(0, missing(2))
+        assert not local.groups[2].fail(0, missing(2), final=False)
         local.ranks[0].call(0, [1.0])
         local.ranks[1].call(0, [1.0])
         assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 3
+
+
+def test_a_verdict_that_is_final_also_fails_an_op_that_runs() -> None:
+    """Another node has agreed to it, and will never contribute."""
+    with local_groups([[0], [1], [2]]) as local:
+        local.ranks[2].call(0, [1.0])
+        assert not local.groups[2].fail(0, missing(1, 2), final=False)
+        assert local.groups[1].fail(0, missing(1, 2), final=False)
+        assert local.groups[2].fail(0, missing(1, 2), final=True)
+        assert local.ranks[2].outcome()[1] is not None
 
 
 def test_a_verdict_about_missing_ranks_holds_for_their_late_calls() -> None:
     with local_groups([[0], [1]]) as local:
         local.ranks[0].call(0, [1.0])
         for group in reversed(local.groups):
-            assert group.fail(0, missing(1))
-            assert group.fail(0, missing(1)), "once more makes no difference"
+            assert group.fail(0, missing(1), final=True)
+            assert group.fail(0, missing(1), final=False), "once more makes no difference"
         local.ranks[1].call(0, [1.0])
         for rank in local.ranks:
             assert rank.outcome()[1] is not None

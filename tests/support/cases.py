@@ -62,8 +62,8 @@ def expected(op: str, dtype: str, numel: int, world_size: int) -> Bytes:
         total = _FOLDS[op](total, inputs(op, dtype, numel, rank))
     if op != "mean":
         return encode(total, dtype)
-    wide = np.float64 if dtype == "float64" else np.float32
-    return encode(total.astype(wide) / wide(world_size), dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    return encode(total.astype(wide) / np.array(world_size, wide), dtype)
 
 
 def encode(values: npt.NDArray[Any], dtype: str) -> Bytes:
@@ -72,7 +72,8 @@ def encode(values: npt.NDArray[Any], dtype: str) -> Bytes:
         return bfloat16_bits(values.astype(np.float32)).tobytes()
     if dtype == "bool":
         return (values != 0).tobytes()
-    return values.astype(dtype).tobytes()
+    data: Bytes = values.astype(dtype).tobytes()
+    return data
 
 
 def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -66,6 +66,16 @@ def close_group(name: str) -> None:
         allfold.shutdown(GROUPS.pop(name))
 
 
+def reopen_group(name: str, times: int, **options: Any) -> list[int]:
+    """Leave and come back at once, so many times; the epochs. Each must be able to do an op."""
+    epochs = []
+    for _ in range(times):
+        close_group(name)
+        epochs.append(open_group(name, **options)["epoch"])
+        GROUPS[name].barrier()
+    return epochs
+
+
 def close_everything() -> None:
     """``allfold.shutdown`` of all groups; it is no error if one of them is broken."""
     GROUPS.clear()

@@ -71,9 +71,13 @@ class Services:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_all([agent.child for agent in self.agents.values()])
+        """Without ceremony: how services end in order is for tests of their own."""
+        children = [agent.child for agent in self.agents.values()]
         if self.orchestrator is not None:
-            stop_all([self.orchestrator])
+            children.append(self.orchestrator)
+        for child in children:
+            child.signal(signal.SIGKILL)
+        stop_all(children)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property

@@ -177,9 +177,12 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
         return {"error": verdict.to_dict() if verdict else None}
 
     @app.post(base + "/ops/{seq}/verdict")
-    async def verdict(name: str, epoch: int, seq: int, error: Annotated[Json, Body()]) -> Json:
+    async def verdict(
+        name: str, epoch: int, seq: int, error: Annotated[Json, Body()], final: bool = True
+    ) -> Json:
         """The leader's verdict on an op; answers whether the op has failed here."""
-        return {"failed": agent.registry.find(name, epoch).fail(seq, from_dict(error))}
+        group = agent.registry.find(name, epoch)
+        return {"failed": group.fail(seq, from_dict(error), final=final)}
 
     @app.post(base + "/losses")
     async def losses(name: str, epoch: int, error: Annotated[Json, Body()]) -> Json:

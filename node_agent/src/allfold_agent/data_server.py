@@ -134,8 +134,8 @@ class DataServer:
         idle_timeout: float = 60.0,
         stall_timeout: float = 30.0,
     ) -> None:
-        self._listeners = [listener, *_beside(listener)]
         self._token = None if token is None else check_token(token).encode()
+        self._listeners = [listener, *_beside(listener)]
         self._open_edge = open_edge
         self._max_connections = max_connections
         self._idle_timeout = idle_timeout
@@ -161,7 +161,7 @@ class DataServer:
         deadline = monotonic() + timeout
         self._closed.set()
         for listener in self._listeners:
-            _shutdown(listener)  # wakes the accept that may wait on it
+            _wake(listener)
         for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
             if acceptor.ident is not None:
                 acceptor.join(max(0.0, deadline - monotonic()))
@@ -185,7 +185,10 @@ class DataServer:
                     log.warning("cannot accept a connection to the data port: %s", error)
                     self._closed.wait(0.1)
                 continue
-            self._admit(sock)
+            if self._closed.is_set():
+                sock.close()
+            else:
+                self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
         thread = Thread(target=self._serve, args=(sock,), name="allfold-data", daemon=True)
@@ -512,6 +515,18 @@ def _beside(listener: socket.socket) -> list[socket.socket]:
     beside = socket.socket(socket.AF_UNIX)
     beside.bind(path)
     return [beside]
+
+
+def _wake(listener: socket.socket) -> None:
+    """End the accept that may wait on a listener."""
+    if listener.family != socket.AF_UNIX:
+        _shutdown(listener)
+        return
+    with socket.socket(socket.AF_UNIX) as caller:
+        try:
+            caller.connect(listener.getsockname())
+        except OSError as error:
+            log.debug("nobody waits beside the data port: %s", error)
 
 
 def _shutdown(sock: socket.socket) -> None:

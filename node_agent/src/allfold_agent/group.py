@@ -371,11 +371,11 @@ class Group:
 
     # Outcomes that are no success
 
-    def fail(self, seq: int, error: AllfoldError) -> bool:
+    def fail(self, seq: int, error: AllfoldError, *, final: bool = True) -> bool:
         """The verdict on an op: tell the ranks that wait, remember it for those still to come.
 
-        Returns whether the op has failed here: not where it has an outcome already, nor where the
-        error says that ranks of this node are missing which have called it meanwhile.
+        Returns whether the op has failed here: not where it is done; nor, unless the verdict is
+        final, where the ranks that it calls missing have called meanwhile.
         """
         with self._changed:
             op = self.ops.get(seq)
@@ -383,8 +383,7 @@ class Group:
                 return True
             if (op is not None and op.ended) or self._succeeded(seq):
                 return False
-            missing = set(error.details.get("missing_ranks", ()))
-            if op is not None and op.running and missing.intersection(self.ranks):
+            if op is not None and op.running and not final:
                 return False
             self.fates.fail(seq, error)
             self.fates.forget_before(min(self.last_seq.values()))

@@ -360,7 +360,7 @@ def shortcut(host: str, port: int) -> str | None:
     one can reach the other. Through the Unix socket a byte costs about half of what it costs
     through TCP.
     """
-    is_loopback = host.startswith("127.") or host in ("::1", "localhost")
+    is_loopback = host.startswith("127.") or host == "::1"
     return f"\0allfold-data-{host}-{port}" if is_loopback else None
 
 

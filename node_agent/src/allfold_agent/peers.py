@@ -108,29 +108,35 @@ class Peers:
     async def _carry_out(self, group: Group, seq: int, verdict: AllfoldError) -> bool:
         """Fail the op on every node; false if it goes on because the missing ranks came after all.
 
-        Their nodes are told first. Once one of them has agreed, the op can be done nowhere; else
+        Their nodes are asked first. Once one of them has agreed, the op can be done nowhere; else
         a rank that calls at that moment would have a result where the others have an error.
         """
         missing = set(verdict.details.get("missing_ranks", ()))
-        deciding = [each for each in group.plan.members if missing.intersection(each.ranks)]
-        others = [each for each in group.plan.members if each not in deciding]
-        failed = await self._fail_on(group, seq, verdict, deciding)
+        asked = [each for each in group.plan.members if missing.intersection(each.ranks)]
+        failed = await self._fail_on(group, seq, verdict, asked, final=False)
         if False in failed and True not in failed:
             log.info("too late for a verdict: op %d of group '%s' goes on", seq, group.name)
             return False
         log.warning("%s", verdict)
-        await self._fail_on(group, seq, verdict, others)
+        await self._fail_on(group, seq, verdict, group.plan.members, final=True)
         return True
 
     async def _fail_on(
-        self, group: Group, seq: int, verdict: AllfoldError, members: Sequence[Member]
+        self,
+        group: Group,
+        seq: int,
+        verdict: AllfoldError,
+        members: Sequence[Member],
+        *,
+        final: bool,
     ) -> list[bool | None]:
         """Whether the op has failed on each of the nodes; ``None`` where one does not answer."""
+        path = f"ops/{seq}/verdict?final={str(final).lower()}"
 
         async def fail(member: Member) -> bool | None:
             if member.node == self._node:
-                return group.fail(seq, verdict)
-            answer = await self._tell(group, member, f"ops/{seq}/verdict", verdict.to_dict())
+                return group.fail(seq, verdict, final=final)
+            answer = await self._tell(group, member, path, verdict.to_dict())
             return answer["failed"] if answer is not None else None
 
         return await asyncio.gather(*map(fail, members))
