@@ -30,9 +30,10 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture(autouse=True)
-def _all_agents_live(services: Services) -> None:
+def _all_agents_live(request: pytest.FixtureRequest) -> None:
     """A test that kills agents leaves it to the next one to start them again."""
-    services.restart_dead_agents()
+    if "services" in request.fixturenames:
+        request.getfixturevalue("services").restart_dead_agents()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from tests.support.services import Services
 from tests.support.waiting import wait_until
 
 from allfold_core.errors import (
+    AgentLost,
     AgentUnreachable,
     InvalidArgument,
     MultipleRegister,
@@ -242,6 +243,21 @@ def test_a_rank_that_dies_while_it_registers_gives_its_seat_back(
             whole = Job(job.name, [job.ranks[0], spare.ranks[0], job.ranks[2]], job.nodes)
             works(whole)
             whole.leave()
+
+
+def test_an_agent_that_is_restarted_while_a_group_forms_costs_its_rank_a_retry(
+    pool: RankPool, services: Services
+) -> None:
+    """The ranks on other nodes wait on."""
+    with pool.unregistered([0, 2, 2]) as job:
+        early = job.start_entering(services, [0, 1], timeout=OP_SECONDS)
+        await_seats(services, job.name, 2)
+        services.kill_agent("node2")
+        assert type(early[1].failure().error) is AgentLost
+        services.restart_dead_agents()
+        again = job.start_entering(services, [1, 2], timeout=OP_SECONDS)
+        job.entered([early[0], *again])
+        works(job)
 
 
 def test_an_agent_that_does_not_listen_is_named_in_time(pool: RankPool, services: Services) -> None:

@@ -90,20 +90,26 @@ def test_a_centralized_root_receives_and_sends_the_tensor_once_per_other_node(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "share"),
+    ("strategy", "nodes", "share"),
     [
-        ("direct2", 2 * 3 / 4),
-        ("halving_doubling", 2 * 3 / 4),
-        ("direct", 3),
+        ("direct2", 4, 2 * 3 / 4),
+        ("halving_doubling", 4, 2 * 3 / 4),
+        ("direct", 4, 3),
+        ("direct", 8, 7),
     ],
 )
 def test_other_strategies_send_their_textbook_bytes(
-    pool: RankPool, services: Services, strategy: str, share: float
+    pool: RankPool,
+    services: Services,
+    eight_nodes: list[int],
+    strategy: str,
+    nodes: int,
+    share: float,
 ) -> None:
-    with pool.job([0, 1, 2, 3], timeout=OP_SECONDS) as job:
+    with pool.job(eight_nodes[:nodes], timeout=OP_SECONDS) as job:
         job.run(programs.call, shape=[NUMEL], strategy=strategy)
         each = round(share * NBYTES)
-        sent = moved(services, job, 4 * each)
+        sent = moved(services, job, nodes * each)
         assert totals(sent, 0) == totals(sent, 1) == dict.fromkeys(job.nodes, each)
 
 
