@@ -22,7 +22,8 @@ SOURCES := $(PACKAGES:%=%/src)
 # Fast tests first. What is not named here comes in between.
 FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
 LAST := $(addprefix tests/,chaos e2e browser)
-OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/__%,$(wildcard tests/*))
+FOLDERS = $(patsubst %/,%,$(wildcard tests/*/))
+OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/__%,$(FOLDERS)) $(wildcard tests/test_*.py)
 TESTS ?= $(wildcard $(FIRST)) $(OTHERS) $(wildcard $(LAST))
 
 help: ## show this list
