@@ -3,6 +3,7 @@
 #   PYTHON    the Python that .venv is made of, 3.11 or newer
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
+#   WORKERS   how many test files run at once; 0 is one after the other in one process
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -11,6 +12,7 @@
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -33,7 +35,7 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 test: lint types ## check style and types, then run all tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(TESTS)
 
 lint: .venv/.installed-dev ## check style and format
 	@$(BIN)/ruff check .
