@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.data_server import DataServer, EdgeRequest, SocketTaker
-from allfold_agent.http_wire import parse_address, upgrade
-from allfold_agent.tensors import TensorStore
+from allfold_agent.addresses import parse_address
+from allfold_agent.data_server import DataServer, SocketTaker
+from allfold_agent.edge_request import EdgeRequest
+from allfold_agent.http_client import upgrade
+from allfold_agent.tensor_store import TensorStore
 from allfold_core.errors import (
     InvalidArgument,
     LocalError,

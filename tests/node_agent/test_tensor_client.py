@@ -16,7 +16,8 @@ import torch
 from allfold_agent import tensor_client
 from allfold_agent.data_server import DataServer
 from allfold_agent.tensor_client import delete, download, upload
-from allfold_agent.tensors import TensorStore, digest_header
+from allfold_agent.tensor_spec import digest_header
+from allfold_agent.tensor_store import TensorStore
 from allfold_core.errors import (
     ArenaExhausted,
     InvalidArgument,

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from allfold_agent.data_server import DataServer
-from allfold_agent.http_wire import await_delivery
-from allfold_agent.tensors import TensorStore, digest_header
+from allfold_agent.http_server import await_delivery
+from allfold_agent.tensor_spec import digest_header
+from allfold_agent.tensor_store import TensorStore
 
 MIB = 1 << 20
 SIX = np.arange(6, dtype=np.float32).tobytes()

@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from allfold_agent.tensors import (
-    LONGEST_TTL,
-    ExposedTensor,
+from allfold_agent.tensor_spec import (
     TensorSpec,
-    TensorStore,
     byte_view,
     digest_header,
     parse_digest,
     parse_range,
 )
+from allfold_agent.tensor_store import LONGEST_TTL, ExposedTensor, TensorStore
 from allfold_core.errors import ArenaExhausted, InvalidArgument, LocalError, PeerMissing
 
 FOUR = np.arange(4, dtype=np.float32)

@@ -31,6 +31,18 @@ def bind(address: str) -> socket.socket:
     return listener
 
 
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host stands in brackets."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidArgument(f"address {address!r}: an IPv6 host needs brackets", address=address)
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise InvalidArgument(f"address {address!r} is not host:port", address=address)
+    return host, int(port)
+
+
 def join(host: str, port: int) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,9 +10,10 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from allfold_agent import __version__, addresses, http_wire
+from allfold_agent import __version__, addresses, http_client
 from allfold_agent.buffers import BufferPool
-from allfold_agent.data_server import DataServer, EdgeRequest, SocketTaker
+from allfold_agent.data_server import DataServer, SocketTaker
+from allfold_agent.edge_request import EdgeRequest
 from allfold_agent.enrolment import Enrolment, Identity
 from allfold_agent.group import Group
 from allfold_agent.hub import Hub
@@ -22,7 +23,7 @@ from allfold_agent.peers import Peers
 from allfold_agent.ranks import Membership
 from allfold_agent.registry import Registry
 from allfold_agent.settings import AgentSettings
-from allfold_agent.tensors import TensorStore
+from allfold_agent.tensor_store import TensorStore
 from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.frames import EDGE_PROTOCOL
@@ -181,7 +182,7 @@ class Agent:
             request = EdgeRequest(plan.group, plan.epoch, source, destination, from_frame)
             token = self.settings.token or None
             try:
-                return http_wire.upgrade(
+                return http_client.upgrade(
                     address, request.target, EDGE_PROTOCOL, token, _DIAL_SECONDS
                 )
             except PeerLost:

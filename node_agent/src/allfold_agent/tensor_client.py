@@ -20,29 +20,11 @@ from urllib.parse import urlencode
 import h11
 import numpy as np
 
-from allfold_core.dtypes import DType
-from allfold_core.errors import (
-    AllfoldError,
-    InvalidArgument,
-    PeerLost,
-    PeerMissing,
-    PeerSentIncoherentTensor,
-)
-
-from .http_wire import (
-    ClientExchange,
-    Headers,
-    ResponseHead,
-    connect,
-    read_error,
-    receive_some,
-    send_views,
-    status_of,
-)
-from .tensors import (
+from allfold_agent.http_client import ClientExchange, ResponseHead, connect, read_error
+from allfold_agent.http_wire import Headers, receive_some, send_views, status_of
+from allfold_agent.tensor_spec import (
     CHUNK,
     GIB,
-    LONGEST_WAIT,
     Buffer,
     TensorSpec,
     byte_view,
@@ -50,6 +32,15 @@ from .tensors import (
     check_id,
     digest_header,
     parse_digest,
+)
+from allfold_agent.tensor_store import LONGEST_WAIT
+from allfold_core.dtypes import DType
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerLost,
+    PeerMissing,
+    PeerSentIncoherentTensor,
 )
 
 if TYPE_CHECKING:
