@@ -11,6 +11,7 @@ from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.support import programs, rank_worker
 from tests.support.ranks import Call, Failure, Job, RankPool, await_called, failures
 from tests.support.services import Services
+from tests.support.waiting import wait_until
 
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, PeerMissing
 
@@ -49,6 +50,12 @@ def fail_at_once(job: Job, ranks: list[int], error: type[AllfoldError] = PeerLos
 def works(job: Job) -> None:
     total = sum(range(1, job.world_size + 1))
     assert job.run(programs.call) == [[total] * 4] * job.world_size
+
+
+def streaming(job: Job, services: Services) -> None:
+    """Return once a stream of ops is under way: amid one of them, or between two."""
+    node = job.nodes[0]
+    wait_until(lambda: len(services.ops(node, job.name, job.epoch)) >= 20, "ops are done")
 
 
 def call_all(job: Job, ranks: list[int], services: Services) -> list[Call]:
@@ -107,11 +114,11 @@ def test_a_rank_that_is_killed_between_ops_fails_the_next_one(pool: RankPool) ->
 
 @pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
 def test_a_rank_that_is_killed_amid_a_stream_of_large_ops_fails_them(
-    pool: RankPool, shape: str
+    pool: RankPool, services: Services, shape: str
 ) -> None:
     with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
         calls = job.start_all(programs.stream, numel=1_000_000, seconds=60.0)
-        time.sleep(0.5)  # somewhere in the middle of an op
+        streaming(job, services)
         job.ranks[1].kill()
         lost(failures([calls[rank] for rank in survivors(job, 1)]), [1], job.nodes[1])
 
@@ -214,7 +221,7 @@ def test_an_agent_that_is_killed_amid_a_stream_of_large_ops_fails_them(
     """Also the root of a star, through which everything goes."""
     with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
         calls = job.start_all(programs.stream, numel=1_000_000, seconds=60.0, strategy=strategy)
-        time.sleep(0.5)  # somewhere in the middle of an op
+        streaming(job, services)
         killed = time.monotonic()
         services.kill_agent("node0")
         found = failures(calls)

@@ -6,10 +6,11 @@ from math import log2
 
 import pytest
 
+from allfold_core.chunking import SMALLEST_CHUNK
 from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel
-from allfold_core.predict import CHUNK_BYTES, predict
+from allfold_core.predict import predict
 from allfold_core.price import bytes_sent, chunked, price
 from allfold_core.schedule import Fold, Send, Slice
 
@@ -134,7 +135,7 @@ PIPELINED = {
 
 @pytest.mark.parametrize("name", PIPELINED)
 @pytest.mark.parametrize("chunks", [4, 16])
-@pytest.mark.parametrize("chunk_bytes", [64 * 1024, CHUNK_BYTES, 4 * CHUNK_BYTES])
+@pytest.mark.parametrize("chunk_bytes", [64 * 1024, SMALLEST_CHUNK, 4 * SMALLEST_CHUNK])
 def test_pipelined_prices_stay_within_bounds_of_the_formula(
     name: str, chunks: int, chunk_bytes: int
 ) -> None:

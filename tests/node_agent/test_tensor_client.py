@@ -12,6 +12,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from tests.support.waiting import wait_until
 
 from allfold_agent import tensor_client
 from allfold_agent.data_server import DataServer
@@ -140,10 +141,7 @@ def expose_bytes(source: Source, data: bytes, tensor_id: str = "a", **options: i
 
 def wait_until_empty(store: TensorStore) -> None:
     """A download counts a moment after its client has got it."""
-    deadline = time.monotonic() + 5
-    while store.nbytes:
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.005)
+    wait_until(lambda: not store.nbytes, "the store is empty")
 
 
 LABELS = [
@@ -293,8 +291,7 @@ def test_a_source_that_dies_during_a_download_is_lost(source: Source) -> None:
     address = cutter.address
 
     def die_after_the_first_cut() -> None:
-        while not cutter.requests:
-            time.sleep(0.001)
+        wait_until(lambda: cutter.requests, "a request has come")
         cutter.close()
 
     with ThreadPoolExecutor(1) as pool:

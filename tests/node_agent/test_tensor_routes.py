@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +16,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.support.require import requires
+from tests.support.waiting import wait_until
 
 from allfold_agent.data_server import DataServer
 from allfold_agent.http_server import await_delivery
@@ -66,13 +67,6 @@ def service() -> Iterator[Service]:
 
 def expose(service: Service, tensor_id: str, data: bytes, **options: Any) -> None:
     service.store.expose(tensor_id, data, "uint8", (len(data),), **options)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def error_of(response: httpx.Response) -> str:
@@ -187,7 +181,7 @@ def test_another_connection_cannot_overtake_the_count(service: Service) -> None:
 def test_a_client_that_says_nothing_more_has_downloaded_after_the_grace(service: Service) -> None:
     expose(service, "a", SIX, max_downloads=1)
     service.http.get("/v1/tensors/a")  # and keeps the connection without closing it
-    wait_until(lambda: service.store.nbytes == 0)
+    wait_until(lambda: service.store.nbytes == 0, "the store is empty")
 
 
 @pytest.mark.parametrize("max_downloads", ["0", "-1", "x", "1.5", "2147483648"])
@@ -361,9 +355,9 @@ def test_a_body_that_ends_early_exposes_nothing_and_is_logged(
 ) -> None:
     sock = service.connect()
     sock.sendall(raw_put("a", 1000) + bytes(400))
-    wait_until(lambda: service.store.nbytes == 1000)
+    wait_until(lambda: service.store.nbytes == 1000, "memory is taken for the body")
     ending(sock)
-    wait_until(lambda: service.store.nbytes == 0)
+    wait_until(lambda: service.store.nbytes == 0, "the store is empty")
     assert service.http.get("/v1/tensors/a").status_code == 404
     assert "tensor a broke off after 400 of 1000 bytes" in caplog.text
     assert service.http.put("/v1/tensors/a?dtype=uint8&shape=3", content=b"abc").status_code == 201
@@ -402,9 +396,8 @@ def test_a_waiting_client_that_leaves_gives_its_connection_back() -> None:
     with serving(max_connections=1) as service:
         with service.connect() as sock:
             sock.sendall(b"GET /v1/tensors/a?wait=60 HTTP/1.1\r\nHost: a\r\n\r\n")
-            time.sleep(0.05)
-            assert service.http.get("/").status_code == 503
-        wait_until(lambda: service.http.get("/").status_code == 404)
+            wait_until(lambda: service.http.get("/").status_code == 503, "the port is full")
+        wait_until(lambda: service.http.get("/").status_code == 404, "there is room again")
 
 
 def test_closing_the_port_ends_the_waits(service: Service) -> None:
@@ -491,7 +484,10 @@ def test_a_client_that_does_not_read_is_given_up(service: Service) -> None:
         expose(impatient, "a", bytes(40 * MIB), max_downloads=1)
         with impatient.connect() as sock:
             sock.sendall(b"GET /v1/tensors/a HTTP/1.1\r\nHost: a\r\n\r\n")
-            wait_until(lambda: impatient.http.get("/v1/tensors/a").status_code == 200, 10)
+            wait_until(
+                lambda: impatient.http.get("/v1/tensors/a").status_code == 200,
+                "the claim is given back",
+            )
 
 
 @pytest.mark.parametrize(("complete", "status"), [(False, 200), (True, 404)])
@@ -542,7 +538,7 @@ def test_deleting_a_tensor_lets_its_downloads_finish(service: Service) -> None:
         assert service.http.delete("/v1/tensors/a").status_code == 204
         assert service.store.nbytes == len(data)
         assert b"".join(iter(lambda: sock.recv(MIB), b"")) == data
-    wait_until(lambda: service.store.nbytes == 0)
+    wait_until(lambda: service.store.nbytes == 0, "the store is empty")
 
 
 def test_a_method_that_is_not_there_is_told_what_is(service: Service) -> None:
@@ -600,19 +596,16 @@ def test_the_log_of_a_client_that_left_is_no_warning(
     sock.sendall(b"GET /v1/tensors/a HTTP/1.1\r\nHost: a\r\n\r\n")
     read_head(sock)
     sock.close()
-    wait_until(lambda: "broke" in caplog.text)
+    wait_until(lambda: "broke" in caplog.text, "it is logged")
     assert all(record.levelno < logging.WARNING for record in caplog.records)
 
 
-curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-
-
 def run_curl(*arguments: str) -> str:
+    requires("curl")
     command = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "20", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-@curl
 def test_curl_exposes_downloads_and_deletes(service: Service, tmp_path: Path) -> None:
     data = os.urandom(3 * MIB)  # large enough that curl asks for 100 Continue
     source, target = tmp_path / "in", tmp_path / "out"
@@ -630,7 +623,6 @@ def test_curl_exposes_downloads_and_deletes(service: Service, tmp_path: Path) ->
     assert json.loads(run_curl(url))["error"]["code"] == "AF302"
 
 
-@curl
 def test_curl_is_told_why_a_large_upload_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(bytes(8 * MIB))
@@ -641,7 +633,6 @@ def test_curl_is_told_why_a_large_upload_is_refused(tmp_path: Path) -> None:
             assert "limit is 1048576" in json.loads(answer)["error"]["message"]
 
 
-@curl
 def test_curl_asked_for_http_2_is_served_over_http_1_1(service: Service) -> None:
     expose(service, "a", b"plain")
     assert run_curl("--http2", f"{service.url}/v1/tensors/a") == "plain"

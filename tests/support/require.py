@@ -1,7 +1,7 @@
 """Tests that need something which not every machine has say so with :func:`requires`.
 
 Where the component is missing they are skipped, with the reason. Where it must not be missing, in
-CI, ``ALLFOLD_REQUIRE=redis,docker`` makes them fail instead: a green run never hides a gap.
+CI, ``ALLFOLD_REQUIRE=redis,curl,docker`` makes them fail instead: a green run never hides a gap.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def _redis() -> str | None:
     return None if shutil.which("redis-server") else "there is no redis-server on the PATH"
 
 
+def _curl() -> str | None:
+    return None if shutil.which("curl") else "there is no curl on the PATH"
+
+
 def _docker() -> str | None:
     from tests.support import docker
 
@@ -52,4 +56,9 @@ def _cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
-_PROBES: dict[str, Callable[[], str | None]] = {"redis": _redis, "docker": _docker, "cuda": _cuda}
+_PROBES: dict[str, Callable[[], str | None]] = {
+    "redis": _redis,
+    "curl": _curl,
+    "docker": _docker,
+    "cuda": _cuda,
+}

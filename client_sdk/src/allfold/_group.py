@@ -360,6 +360,9 @@ def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
 
 
 def _pack(fingerprint: Fingerprint) -> bytes:
-    if not fingerprint.strategy.isascii() or len(fingerprint.strategy) > 32:
-        raise InvalidArgument(f"{fingerprint.strategy!r} is not the name of a strategy")
-    return fingerprint.pack()
+    try:
+        return fingerprint.pack()
+    except ValueError as error:
+        raise InvalidArgument(
+            f"{fingerprint.strategy!r} is not the name of a strategy: {error}"
+        ) from None

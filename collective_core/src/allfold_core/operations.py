@@ -109,14 +109,20 @@ class Fingerprint:
         return prod(self.shape)
 
     def pack(self) -> bytes:
-        """The canonical bytes: equal fingerprints, and only those, have equal bytes."""
+        """The canonical bytes: equal fingerprints, and only those, have equal bytes.
+
+        ``ValueError`` for a strategy that is no ASCII name of at most :data:`MAX_STRATEGY_LABEL`.
+        """
+        strategy = self.strategy.encode("ascii")
+        if len(strategy) > MAX_STRATEGY_LABEL:
+            raise ValueError(f"a strategy's name has at most {MAX_STRATEGY_LABEL} characters")
         head = _HEADER.pack(
             self.kind.code,
             self.reduce_op.code if self.reduce_op else 0,
             self.dtype.code,
             len(self.shape),
             self.root,
-            self.strategy.encode("ascii"),
+            strategy,
         )
         return head + struct.pack(f"<{len(self.shape)}Q", *self.shape)
 

@@ -38,12 +38,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
+from allfold_core.chunking import wire_chunk
 from allfold_core.compiler import StrategySpec, strategy_of
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel
-
-CHUNK_BYTES = 256 * 1024
-"""The chunk that predictions assume where none are given: what the agents cut."""
 
 _SHARED_PORT = 1.5
 
@@ -64,7 +62,7 @@ def predict(
         nodes: the number of nodes.
         nbytes: the size of the tensor.
         links: α, o, β and γ.
-        chunks: into how many pieces each slice is cut; by :data:`CHUNK_BYTES` if not given.
+        chunks: into how many pieces each slice is cut; as agents do, if not given.
     """
     spec = strategy_of(kind, strategy)
     if nodes == 1:
@@ -75,7 +73,7 @@ def predict(
         spec = StrategySpec("tree", 2)
     slice_bytes = nbytes / _slices(spec.name, nodes)
     if chunks is None:
-        chunks = ceil(slice_bytes / CHUNK_BYTES)
+        chunks = ceil(slice_bytes / wire_chunk(nbytes, nodes))
     if spec.name in _FORMULAS:
         return _FORMULAS[spec.name](nodes, slice_bytes, links, chunks)
     return _tree(kind, _arity(spec, nodes), nodes, nbytes, links, chunks)

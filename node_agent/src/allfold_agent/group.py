@@ -29,6 +29,7 @@ from allfold_agent.out_edge import OutEdge, Outgoing
 from allfold_agent.records import OpRecord, record
 from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
+from allfold_core.chunking import wire_chunk
 from allfold_core.compiler import AUTO, compile_program, strategy_of
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
 from allfold_core.frames import FrameHeader
@@ -39,9 +40,6 @@ from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
-# Each chunk costs some 100 us of Python at either end; a slice needs several of them to overlap.
-CHUNK_BYTES_RANGE = (256 * 1024, 2 * 1024 * 1024)
-CHUNKS_PER_SLICE = 8
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
@@ -55,12 +53,6 @@ class Detective(Protocol):
 
     def report_lost(self, group: Group, error: PeerLost) -> None:
         """A rank or node of the group is gone; called from any thread, must not wait."""
-
-
-def wire_chunk(nbytes: int, nodes: int) -> int:
-    """The size of a frame's payload, the same on every node: a fraction of a node's slice."""
-    smallest, largest = CHUNK_BYTES_RANGE
-    return max(smallest, min(largest, nbytes // (nodes * CHUNKS_PER_SLICE)))
 
 
 class Group:
