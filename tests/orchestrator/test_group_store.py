@@ -309,7 +309,7 @@ async def test_a_record_made_anew_is_not_taken_for_the_one_in_the_cache(
 ) -> None:
     one, other, client = make_store(), make_store(), backend.client()
     await one.groups.submit(GROUP, join(0, of=1))
-    await client.delete(keys.group(GROUP), keys.TOMBSTONES)
+    await client.delete(keys.group(GROUP), keys.tombstone(GROUP))
     await other.groups.submit(GROUP, join(0, "b", of=1))
     assert await one.groups.read(GROUP) == await other.groups.read(GROUP)
     await client.aclose()
@@ -350,6 +350,43 @@ async def test_the_list_of_groups_loses_those_without_a_record(
         await store.groups.prune(name)
     assert await store.groups.names() == ["kept"]
     await client.aclose()
+
+
+async def test_names_without_a_record_go_a_few_at_a_time(store: Store, backend: Backend) -> None:
+    client = backend.client()
+    for number in range(groups.PRUNED_AT_ONCE):
+        await store.groups.submit(f"g{number}", join(0))
+        await client.delete(keys.group(f"g{number}"))
+    await store.groups.prune_some()
+    assert await store.groups.names() == []
+    await client.aclose()
+
+
+async def test_hundreds_of_groups_that_are_over_leave_nothing_that_stays_for_ever(
+    store: Store, backend: Backend
+) -> None:
+    client = backend.client()
+    await register(store, node("a"))
+    for number in range(200):
+        await store.groups.submit(f"g{number}", join(0, of=1), Guard("a", "1"))
+        await store.groups.submit(f"g{number}", leave(0))
+    assert await store.nodes.groups_of("a", "1") == []
+    for number in range(200):
+        for key in (keys.group(f"g{number}"), keys.tombstone(f"g{number}")):
+            assert await client.ttl(key) > 0  # type: ignore[attr-defined]
+    await client.aclose()
+
+
+async def test_a_node_is_kept_on_the_list_of_its_groups_while_one_of_its_ranks_sits(
+    store: Store,
+) -> None:
+    await register(store, node("a"))
+    for rank in (0, 1):
+        await store.groups.submit(GROUP, join(rank, of=2), Guard("a", "1"))
+    await store.groups.submit(GROUP, leave(0))
+    assert await store.nodes.groups_of("a", "1") == [GROUP]
+    await store.groups.submit(GROUP, leave(1))
+    assert await store.nodes.groups_of("a", "1") == []
 
 
 async def test_the_cache_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from allfold import _ranks
-from allfold._group import AUTO, Group
+from allfold._group import AUTO, Group, checked_seconds
 from allfold._session import Session
 from allfold_core.compiler import parse_overrides
 from allfold_core.errors import (
@@ -97,7 +97,7 @@ def init(
                 f"this process uses the node agent at {_session.path} already, and can use only "
                 f"one at a time, not also {agent}; leave its groups first"
             )
-        opened = Group(_session, name, info.rank, info.world_size)
+        opened = Group(_session, name, info.rank, info.world_size, _left)
         try:
             opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
         except BaseException:
@@ -117,13 +117,22 @@ def shutdown(group: Group | None = None) -> None:
         leaving = [group] if group is not None else list(_groups.values())
         if not leaving:
             raise MultipleUnregister("this process is in no group; allfold.init comes first")
-        try:
-            for each in leaving:
-                if _groups.get(each.name) is each:
-                    del _groups[each.name]
+        failures: list[AllfoldError] = []
+        for each in leaving:
+            try:
                 each.shutdown()
-        finally:
-            _close_if_idle()
+            except AllfoldError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _left(group: Group) -> None:
+    """A group was left, by whichever way."""
+    with _lock:
+        if _groups.get(group.name) is group:
+            del _groups[group.name]
+        _close_if_idle()
 
 
 def _forget_lost_agent() -> None:
@@ -158,15 +167,9 @@ def _checked_name(name: str) -> str:
 
 
 def _seconds(name: str, given: float | None, variable: str, default: float) -> float:
-    value: Any = given if given is not None else os.environ.get(variable, default)
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        source = name if given is not None else variable
-        raise InvalidArgument(f"{source} is a positive number of seconds, got {value!r}")
-    return seconds
+    if given is not None:
+        return checked_seconds(name, given)
+    return checked_seconds(variable, os.environ.get(variable, default))
 
 
 def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -32,6 +32,7 @@ from allfold_core.operations import Fingerprint, Kind, ReduceOp
 log = logging.getLogger("allfold")
 
 AUTO = "auto"
+LONGEST_SECONDS = 30 * 24 * 3600
 _NOWHERE = Region(0, 0)
 _TIDY_EVERY = 64
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
@@ -63,7 +64,14 @@ class Group:
         AgentLost: the node agent of this machine is gone.
     """
 
-    def __init__(self, session: Session, name: str, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        rank: int,
+        world_size: int,
+        on_left: Callable[[Group], None],
+    ) -> None:
         self.name = name
         self.rank = rank
         self.world_size = world_size
@@ -71,6 +79,7 @@ class Group:
         self.nodes = 0
         self.timeout = 0.0
         self._session = session
+        self._on_left = on_left
         self._number = -1
         self._uuid = uuid.uuid4().hex
         self._lock = Lock()
@@ -128,6 +137,8 @@ class Group:
             self._session.request(Message.LEAVE, {"number": self._number}, GRACE_SECONDS)
         except (AgentLost, TimeoutError) as error:
             log.warning("left group '%s' without the agent's word: %s", self.name, error or "late")
+        finally:
+            self._on_left(self)
 
     def _check_seat(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
         if self._left:
@@ -230,9 +241,8 @@ class Group:
     def _run(
         self, fingerprint: Fingerprint, view: TensorView, timeout: float | None, async_op: bool
     ) -> Any:
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgument(f"a timeout is a positive number of seconds, got {timeout!r}")
-        work = self._submit(fingerprint, view, self.timeout if timeout is None else timeout)
+        seconds = self.timeout if timeout is None else checked_seconds("timeout", timeout)
+        work = self._submit(fingerprint, view, seconds)
         return work if async_op else work.wait()
 
     def _submit(self, fingerprint: Fingerprint, view: TensorView, timeout: float) -> Work:
@@ -272,7 +282,7 @@ class Group:
         key = (Message.OP, self._number, seq)
         pending = self._session.expect(key)
         message = OpMessage(self._number, seq, timeout, region, region, view.nbytes, packed)
-        self._session.send(message.pack())
+        self._session.send(message.pack(), timeout + GRACE_SECONDS)
         self._next_seq = seq + 1
 
         def finish() -> Any:
@@ -357,6 +367,20 @@ def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
     if refusal := found.refusal(dtype):
         raise InvalidArgument(refusal)
     return found
+
+
+def checked_seconds(source: str, value: Any) -> float:
+    """A time limit; ``InvalidArgument`` names where a bad one came from."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise InvalidArgument(
+            f"{source} is a positive number of seconds, at most {LONGEST_SECONDS} (30 days), "
+            f"got {value!r}"
+        )
+    return seconds
 
 
 def _pack(fingerprint: Fingerprint) -> bytes:

@@ -11,7 +11,7 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any
@@ -37,6 +37,7 @@ from allfold_core.local_wire import (
 log = logging.getLogger("allfold")
 
 _RETRY_SECONDS = 0.05
+_LONGEST_POLL = 60.0  # the clocks of poll and of conditions overflow far beyond it
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
 
@@ -59,6 +60,7 @@ class Session:
         self.path = path
         self.pid = os.getpid()
         self.arena = Arena(self._share)
+        self._patience = timeout
         self._socket = _connect(path, monotonic() + timeout)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -68,7 +70,7 @@ class Session:
         self._pending: dict[Hashable, Pending] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
-        self.welcome = self._greet(timeout)
+        self._greet(timeout)
 
     @property
     def lost(self) -> bool:
@@ -82,7 +84,7 @@ class Session:
         number = next(self._requests)
         key = (kind, number)
         pending = self.expect(key)
-        self.send(pack_json(kind, {**body, "request": number}))
+        self.send(pack_json(kind, {**body, "request": number}), timeout)
         return self.wait(key, pending, timeout)
 
     def expect(self, key: Hashable) -> Pending:
@@ -94,24 +96,41 @@ class Session:
             self._pending[key] = pending
         return pending
 
-    def send(self, message: bytes) -> None:
-        """Send one message.
+    def send(self, message: bytes, timeout: float) -> None:
+        """Send one message; the agent has ``timeout`` seconds to take it.
 
         Raises:
-            AgentLost: the agent is gone.
+            AgentLost: the agent is gone, or takes nothing.
         """
-        try:
-            with self._sending:
-                self._socket.send(message)
-        except OSError as error:
-            raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
+        self._hand_over(lambda: self._socket.send(message, socket.MSG_DONTWAIT), timeout)
 
     def _share(self, number: int, size: int, descriptor: int) -> None:
         message = SEGMENT.pack(Message.SEGMENT, number, size)
+        flags = socket.MSG_DONTWAIT
+        self._hand_over(
+            lambda: socket.send_fds(self._socket, [message], [descriptor], flags), self._patience
+        )
+
+    def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
+        """Do ``give()`` as soon as the socket has room for it."""
+        deadline = monotonic() + timeout
+        room = select.poll()
         try:
+            room.register(self._socket, select.POLLOUT)
             with self._sending:
-                socket.send_fds(self._socket, [message], [descriptor])
-        except OSError as error:
+                while True:
+                    try:
+                        give()
+                        return
+                    except BlockingIOError:
+                        left = deadline - monotonic()
+                        if left <= 0:
+                            raise
+                        room.poll(min(left, _LONGEST_POLL) * 1000)
+        except BlockingIOError:
+            reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
+            raise self._lose(f"the node agent at {self.path} {reason}") from None
+        except (OSError, ValueError) as error:
             raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
 
     # Waiting
@@ -123,12 +142,22 @@ class Session:
             TimeoutError: none came in time; it may still be waited for.
             AllfoldError: the agent's answer was an error, or the agent is gone.
         """
+        if not self.wait_for(pending, timeout):
+            raise TimeoutError
+        return self.take(key, pending)
+
+    def wait_for(self, pending: Pending, timeout: float) -> bool:
+        """Whether the answer is there within ``timeout`` seconds; :meth:`take` has it then."""
         deadline = monotonic() + timeout
         while not pending.done:
             left = deadline - monotonic()
             if left <= 0:
-                raise TimeoutError
-            self._advance(pending, left)
+                return False
+            self._advance(pending, min(left, _LONGEST_POLL))
+        return True
+
+    def take(self, key: Hashable, pending: Pending) -> dict[str, Any]:
+        """The answer that is there, or the error that came instead, raised."""
         with self._changed:
             self._pending.pop(key, None)
         if pending.error is not None:
@@ -219,11 +248,12 @@ class Session:
 
     # Beginning and end
 
-    def _greet(self, timeout: float) -> dict[str, Any]:
+    def _greet(self, timeout: float) -> None:
         pending = self.expect(Message.HELLO)
-        self.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": self.pid}))
+        hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
+        self.send(pack_json(Message.HELLO, hello), timeout)
         try:
-            return self.wait(Message.HELLO, pending, timeout)
+            self.wait(Message.HELLO, pending, timeout)
         except TimeoutError:
             raise AgentUnreachable(
                 f"the node agent at {self.path} does not answer within {timeout:g} s"
@@ -248,8 +278,11 @@ def _connect(path: str, deadline: float) -> socket.socket:
     """Connect, waiting for an agent that is still starting."""
     while True:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # An agent that is stopped while its queue is full would let a blocking connect wait.
+        connected.setblocking(False)
         try:
             connected.connect(path)
+            connected.setblocking(True)
             return connected
         except OSError as error:
             connected.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
@@ -37,6 +38,7 @@ class Work:
         self._timeout = timeout
         self._finish = finish
         self._clean_up = clean_up
+        self._settling = Lock()
         self._settled = False
         self._error: BaseException | None = None
         self._result: Any = None
@@ -51,11 +53,8 @@ class Work:
 
     def settle_if_done(self) -> None:
         """Bring a result home that is there already; :meth:`wait` still tells the outcome."""
-        if self._pending.done and not self._settled:
-            try:
-                self.wait()
-            except AllfoldError as error:
-                log.debug("%s failed: %s", self._describe, error)
+        if self._pending.done:
+            self._settle()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
@@ -69,17 +68,10 @@ class Work:
             AllfoldError: the op has failed, for every rank alike.
         """
         if not self._settled:
-            try:
-                limit = self._timeout + GRACE_SECONDS if timeout is None else timeout
-                self._session.wait(self._key, self._pending, limit)
-            except TimeoutError as error:
-                if not self._pending.done:
-                    raise self._overdue(timeout) from None
-                self._settle(error)
-            except AllfoldError as error:
-                self._settle(error)
-            else:
-                self._settle(None)
+            limit = self._timeout + GRACE_SECONDS if timeout is None else timeout
+            if not self._session.wait_for(self._pending, limit):
+                raise self._overdue(timeout)
+            self._settle()
         if self._error is not None:
             raise self._error
         return self._result
@@ -96,11 +88,20 @@ class Work:
             f"{self._timeout:g} s, although it should have; is it stopped?"
         )
 
-    def _settle(self, error: BaseException | None) -> None:
-        self._settled = True
-        self._error = error
-        try:
-            if error is None:
+    def _settle(self) -> None:
+        """Bring the outcome home, once, whoever of several threads comes first."""
+        with self._settling:
+            if self._settled:
+                return
+            try:
+                self._session.take(self._key, self._pending)
                 self._result = self._finish()
-        finally:
-            self._clean_up()
+            except AllfoldError as error:
+                self._error = error
+                log.debug("%s failed: %s", self._describe, error)
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                self._clean_up()
+                self._settled = True

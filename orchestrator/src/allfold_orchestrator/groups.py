@@ -38,6 +38,7 @@ CONFLICT_DEADLINE_SECONDS = 5.0
 CONFLICT_PAUSE_SECONDS = 0.01
 MAX_BATCH = 512
 MAX_CACHED_GROUPS = 1024
+PRUNED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,16 @@ class _Write:
     @property
     def wakes(self) -> bool:
         """Whether somebody may wait for this. A join that completes nothing wakes nobody."""
+        return self._has(PlanReady) or self.frees
+
+    @property
+    def frees(self) -> bool:
+        """Whether a seat was given up."""
+        return self._has(SeatsFreed) or self._has(RanksDeparted)
+
+    def _has(self, kind: type[Instruction]) -> bool:
         return any(
-            isinstance(instruction, PlanReady | SeatsFreed | RanksDeparted)
-            for reply in self.replies
-            for instruction in reply or ()
+            isinstance(instruction, kind) for reply in self.replies for instruction in reply or ()
         )
 
 
@@ -124,6 +131,13 @@ class GroupStore:
                     pipe.multi()
                     pipe.srem(keys.GROUPS, group)
                     await pipe.execute()
+
+    async def prune_some(self) -> None:
+        """Look at a few names at random; called now and then it keeps the list short."""
+        with store_errors():
+            names = await self._client.srandmember(keys.GROUPS, PRUNED_AT_ONCE)
+        for name in names:
+            await self.prune(name)
 
     async def submit(
         self, group: str, event: Event, guard: Guard | None = None
@@ -189,6 +203,9 @@ class GroupStore:
                 snapshot = queue_write(pipe, old, write.state)
                 for life in _lives_seated(batch, write.replies):
                     pipe.sadd(keys.groups_of(life), group)
+                if write.frees:
+                    for life in _lives(old.state) - _lives(write.state):
+                        pipe.srem(keys.groups_of(life), group)
                 if write.wakes:
                     pipe.publish(keys.CHANGES, group)
                 await pipe.execute()
@@ -239,6 +256,14 @@ def _lives_seated(
         for request, reply in zip(batch, replies, strict=True)
         if request.guard and any(isinstance(instruction, Seated) for instruction in reply or ())
     }
+
+
+def _lives(state: GroupState) -> set[str]:
+    """The lives of nodes through which somebody sits in the group."""
+    seats = list(state.forming.seats.values()) if state.forming else []
+    for epoch in state.epochs:
+        seats += [seat for rank, seat in epoch.seats.items() if rank not in epoch.departed]
+    return {keys.life(seat.node.node, seat.node.incarnation) for seat in seats}
 
 
 def _fail(batch: Sequence[_Request], error: BaseException) -> None:

@@ -8,8 +8,6 @@ PREFIX = "allfold:"
 CHANGES = f"{PREFIX}changes"
 # Set: groups with a record.
 GROUPS = f"{PREFIX}groups"
-# Hash, group -> "<last epoch> <recalled>": outlives the record, so that no epoch is used twice.
-TOMBSTONES = f"{PREFIX}tombstones"
 # Sorted set, life -> expiry: the nodes that are alive.
 LEASES = f"{PREFIX}leases"
 # Sorted set, life -> time: lives that are over, whose seats are not all freed yet.
@@ -26,6 +24,11 @@ def group(name: str) -> str:
 def log(group_name: str) -> str:
     """List: the last changes of a group's record, the newest first."""
     return f"{PREFIX}log:{group_name}"
+
+
+def tombstone(group_name: str) -> str:
+    """String, "<last epoch> <recalled>": outlives the record, so that no epoch is used twice."""
+    return f"{PREFIX}tombstone:{group_name}"
 
 
 def node(name: str) -> str:
@@ -50,5 +53,5 @@ def parse_life(text: str) -> tuple[str, str]:
 
 
 def groups_of(node_life: str) -> str:
-    """Set: the groups in which this life of a node has taken a seat."""
+    """Set: the groups in which this life of a node holds a seat, or held one lately."""
     return f"{PREFIX}seats:{node_life}"

@@ -105,7 +105,8 @@ class NodeStore:
     async def evict(self, node: str, incarnation: str, *, expired_at: float = float("inf")) -> bool:
         """End this life of a node, if its lease was over at ``expired_at``.
 
-        ``False`` if the lease was extended meanwhile, or if somebody else ended it already.
+        ``False`` if the lease was extended since, or if somebody else ended it already. A heartbeat
+        that comes at this very moment may be too late although it is answered: the next one tells.
 
         From here on it can take no seat. Freeing those it has is the caller's next step, and is
         remembered as an eviction until :meth:`forget_eviction`.

@@ -20,6 +20,8 @@ from allfold_orchestrator.redis_client import Commands, Pipeline
 
 # A group in which nobody sits is forgotten after a day, but for its last epoch.
 IDLE_RECORD_SECONDS = 24 * 3600
+# The last epoch is forgotten when no agent can remember it any more.
+TOMBSTONE_SECONDS = 30 * 24 * 3600
 LOG_ENTRIES = 16
 # A write of many seats is not worth noting: reading the record costs no more.
 MAX_LOGGED_FIELDS = 256
@@ -45,7 +47,7 @@ async def load(source: Commands, group: str, known: Snapshot | None) -> Snapshot
     record = await source.hgetall(keys.group(group)) if version else {}
     if record:
         return Snapshot(record["version"], _decode(group, record))
-    tombstone = await source.hget(keys.TOMBSTONES, group)
+    tombstone = await source.get(keys.tombstone(group))
     return Snapshot(None, _from_tombstone(group, tombstone))
 
 
@@ -59,14 +61,20 @@ def queue_write(pipe: Pipeline, old: Snapshot, new: GroupState) -> Snapshot:
     if changes.delete:
         pipe.hdel(key, *changes.delete)
     _queue_log(pipe, new.group, old.version, version, changes)
-    if (new.last_epoch, new.recalled) != (old.state.last_epoch, old.state.recalled):
-        pipe.hset(keys.TOMBSTONES, new.group, f"{new.last_epoch} {new.recalled}")
+    if _gravestone(new) != _gravestone(old.state):
+        text, seconds = _gravestone(new)
+        pipe.set(keys.tombstone(new.group), text, ex=seconds)
     if new.idle:
         pipe.expire(key, IDLE_RECORD_SECONDS)
     elif old.state.idle:
         pipe.persist(key)
         pipe.sadd(keys.GROUPS, new.group)
     return Snapshot(version, new)
+
+
+def _gravestone(state: GroupState) -> tuple[str, int | None]:
+    """What outlives the record, and for how long: for ever while somebody sits in the group."""
+    return f"{state.last_epoch} {state.recalled}", TOMBSTONE_SECONDS if state.idle else None
 
 
 def _queue_log(

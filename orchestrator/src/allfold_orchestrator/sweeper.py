@@ -62,6 +62,7 @@ class Sweeper:
     async def sweep(self) -> list[str]:
         """Evict the nodes whose lease is over; their names."""
         await self._store.synchronize()
+        await self._store.groups.prune_some()
         for node, incarnation in await self._store.nodes.evictions():
             await self._orchestrator.clear_up(node, incarnation)
         now = self._store.clock.now()

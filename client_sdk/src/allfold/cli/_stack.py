@@ -88,11 +88,17 @@ class LocalStack:
         self.orchestrator_url = ""
         self.nodes: list[LocalNode] = []
         self.services: list[Child] = []
-        self.folder = Path()
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the sockets and logs are, while the stack runs."""
+        assert self._folder is not None, "the stack was not entered"
+        return self._folder
 
     def __enter__(self) -> Self:
         require(_ORCHESTRATOR, _AGENT)
-        self.folder = Path(tempfile.mkdtemp(prefix="allfold-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="allfold-"))
         try:
             self._start()
         except BaseException:
@@ -106,7 +112,8 @@ class LocalStack:
     def close(self) -> None:
         """End every service and remove every file; harmless when done twice."""
         with ExitStack() as ending:
-            ending.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            if self._folder is not None:
+                ending.callback(shutil.rmtree, self._folder, ignore_errors=True)
             # The agents end first, while they can still say goodbye to the orchestrator.
             ending.callback(stop_all, self.services[:1])
             ending.callback(stop_all, self.services[1:])
