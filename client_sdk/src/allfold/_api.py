@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -25,6 +24,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
+from allfold_core.local_wire import default_socket
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
@@ -150,12 +150,8 @@ def _close_if_idle() -> None:
 
 
 def _socket_path() -> str:
-    path = os.environ.get("ALLFOLD_SOCKET")
-    if path:
-        return path
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "allfold" if runtime else None
-    return str((folder or Path(tempfile.gettempdir()) / f"allfold-{os.getuid()}") / "agent.sock")
+    given = os.environ.get("ALLFOLD_SOCKET")
+    return given or default_socket(os.environ, os.getuid(), tempfile.gettempdir())
 
 
 def _checked_name(name: str) -> str:

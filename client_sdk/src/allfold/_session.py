@@ -70,7 +70,11 @@ class Session:
         self._pending: dict[Hashable, Pending] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
-        self._greet(timeout)
+        try:
+            self._greet(timeout)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def lost(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -33,6 +34,19 @@ class Message(IntEnum):
     OP = 9  # rank: OP struct, fingerprint
     DONE = 10  # agent: OUTCOME struct
     FAILED = 11  # agent: OUTCOME struct, JSON error
+
+
+def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
+    """Where an agent and its ranks meet if nobody says otherwise: a folder of this user's.
+
+    Args:
+        environment: the process's variables.
+        uid: the user's number.
+        temporary: the folder for temporary files.
+    """
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    folder = f"{runtime}/allfold" if runtime else f"{temporary}/allfold-{uid}"
+    return f"{folder}/agent.sock"
 
 
 SEGMENT = struct.Struct("<BxxxIQ")

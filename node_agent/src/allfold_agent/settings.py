@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import tempfile
 from socket import gethostname
 from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from allfold_core.local_wire import default_socket
 
-def default_socket() -> str:
-    """Where the agent listens for local ranks: a folder of this user's."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "allfold" if runtime else Path(f"/tmp/allfold-{os.getuid()}")
-    return str(folder / "agent.sock")
+
+def _default_socket() -> str:
+    return default_socket(os.environ, os.getuid(), tempfile.gettempdir())
 
 
 class AgentSettings(BaseSettings):
@@ -27,7 +26,7 @@ class AgentSettings(BaseSettings):
 
     name: str = Field(default_factory=gethostname, validation_alias="ALLFOLD_AGENT_NAME")
     orchestrator: str = Field("http://127.0.0.1:7400", validation_alias="ALLFOLD_ORCHESTRATOR_URL")
-    socket: str = Field(default_factory=default_socket, validation_alias="ALLFOLD_SOCKET")
+    socket: str = Field(default_factory=_default_socket, validation_alias="ALLFOLD_SOCKET")
     control: str = Field("127.0.0.1:7411", validation_alias="ALLFOLD_AGENT_CONTROL_LISTEN")
     data: str = Field("127.0.0.1:7412", validation_alias="ALLFOLD_AGENT_DATA_LISTEN")
     advertise: str = Field("", validation_alias="ALLFOLD_AGENT_ADVERTISE")

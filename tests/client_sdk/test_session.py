@@ -1,0 +1,150 @@
+"""The connection to the agent: nothing waits for ever, nothing is settled twice."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.fake_agent import FakeAgent
+
+import allfold
+from allfold import _api
+from allfold_agent.settings import AgentSettings
+from allfold_core.errors import AgentLost, AgentUnreachable, InvalidArgument, PeerMissing
+
+LONG = 60.0
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    with FakeAgent(tmp_path) as agent:
+        yield agent
+        while allfold.is_initialized():  # its agent is gone, or will be
+            agent.__exit__()
+            allfold.shutdown()
+
+
+def open_group(agent: FakeAgent, name: str = "g", number: int = 0) -> allfold.Group:
+    """Join through the fake agent; the first group also connects to it."""
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(
+            allfold.init, rank=0, world_size=1, group=name, agent=agent.path, timeout=LONG
+        )
+        if agent.connected is None:
+            agent.greet()
+        agent.seat(number)
+        return opening.result(10)
+
+
+def leave(agent: FakeAgent, group: allfold.Group) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(group.shutdown)
+        agent.see_off()
+        leaving.result(10)
+
+
+def test_an_agent_that_reads_nothing_any_more_is_given_up(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    with pytest.raises(AgentLost, match="takes no messages"):
+        while True:
+            group._session.send(bytes(1000), timeout=0.2)
+
+
+def test_a_process_finds_no_place_in_the_queue_of_an_agent_that_accepts_nobody(
+    tmp_path: Path,
+) -> None:
+    with FakeAgent(tmp_path, backlog=0) as agent, ThreadPoolExecutor(4) as pool:
+        environment = {"rank": 0, "world_size": 1, "agent": agent.path, "init_timeout": 0.3}
+        attempts = [pool.submit(allfold.init, group=f"g{n}", **environment) for n in range(4)]
+        for attempt in attempts:
+            with pytest.raises(AgentUnreachable):
+                attempt.result(20)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e10, 0, -1, "soon"])
+def test_a_time_limit_is_a_number_of_seconds_that_a_clock_can_count(
+    agent: FakeAgent, timeout: float
+) -> None:
+    group = open_group(agent)
+    with pytest.raises(InvalidArgument, match="positive number of seconds"):
+        group.all_reduce(np.ones(4), timeout=timeout)
+    with pytest.raises(InvalidArgument, match="timeout is a positive number of seconds"):
+        allfold.init(rank=0, world_size=1, group="other", agent=agent.path, timeout=timeout)
+    with ThreadPoolExecutor(1) as pool:  # and the next op works
+        done = pool.submit(group.all_reduce, np.ones(4))
+        agent.finish_op()
+        assert list(done.result(10)) == [1, 1, 1, 1]
+
+
+def test_waiting_for_an_op_may_be_as_patient_as_one_likes(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    work = group.all_reduce(np.ones(4), async_op=True)
+    with pytest.raises(PeerMissing, match="still in flight"):
+        work.wait(timeout=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(work.wait, timeout=float("inf"))
+        agent.finish_op()
+        assert list(waiting.result(10)) == [1, 1, 1, 1]
+
+
+def test_an_op_that_several_threads_wait_for_gives_its_memory_back_once(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    for _ in range(20):
+        tensor = np.ones(1 << 16, np.float32)
+        work = group.all_reduce(tensor, async_op=True)
+        start = threading.Barrier(5)
+
+        def wait(work: allfold.Work = work, start: threading.Barrier = start) -> object:
+            start.wait(10)
+            return work.wait()
+
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(wait) for _ in range(4)]
+            start.wait(10)
+            agent.finish_op()
+            assert all(each.result(10) is tensor for each in waiting)
+    one, other = (group.empty(1 << 16) for _ in range(2))
+    assert not np.shares_memory(one, other)
+    (segment,) = group._session.arena._segments
+    free = sum(length for _, length in segment._free)
+    assert free == segment.size - one.nbytes - other.nbytes
+
+
+def test_a_group_that_was_left_by_its_own_method_is_no_default_any_more(agent: FakeAgent) -> None:
+    first, second = open_group(agent, "first", 0), open_group(agent, "second", 1)
+    assert allfold.rank() == first.rank
+    leave(agent, first)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(allfold.barrier)  # of the second group
+        agent.finish_op()
+        waiting.result(10)
+    again = open_group(agent, "first", 2)
+    leave(agent, again)
+    leave(agent, second)
+    assert not allfold.is_initialized()
+
+
+@pytest.mark.parametrize("runtime", ["/run/user/7", ""])
+def test_the_agent_and_its_ranks_look_for_each_other_at_the_same_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
+) -> None:
+    monkeypatch.delenv("ALLFOLD_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = f"{runtime}/allfold" if runtime else f"{tmp_path}/allfold-{os.getuid()}"
+    assert AgentSettings().socket == _api._socket_path() == f"{place}/agent.sock"
+
+
+def test_a_socket_that_is_no_agents_is_no_place_to_wait_for_ever(tmp_path: Path) -> None:
+    path = str(tmp_path / "mute")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mute:
+        mute.bind(path)
+        mute.listen(8)
+        with pytest.raises(AgentUnreachable, match="does not answer"):
+            allfold.init(rank=0, world_size=1, agent=path, init_timeout=0.2)
