@@ -53,6 +53,7 @@ class Side:
                 self.buffers,
                 on_sendable=lambda _: None,
                 on_finished=done.set,
+                on_failed=lambda error: pytest.fail(repr(error)),
             )
             for seq, done in enumerate(self.done)
         ]

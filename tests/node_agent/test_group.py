@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from threading import Event
 from time import monotonic
 
 import numpy as np
 import pytest
+import torch
 from tests.support.local_groups import SECONDS, LocalGroups, local_groups, no_outcome
 from tests.support.waiting import wait_until
 
-from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+from allfold_agent.folding import Arithmetic
+from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, ServiceError
 
 STRATEGIES = (
     "ring",
@@ -199,3 +202,115 @@ def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
         pool = local.buffers
         first, second = pool.take(100), pool.take(100)
         assert first is not second
+
+
+# What fails on a node, and what an op that has failed leaves behind
+
+
+class Paused:
+    """Arithmetic that waits in the middle of a fold of two operands."""
+
+    def __init__(self) -> None:
+        self.inside, self.go_on = Event(), Event()
+        self._fold = Arithmetic.fold
+
+    def __call__(
+        self, arithmetic: Arithmetic, out: torch.Tensor, operands: list[torch.Tensor]
+    ) -> None:
+        if len(operands) > 1:
+            self.inside.set()
+            assert self.go_on.wait(SECONDS)
+        self._fold(arithmetic, out, operands)
+
+
+def test_a_fold_that_a_verdict_overtakes_writes_into_nobody_elses_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = Paused()
+    monkeypatch.setattr(Arithmetic, "fold", lambda *arguments: paused(*arguments))
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]], strategy="direct")
+        assert paused.inside.wait(SECONDS)
+        for group in local.groups:
+            group.fail(0, missing(1))
+        taken = [local.buffers.take(1) for _ in range(8)]
+        for buffer in taken:
+            buffer.bytes.fill_(7)
+        paused.go_on.set()
+        local.call_all(1, [[1.0], [2.0]], strategy="direct")
+        for rank in local.ranks:
+            assert [rank.outcome()[0] for _ in range(2)] == [0, 1]
+            assert rank.result(1) == [3.0]
+        assert all(bool((buffer.bytes == 7).all()) for buffer in taken)
+
+
+def test_the_ops_behind_one_that_fails_go_on_at_once() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        local.ranks[0].call(1, [1.0], strategy="centralized")  # sends when it has heard of rank 1
+        for rank in local.ranks:
+            rank.call(2, [3.0])
+        assert no_outcome(local.ranks[1], 0.1), "op 2 is sent behind op 1"
+        for group in local.groups:
+            group.fail(1, missing(1))
+        assert local.ranks[1].outcome(2.0) == (2, None), "before the edge looks by itself"
+        assert local.ranks[1].result(2) == [6.0]
+
+
+def test_thousands_of_small_frames_are_let_go_of_when_they_have_come() -> None:
+    with local_groups([[0], [1]]) as local:
+        for seq in range(2000):
+            local.call_all(seq, [[1.0], [2.0]], strategy="tree(2)")
+            assert [rank.outcome() for rank in local.ranks] == [(seq, None)] * 2
+        for group, other in ((0, 1), (1, 0)):
+            assert len(local.groups[group].edges.out(other)._unacked) < 200
+
+
+def test_a_tensor_that_is_not_aligned_is_refused() -> None:
+    with local_groups([[0]]) as local:
+        local.ranks[0].call(0, [1.0], shift=2)
+        seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, InvalidArgument)
+        assert "cannot lie at byte 2" in error.message
+
+
+@pytest.mark.parametrize("numel", [1, 1_000_000])
+def test_a_rank_is_told_when_its_node_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0]]) as local:
+        with monkeypatch.context() as patch:
+            patch.setattr(Arithmetic, "fold", fail)
+            local.ranks[0].call(0, np.ones(numel))
+            seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "no such kernel" in error.message
+        local.ranks[0].call(1, [1.0])
+        assert local.ranks[0].outcome() == (1, None)
+
+
+@pytest.mark.parametrize("numel", [1, 300_000])
+@pytest.mark.parametrize("broken", ["fold", "__init__"])
+def test_other_nodes_are_asked_for_a_verdict_when_one_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, broken: str, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0], [1]]) as local:
+        monkeypatch.setattr(Arithmetic, broken, fail)
+        local.call_all(0, [np.ones(numel)] * 2)
+        wait_until(lambda: local.notes.suspicions, "it is reported")
+        assert local.notes.suspicions[0][0] == 0
+        assert "no such kernel" in local.notes.suspicions[0][1]
+        assert "failed: node node" in local.notes.suspicions[0][1]
+        for group in local.groups:
+            group.fail(0, missing())
+        for rank in local.ranks:
+            assert rank.outcome()[0] == 0

@@ -75,9 +75,11 @@ class LocalRank:
         strategy: str = "direct",
         op: ReduceOp = ReduceOp.SUM,
         timeout: float = SECONDS,
+        shift: int = 0,
     ) -> None:
-        """An all-reduce of float32 values."""
+        """An all-reduce of float32 values, ``shift`` bytes from where they would lie."""
         data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
+        self._free += shift
         place = Region(0, self._free)
         self._places[seq] = (self._free, len(data))
         self._bytes[self._free : self._free + len(data)] = data
@@ -89,9 +91,6 @@ class LocalRank:
     def outcome(self, seconds: float = SECONDS) -> tuple[int, AllfoldError | None]:
         """The next one: which op, and its error."""
         return self._outcomes.get(timeout=seconds)
-
-    def has_outcome(self) -> bool:
-        return not self._outcomes.empty()
 
     def result(self, seq: int) -> Any:
         offset, nbytes = self._places[seq]

@@ -23,7 +23,7 @@ class TensorView:
     """A user's tensor.
 
     Attributes:
-        address: of its first element, where it is contiguous; 0 otherwise.
+        address: of its first element, where it is contiguous and aligned; 0 otherwise.
     """
 
     tensor: Any
@@ -80,7 +80,7 @@ def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
     if not array.flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
     _check_dimensions(array.shape, array.strides)
-    contiguous = array.flags.c_contiguous
+    contiguous = array.flags.c_contiguous and array.flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
     return TensorView(array, dtype, array.shape, array.nbytes, address, is_torch=False)
 
@@ -94,7 +94,8 @@ def _view_torch(tensor: Any, torch: Any) -> TensorView:
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
     _check_dimensions(tensor.shape, tensor.stride())
-    address = tensor.data_ptr() if tensor.is_contiguous() else 0
+    aligned = tensor.data_ptr() % dtype.itemsize == 0
+    address = tensor.data_ptr() if tensor.is_contiguous() and aligned else 0
     nbytes = tensor.numel() * dtype.itemsize
     return TensorView(tensor, dtype, tuple(tensor.shape), nbytes, address, is_torch=True)
 

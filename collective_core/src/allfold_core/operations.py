@@ -108,6 +108,11 @@ class Fingerprint:
     def numel(self) -> int:
         return prod(self.shape)
 
+    @property
+    def kept_dtype(self) -> DType:
+        """The type in which the op is computed, and in which it travels."""
+        return self.reduce_op.accumulation_dtype(self.dtype) if self.reduce_op else self.dtype
+
     def pack(self) -> bytes:
         """The canonical bytes: equal fingerprints, and only those, have equal bytes.
 

@@ -39,6 +39,10 @@ class Edges:
         """Something for a node may have become ready."""
         self._out[destination].kick()
 
+    def wake(self, destination: int) -> None:
+        """An op has failed; later ones may go on."""
+        self._out[destination].wake()
+
     def open_in(self, source: int) -> None:
         """Begin to receive from a node, if this has not happened yet."""
         if source not in self._in:

@@ -6,6 +6,7 @@ became ready. A fold runs in the thread that received its last operand, while th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition
@@ -15,6 +16,8 @@ import torch
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.dataflow import Dataflow, Task, TaskKind
 from allfold_agent.folding import Arithmetic
+
+log = logging.getLogger(__name__)
 
 _RECEIVING = (TaskKind.RECEIVE, TaskKind.RECEIVE_OPERAND, TaskKind.AWAIT)
 _SENDING = (TaskKind.SEND, TaskKind.SIGNAL)
@@ -33,6 +36,10 @@ def _nothing() -> None:
     """What an exchange that is over does in the end."""
 
 
+def _ignore(error: Exception) -> None:
+    """What an exchange that is over does when something fails all the same."""
+
+
 class Exchange:
     """The state of one op: what is done, what is ready, and the memory that it works in.
 
@@ -44,6 +51,7 @@ class Exchange:
         buffers: where work and scratch memory come from.
         on_sendable: called with a destination when a send to it may have become ready.
         on_finished: called once, when every task is done.
+        on_failed: called when this node cannot compute what it has to.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class Exchange:
         buffers: BufferPool,
         on_sendable: Callable[[int], None],
         on_finished: Callable[[], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self.flow = flow
         self.failed = False
@@ -63,6 +72,7 @@ class Exchange:
         self._buffers = buffers
         self._on_sendable = on_sendable
         self._on_finished = on_finished
+        self._on_failed = on_failed
         self._size = arithmetic.kept_itemsize
         self.buffer = buffers.take(numel * self._size)
         self.work = arithmetic.kept(self.buffer.bytes, numel)
@@ -98,7 +108,12 @@ class Exchange:
             if self.failed:
                 return
             part = slice(task.start, task.stop)
-            self._arithmetic.fold(self.work[part], [each[part] for each in inputs])
+            try:
+                self._arithmetic.fold(self.work[part], [each[part] for each in inputs])
+            except Exception as error:
+                log.exception("the inputs of an op cannot be folded")
+                self._on_failed(error)
+                return
             self.complete(task)
         finally:
             self.buffer.release()
@@ -116,13 +131,29 @@ class Exchange:
                 for done in todo:
                     self._count(done, folds, destinations)
                 finished = self._remaining == 0
+                if folds:
+                    # A verdict may end the op at any moment, and with it the op's own hold.
+                    self.buffer.hold()
+            if folds and not self._fold_all(folds):
+                return
             todo = folds
-            for fold in folds:
-                self._fold(fold)
         for destination in destinations:
             self._on_sendable(destination)
         if finished:
             self._on_finished()
+
+    def _fold_all(self, folds: Sequence[Task]) -> bool:
+        """Fold, with the work buffer held for it; false where that failed."""
+        try:
+            for fold in folds:
+                self._fold(fold)
+        except Exception as error:
+            log.exception("what other nodes sent cannot be folded")
+            self._on_failed(error)
+            return False
+        finally:
+            self.buffer.release()
+        return True
 
     def _count(self, done: Task, folds: list[Task], destinations: set[int]) -> None:
         self._remaining -= 1
@@ -166,6 +197,7 @@ class Exchange:
         # Frames may keep this object for a while; it must not keep the memory of ranks.
         self._inputs = ()
         self._on_finished = _nothing
+        self._on_failed = _ignore
 
     # Sending
 

@@ -31,7 +31,7 @@ class Arithmetic:
     def __init__(self, fingerprint: Fingerprint, world_size: int) -> None:
         op = fingerprint.reduce_op
         dtype = fingerprint.dtype
-        kept = op.accumulation_dtype(dtype) if op else dtype
+        kept = fingerprint.kept_dtype
         self.dtype = TORCH_DTYPES[dtype]
         self.itemsize = dtype.itemsize
         self.kept_dtype = TORCH_DTYPES[kept]
@@ -39,10 +39,6 @@ class Arithmetic:
         self.converts = kept is not dtype
         self._combine = _COMBINE[op] if op and fingerprint.kind.reduces else None
         self._divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
-
-    def elements(self, memory: torch.Tensor, offset: int, numel: int) -> torch.Tensor:
-        """``numel`` elements of the op's dtype, at a byte offset of raw memory."""
-        return memory[offset : offset + numel * self.itemsize].view(self.dtype)
 
     def kept(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
         """``numel`` elements of the accumulation type at the start of raw memory."""

@@ -31,7 +31,7 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
 from allfold_core.chunking import wire_chunk
 from allfold_core.compiler import AUTO, compile_program, strategy_of
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
 from allfold_core.local_wire import Message, OpMessage, pack_outcome
 from allfold_core.operations import Fingerprint, Kind
@@ -112,14 +112,23 @@ class Group:
         arrival = Arrival(
             rank, connection, number, message, fingerprint, source, target, monotonic()
         )
-        with self._changed:
-            failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
-            self.last_seq[rank] = max(self.last_seq[rank], message.seq)
-            op = None if failure else self._arrive(arrival)
-        if failure:
-            self._refuse(connection, number, message.seq, failure)
-        elif op is not None:
-            self._start(op)
+        try:
+            with self._changed:
+                failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
+                self.last_seq[rank] = max(self.last_seq[rank], message.seq)
+                op = None if failure else self._arrive(arrival)
+            if failure:
+                self._refuse(connection, number, message.seq, failure)
+            elif op is not None:
+                self._start(op)
+        except Exception as error:
+            log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
+            self._cannot_run(message.seq, error)
+
+    def _cannot_run(self, seq: int, error: Exception) -> None:
+        """This node cannot do its part: no other one can finish the op either."""
+        node = self.plan.members[self.me].node
+        self._detective.suspect(self, seq, f"failed: node {node}: {error!r}")
 
     def _repetition(self, rank: int, seq: int) -> InvalidArgument | None:
         """The refusal of a second call of one op, which must not count as another rank's."""
@@ -141,6 +150,9 @@ class Group:
             )
         if fingerprint.strategy != AUTO:
             strategy_of(fingerprint.kind, fingerprint.strategy)
+        for region in (message.source, message.target):
+            if region.offset % dtype.itemsize:
+                raise InvalidArgument(f"a {dtype.label} cannot lie at byte {region.offset}")
         if message.nbytes != fingerprint.numel * dtype.itemsize:
             raise InvalidArgument(
                 f"{message.nbytes} bytes are not a {dtype.label}{list(fingerprint.shape)}"
@@ -193,7 +205,8 @@ class Group:
         """The strategy that every node uses for such an op: asked for, or chosen by the plan."""
         if fingerprint.strategy != AUTO:
             return fingerprint.strategy
-        return choose(fingerprint.kind, self.plan, fingerprint.numel * fingerprint.dtype.itemsize)
+        kept = fingerprint.kept_dtype  # in which it travels
+        return choose(fingerprint.kind, self.plan, fingerprint.numel * kept.itemsize)
 
     def _prepare_exchange(self, op: Op) -> Exchange:
         fingerprint = op.fingerprint
@@ -209,6 +222,7 @@ class Group:
             self._buffers,
             on_sendable=self.edges.kick,
             on_finished=lambda: self._distribute(op, arithmetic, exchange),
+            on_failed=lambda error: self._cannot_run(op.seq, error),
         )
         for destination in flow.sends:
             self.edges.out(destination).enqueue(
@@ -264,7 +278,7 @@ class Group:
             len(sources) + len(targets),
             self._workers,
             lambda start, stop: fold_locally(arithmetic, sources, targets, start, stop),
-            lambda: self._tell_done(op),
+            lambda error: self._tell_end(op, error),
         )
 
     def _distribute(self, op: Op, arithmetic: Arithmetic, exchange: Exchange) -> None:
@@ -276,9 +290,9 @@ class Group:
         def copy(start: int, stop: int) -> None:
             arithmetic.finish([each[start:stop] for each in targets], exchange.work[start:stop])
 
-        def finish() -> None:
+        def finish(error: Exception | None) -> None:
             exchange.release()
-            self._tell_done(op)
+            self._tell_end(op, error)
 
         over_chunks(
             op.fingerprint.numel if targets else 0,
@@ -297,11 +311,23 @@ class Group:
             op.ended = True
             return True
 
-    def _tell_done(self, op: Op) -> None:
+    def _tell_end(self, op: Op, error: Exception | None) -> None:
+        """The local ranks have their result, or this node failed to give it to them."""
+        if error is not None:
+            op.error = ServiceError(
+                f"op {op.seq} of group '{self.name}': node {self.plan.members[self.me].node} "
+                f"could not hand out the result: {error!r}; its log has the traceback",
+                seq=op.seq,
+                group=self.name,
+            )
         with self._changed:
             self._retire(op)
         for arrival in op.arrivals.values():
-            arrival.connection.send(pack_outcome(Message.DONE, arrival.group_number, op.seq))
+            if op.error is None:
+                outcome = pack_outcome(Message.DONE, arrival.group_number, op.seq)
+                arrival.connection.send(outcome)
+            else:
+                self._refuse(arrival.connection, arrival.group_number, op.seq, op.error)
 
     def _retire(self, op: Op) -> None:
         self.ops.pop(op.seq, None)
@@ -398,6 +424,8 @@ class Group:
         if op.exchange is not None:
             op.exchange.fail()
             op.exchange.release()
+            for destination in op.exchange.flow.sends:
+                self.edges.wake(destination)
         self._retire(op)
         for arrival in op.arrivals.values():
             self._refuse(arrival.connection, arrival.group_number, op.seq, error)

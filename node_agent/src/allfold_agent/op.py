@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
@@ -18,6 +18,8 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.local_wire import OpMessage, Region
 from allfold_core.operations import Fingerprint
+
+log = logging.getLogger(__name__)
 
 # Below this many bytes, over all local ranks, a hand-over to the workers costs more than the work.
 INLINE_BYTES = 128 * 1024
@@ -55,7 +57,6 @@ class Op:
 
     Attributes:
         arrivals: by rank.
-        all_arrived: resolved when every local rank has called, or the op has failed.
         exchange: what moves data to and from other nodes, once the op runs.
         running: every local rank has called, with equal fingerprints.
         ended: the outcome is settled on this node.
@@ -65,7 +66,6 @@ class Op:
 
     seq: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
-    all_arrived: Future[None] = field(default_factory=Future)
     exchange: Exchange | None = None
     strategy: str = ""
     digest: int = 0
@@ -114,16 +114,19 @@ class Op:
         ]
 
 
+Done = Callable[[Exception | None], None]
+
+
 class ChunkedWork:
     """Independent work on all chunks of a range, shared by the workers.
 
     Args:
         work: called with (start, stop), in elements, once for every chunk.
-        done: called once, by whoever finishes the last chunk.
+        done: called once, by whoever finishes the last chunk, with what went wrong.
     """
 
     def __init__(
-        self, numel: int, chunk: int, work: Callable[[int, int], None], done: Callable[[], None]
+        self, numel: int, chunk: int, work: Callable[[int, int], None], done: Done
     ) -> None:
         self._numel = numel
         self._chunk = chunk
@@ -132,6 +135,7 @@ class ChunkedWork:
         self._total = -(-numel // chunk)
         self._next = count()  # its next() is atomic
         self._finished = 0
+        self._error: Exception | None = None
         self._lock = Lock()
 
     def start(self, workers: WorkerPool) -> None:
@@ -143,13 +147,24 @@ class ChunkedWork:
         finished = 0
         while (index := next(self._next)) < self._total:
             start = index * self._chunk
-            self._work(start, min(start + self._chunk, self._numel))
+            if self._error is None:
+                self._error = _attempt(self._work, start, min(start + self._chunk, self._numel))
             finished += 1
         with self._lock:
             self._finished += finished
             last = finished and self._finished == self._total
         if last:
-            self._done()
+            self._done(self._error)
+
+
+def _attempt(work: Callable[[int, int], None], start: int, stop: int) -> Exception | None:
+    """Do a chunk; what went wrong, which is the ranks' to hear."""
+    try:
+        work(start, stop)
+    except Exception as error:
+        log.exception("an op failed in its elements %d to %d", start, stop)
+        return error
+    return None
 
 
 def over_chunks(
@@ -158,16 +173,14 @@ def over_chunks(
     copies: int,
     workers: WorkerPool,
     work: Callable[[int, int], None],
-    done: Callable[[], None],
+    done: Done,
 ) -> None:
-    """Do ``work(start, stop)`` on all elements, here if that is quick, then ``done()``.
+    """Do ``work(start, stop)`` on all elements, here if that is quick, then ``done(error)``.
 
     ``copies`` says how many tensors of ``numel`` elements the work touches.
     """
     if numel * itemsize * copies <= INLINE_BYTES:
-        if numel:
-            work(0, numel)
-        done()
+        done(_attempt(work, 0, numel) if numel else None)
         return
     ChunkedWork(numel, max(1, CHUNK_BYTES // itemsize), work, done).start(workers)
 

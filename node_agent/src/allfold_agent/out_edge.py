@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 # a hand-over to the edge's thread costs more than the copy into the kernel.
 INLINE_BYTES = 32 * 1024
 LOOPBACK_BUFFER = 512 * 1024
+# From so many frames on that nobody has acknowledged, it is worth a look.
+_MANY_UNACKED = 64
+_ACKS_AT_ONCE = ACK.size * 512
 
 
 @dataclass(slots=True)
@@ -113,6 +116,11 @@ class OutEdge:
                 return
             self._busy = True
         self._send_small(connected)
+
+    def wake(self) -> None:
+        """An op has failed: what is queued behind it may be ready. Sends nothing here and now."""
+        with self._ready:
+            self._ready.notify_all()
 
     def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
         """Accept a connection that wants everything from a frame on; returns its taker."""
@@ -200,6 +208,8 @@ class OutEdge:
         while True:
             with self._ready:
                 frame = None
+                if len(self._unacked) >= _MANY_UNACKED:
+                    self._drain_acks()
                 if connected is self._socket and not self._resend and self._head_is_small():
                     frame = self._next_frame()
                 if frame is None:
@@ -309,16 +319,19 @@ class OutEdge:
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""
-        if self._socket is None or not self._unacked:
-            return
-        try:
-            data = self._socket.recv(ACK.size * 512, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            log.debug("no acknowledgements from node %d: %s", self.destination, error)
-            return
-        data = self._ack_rest + data
+        while self._socket is not None and self._unacked:
+            try:
+                data = self._socket.recv(_ACKS_AT_ONCE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("no acknowledgements from node %d: %s", self.destination, error)
+                return
+            if not data:
+                return
+            self._note_acks(self._ack_rest + data)
+
+    def _note_acks(self, data: bytes) -> None:
         whole = len(data) - len(data) % ACK.size
         self._ack_rest = data[whole:]
         if whole:

@@ -18,6 +18,7 @@ from allfold_core.errors import (
     AllfoldError,
     PeerLost,
     PeerSentIncoherentTensor,
+    ServiceError,
     from_dict,
 )
 from allfold_core.operations import Fingerprint
@@ -38,7 +39,8 @@ class Peers:
     def __init__(self, node: str, token: str) -> None:
         self._node = node
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.AsyncClient(headers=headers, timeout=_ASK_SECONDS)
+        # Agents reach each other directly: a proxy of the environment is not meant for this.
+        self._http = httpx.AsyncClient(headers=headers, timeout=_ASK_SECONDS, trust_env=False)
         self._cases: dict[tuple[str, int, int, str], asyncio.Task[AllfoldError | None]] = {}
 
     async def close(self) -> None:
@@ -152,6 +154,13 @@ class Peers:
             return judge_deadline(group.plan, evidence, waited)
         if reason.startswith("incoherent"):
             return PeerSentIncoherentTensor(reason.removeprefix("incoherent: "), seq=seq)
+        if reason.startswith("failed"):
+            return ServiceError(
+                f"op {seq} of group '{group.name}' {reason}; the log of that node has the "
+                "traceback. The group is usable.",
+                seq=seq,
+                group=group.name,
+            )
         return None
 
     async def _gather(self, group: Group, seq: int, wait: float) -> Evidence:
