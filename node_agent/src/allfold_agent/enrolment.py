@@ -73,6 +73,7 @@ class Enrolment:
                 await self._give_back_seats()
             except Forgotten as error:
                 log.info("registering again: %s", error)
+                self.problem = f"registering again: {error}"
                 self._registered.clear()
             except AllfoldError as error:
                 if self.problem != error.message:

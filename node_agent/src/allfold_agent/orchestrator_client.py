@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from allfold_core.errors import OrchestratorUnreachable, ServiceError, from_dict
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +22,22 @@ class Forgotten(Exception):
     """The orchestrator does not know what it was asked about, e.g. after it lost its state."""
 
 
+def _error_in(body: Any) -> AllfoldError | None:
+    """The error that a body carries; a gateway in between may answer anything."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return from_dict(error) if isinstance(error, dict) and "code" in error else None
+
+
 class OrchestratorClient:
     """JSON over HTTP with one error seam: what comes out is data or an :class:`AllfoldError`."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=5.0)
+        # A proxy of the environment is not meant for the services of one job.
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=5.0, trust_env=False
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -50,19 +59,17 @@ class OrchestratorClient:
             raise OrchestratorUnreachable(
                 f"the orchestrator at {self.url} does not answer: {error or type(error).__name__}"
             ) from error
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise Forgotten(str(body.get("error", {}).get("message", path)))
-        if response.is_error:
-            raise (
-                from_dict(body["error"])
-                if "error" in body
-                else OrchestratorUnreachable(
-                    f"{self.url} answered {response.status_code} to {method} {path}: "
-                    "is this an Allfold orchestrator?"
-                )
+        refusal = _error_in(body) if response.is_error else None
+        if not isinstance(body, dict) or (response.is_error and refusal is None):
+            raise OrchestratorUnreachable(
+                f"{self.url} answered {response.status_code} to {method} {path}: "
+                "is this an Allfold orchestrator?"
             )
-        assert isinstance(body, dict)
-        return body
+        if refusal is None:
+            return body
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise Forgotten(refusal.message)
+        raise refusal
 
     async def persist(
         self, method: str, path: str, *, deadline: float, **request: Any
