@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +43,16 @@ def test_one_damaged_byte_of_a_header_is_noticed(position: int, change: int) -> 
     packed[position] ^= change
     with pytest.raises(FrameError):
         FrameHeader.unpack(packed)
+
+
+def test_a_header_that_is_cut_off_or_of_an_unknown_type_is_no_frame() -> None:
+    packed = FrameHeader(FrameType.DATA, 1, 2, 3, 4, 5, 6, 7).pack()
+    for length in range(HEADER_SIZE):
+        with pytest.raises(FrameError, match=f"not {length}"):
+            FrameHeader.unpack(packed[:length])
+    body = packed[:2] + b"\x09" + packed[3:-4]
+    with pytest.raises(FrameError, match="unknown type: 9"):
+        FrameHeader.unpack(body + struct.pack("<I", zlib.crc32(body)))
 
 
 FINGERPRINT = Fingerprint(Kind.REDUCE, ReduceOp.MEAN, DType.BFLOAT16, (3, 0, 7), 2, "tree(4)")

@@ -134,7 +134,8 @@ def pair(
     try:
         yield sender, receiver, wire, in_edge
     finally:
-        out_edge.close(monotonic() + 2.0)
+        out_edge.finish(monotonic() + 2.0)
+        out_edge.close()
         in_edge.close()
         wire.join()
 

@@ -56,6 +56,19 @@ def test_ops_of_all_strategies_are_exact_however_often_connections_break(
         assert local.notes.losses == []
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_who_leaves_first_still_owes_the_others_their_results(seed: int) -> None:
+    """Also where the connection breaks at this very moment, and is opened again."""
+    with local_groups([[0], [1]], random.Random(seed)) as local:
+        for seq in range(10):
+            local.call_all(seq, [np.ones(20_000)] * 2, strategy="centralized")
+        first, second = local.ranks
+        assert dict(first.outcome() for _ in range(10)) == dict.fromkeys(range(10))
+        local.groups[0].close(SECONDS)
+        assert dict(second.outcome() for _ in range(10)) == dict.fromkeys(range(10))
+        assert local.notes.losses == []
+
+
 def test_a_second_call_of_an_op_by_one_rank_is_no_call_of_another() -> None:
     with local_groups([[0, 1]]) as local:
         first, second = local.ranks

@@ -29,6 +29,9 @@ class FrameType(IntEnum):
     SIGNAL = 2
 
 
+_TYPES = frozenset(FrameType)
+
+
 class FrameError(ValueError):
     """Bytes that are no frame of this protocol."""
 
@@ -77,6 +80,8 @@ class FrameHeader:
     def unpack(cls, data: bytes | bytearray | memoryview) -> FrameHeader:
         """The inverse of :meth:`pack`; :class:`FrameError` for anything else."""
         view = memoryview(data)
+        if len(view) < HEADER_SIZE:
+            raise FrameError(f"a frame's header has {HEADER_SIZE} bytes, not {len(view)}")
         body = view[: _BODY.size]
         magic, kind, epoch, number, seq, offset, length, fingerprint, digest = _BODY.unpack(body)
         if magic != MAGIC:
@@ -84,4 +89,6 @@ class FrameHeader:
         (check,) = _CHECK.unpack(view[_BODY.size : HEADER_SIZE])
         if check != zlib.crc32(body):
             raise FrameError(f"the header of frame {number} is damaged: its checksum differs")
+        if kind not in _TYPES:
+            raise FrameError(f"frame {number} is of an unknown type: {kind}")
         return cls(FrameType(kind), epoch, number, seq, offset, length, fingerprint, digest)

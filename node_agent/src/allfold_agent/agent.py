@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,6 +28,7 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.frames import EDGE_PROTOCOL
 from allfold_core.plan import Plan
+from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ class Agent:
         """Tell the others, then end every thread."""
         for task in list(self._tasks):
             task.cancel()
-        for group in self.registry.all():
-            for rank in group.ranks:
-                await self.peers.announce_loss(group, _lost(group, rank, "its node agent stopped"))
+        await asyncio.gather(*map(self._announce_end, self.registry.all()))
         await self.enrolment.say_goodbye()
         await asyncio.to_thread(self.hub.close)
         for group in self.registry.all():
@@ -92,6 +91,11 @@ class Agent:
         self._workers.close()
         await self.peers.close()
         await self._orchestrator.close()
+
+    async def _announce_end(self, group: Group) -> None:
+        here = [rank for rank in group.ranks if rank not in group.fates.left]
+        if here:
+            await self.peers.announce_loss(group, _lost(group, here, "its node agent stopped"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of the control plane; its failure is logged, never lost."""
@@ -113,7 +117,30 @@ class Agent:
         return self.registry.all()
 
     def join(self, request: dict[str, Any]) -> Future[Group]:
-        return asyncio.run_coroutine_threadsafe(self._join(request), self._loop)
+        future: Future[Group] = Future()
+        self._loop.call_soon_threadsafe(self._start_join, request, future)
+        return future
+
+    def _start_join(self, request: dict[str, Any], future: Future[Group]) -> None:
+        """Not ``run_coroutine_threadsafe``, which loses a result that a cancellation crosses."""
+        task = self._loop.create_task(self._join(request))
+
+        def resolve(done: asyncio.Task[Group]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if not future.set_running_or_notify_cancel():
+                if error is None:  # the rank is dead, and has a seat
+                    self.lose(Membership(request["rank"], request["session"], done.result()))
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(done.result())
+
+        def withdraw(cancelled: Future[Group]) -> None:
+            if cancelled.cancelled():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        task.add_done_callback(resolve)
+        future.add_done_callback(withdraw)
 
     def leave(self, membership: Membership) -> Future[None]:
         group, rank = membership.group, membership.rank
@@ -124,7 +151,7 @@ class Agent:
 
     def lose(self, membership: Membership) -> None:
         group, rank = membership.group, membership.rank
-        error = _lost(group, rank, "its process ended without leaving the group")
+        error = _lost(group, [rank], "its process ended without leaving the group")
         group.fates.left[rank] = group.last_seq[rank]
         group.break_(error)
         self._from_thread(self._mourn(membership, error))
@@ -212,10 +239,10 @@ def _identify(settings: AgentSettings, control: socket.socket, data: socket.sock
     )
 
 
-def _lost(group: Group, rank: int, reason: str) -> PeerLost:
+def _lost(group: Group, ranks: Sequence[int], reason: str) -> PeerLost:
     node = group.plan.members[group.me].node
     return PeerLost(
-        f"group '{group.name}' has lost rank {rank} on node {node}: {reason}",
-        ranks=[rank],
+        f"group '{group.name}' has lost {name_ranks(ranks)} on node {node}: {reason}",
+        ranks=list(ranks),
         node=node,
     )

@@ -66,7 +66,7 @@ class Dataflow:
     """The graph of one node's op.
 
     Attributes:
-        tasks: in an order in which they could run one after the other.
+        tasks: by index.
         sends: by destination, the task indices of sends and signals in edge order.
         receives: by source, the task indices of receives and awaits in edge order.
     """

@@ -55,9 +55,14 @@ class Edges:
         out = [("out", peer, edge.counters) for peer, edge in list(self._out.items())]
         return out + [("in", peer, edge.counters) for peer, edge in list(self._in.items())]
 
-    def close(self, deadline: float) -> None:
-        """Let peers get what they are owed, until ``deadline`` (monotonic), then end all edges."""
+    def finish(self, deadline: float) -> None:
+        """Let peers get what they are owed, until ``deadline`` (monotonic)."""
+        for edge in list(self._out.values()):
+            edge.finish(deadline)
+
+    def close(self) -> None:
+        """End all edges."""
         for out_edge in list(self._out.values()):
-            out_edge.close(deadline)
+            out_edge.close()
         for in_edge in list(self._in.values()):
             in_edge.close()

@@ -84,6 +84,7 @@ class Group:
         self._detective = detective
         self._changed = Condition()
         self.edges = Edges(plan, self.me, dial, self)
+        self._closing = False
         self._closed = False
         self._flow = lru_cache(maxsize=128)(self._build_flow)
 
@@ -367,7 +368,7 @@ class Group:
         """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
         member = self.plan.members[source]
         with self._changed:
-            if self._closed or all(rank in self.fates.left for rank in member.ranks):
+            if self._closing or all(rank in self.fates.left for rank in member.ranks):
                 return
         log.warning("group '%s' has lost node %s: %s", self.name, member.node, error.message)
         # Every survivor finds this out by itself, so the message has only what is the same for all.
@@ -479,8 +480,11 @@ class Group:
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed."""
         with self._changed:
-            if self._closed:
+            if self._closing:
                 return
+            self._closing = True
+        self.edges.finish(monotonic() + linger)
+        with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self.edges.close(monotonic() + linger)
+        self.edges.close()

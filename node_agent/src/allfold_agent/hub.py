@@ -8,8 +8,10 @@ import select
 import socket
 import struct
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
@@ -44,7 +46,10 @@ class Registrar(Protocol):
     """What the hub needs of the control plane. None of these may wait."""
 
     def join(self, request: dict[str, Any]) -> Future[Group]:
-        """Seat a rank; resolves to the group when the plan is there."""
+        """Seat a rank; resolves to the group when the plan is there.
+
+        Cancelling the future gives the seat back, unless it was resolved before.
+        """
 
     def leave(self, membership: Membership) -> Future[None]:
         """A rank leaves in order; resolves when its seat is free for another registration."""
@@ -59,6 +64,15 @@ class Registrar(Protocol):
         """An op has stalled, or missed its deadline."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """A join that has an outcome."""
+
+    process: RankProcess
+    request: dict[str, Any]
+    done: Future[Group]
+
+
 class Hub:
     """Accepts ranks, reads their messages, starts their ops, watches the ops' deadlines."""
 
@@ -70,6 +84,7 @@ class Hub:
         self._processes: dict[int, RankProcess] = {}
         self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
         self._next_number = count()
+        self._joined: SimpleQueue[_Join] = SimpleQueue()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._closing = False
@@ -114,6 +129,7 @@ class Hub:
                     self._serve(descriptor, events)
                 except Exception:
                     log.exception("the hub could not serve descriptor %d", descriptor)
+            self._seat_the_joined()
             if monotonic() >= next_tick:
                 next_tick = monotonic() + _TICK_SECONDS
                 self._check_deadlines()
@@ -229,12 +245,22 @@ class Hub:
     def _join(self, process: RankProcess, request: dict[str, Any]) -> None:
         future = self._registrar.join(request)
         process.joining.add(future)
-        future.add_done_callback(lambda done: self._joined(process, request, done))
+        future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))
 
-    def _joined(self, process: RankProcess, request: dict[str, Any], done: Future[Group]) -> None:
-        process.joining.discard(done)
-        if done.cancelled():
-            return
+    def _note_join(self, join: _Join) -> None:
+        """Have the hub's own thread seat the rank: only that knows whether its process lives."""
+        self._joined.put(join)
+        if not self._closing:
+            self.wake()
+
+    def _seat_the_joined(self) -> None:
+        while not self._joined.empty():
+            join = self._joined.get()
+            join.process.joining.discard(join.done)
+            if not join.done.cancelled():
+                self._seat(join.process, join.request, join.done)
+
+    def _seat(self, process: RankProcess, request: dict[str, Any], done: Future[Group]) -> None:
         error = done.exception()
         if error is not None:
             if not isinstance(error, AllfoldError):
@@ -274,7 +300,7 @@ class Hub:
         del self._processes[descriptor]
         process.close()
         for future in list(process.joining):
-            future.cancel()
+            future.cancel()  # where it is too late for that, the join is on its way to us
         for membership in process.memberships.values():
             self._registrar.lose(membership)
         process.memberships.clear()

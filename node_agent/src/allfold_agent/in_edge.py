@@ -18,13 +18,12 @@ import xxhash
 
 from allfold_agent.dataflow import Task, TaskKind
 from allfold_agent.exchange import Exchange
-from allfold_agent.out_edge import EdgeCounters, tune
+from allfold_agent.out_edge import RECONNECT_SECONDS, EdgeCounters, tune
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 
-RECONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 ACK_BYTES = 1 << 20

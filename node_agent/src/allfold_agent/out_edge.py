@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 # a hand-over to the edge's thread costs more than the copy into the kernel.
 INLINE_BYTES = 32 * 1024
 LOOPBACK_BUFFER = 512 * 1024
+# How long the receiver tries to open an edge again that has broken.
+RECONNECT_SECONDS = 1.0
 # From so many frames on that nobody has acknowledged, it is worth a look.
 _MANY_UNACKED = 64
 _ACKS_AT_ONCE = ACK.size * 512
@@ -91,6 +93,7 @@ class OutEdge:
         self._resend: deque[Frame] = deque()
         self._next_number = 0
         self._socket: socket.socket | None = None
+        self._lost_at = float("-inf")
         self._crosses_a_wire = True
         self._ack_rest = b""
         self._busy = False
@@ -133,11 +136,23 @@ class OutEdge:
                 )
         return lambda connected: self._take(connected, from_frame)
 
-    def close(self, deadline: float) -> None:
-        """Send and have acknowledged what is queued, until ``deadline`` (monotonic), then end."""
+    def finish(self, deadline: float) -> None:
+        """Wait until what is queued is sent and acknowledged, or ``deadline`` (monotonic).
+
+        A connection that has just broken may come back; one that does not is not waited for.
+        """
         with self._ready:
-            while self._unsent_or_unacked() and self._socket and monotonic() < deadline:
-                self._ready.wait(timeout=max(0.0, min(0.2, deadline - monotonic())))
+            while self._unsent_or_unacked():
+                left = deadline - monotonic()
+                if self._socket is None:
+                    left = min(left, self._lost_at + RECONNECT_SECONDS - monotonic())
+                if left <= 0:
+                    return
+                self._ready.wait(timeout=min(0.2, left))
+
+    def close(self) -> None:
+        """End, whatever is still queued."""
+        with self._ready:
             self._closed = True
             self._drop_socket()
             self._ready.notify_all()
@@ -171,6 +186,7 @@ class OutEdge:
                 log.debug("edge to node %d was gone already: %s", self.destination, error)
             self._socket.close()
             self._socket = None
+            self._lost_at = monotonic()
 
     def _lost(self, connected: socket.socket, error: OSError) -> None:
         with self._ready:

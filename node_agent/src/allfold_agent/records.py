@@ -1,4 +1,4 @@
-"""The flight recorder: what is left of an op when it is over, and the view of one in flight."""
+"""The flight recorder: what is left of an op when it is over."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class OpRecord:
     Attributes:
         what: the call, e.g. ``all_reduce(sum, float32[1024])``.
         started_at: the first local arrival, in seconds since 1970.
-        seconds: from the first local arrival until the outcome (or until now).
+        seconds: from the first local arrival until the outcome.
         arrivals: by local rank, seconds after the first one.
         missing: the local ranks that have not called it.
-        error: the error's code, empty for a success or an op in flight.
+        error: the error's code, empty for a success.
     """
 
     seq: int
@@ -37,7 +37,7 @@ class OpRecord:
 
 
 def record(op: Op, ranks: Sequence[int]) -> OpRecord:
-    """The present state of an op; ``ranks`` are the local ranks of its group."""
+    """What there is to say of an op that is over; ``ranks`` are the local ranks of its group."""
     return OpRecord(
         seq=op.seq,
         what=op.fingerprint.describe() if op.arrivals else "",
