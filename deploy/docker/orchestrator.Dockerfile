@@ -1,4 +1,4 @@
-# The orchestrator: control plane and dashboard. Build with the repository root as context:
+# The orchestrator: control plane. Build with the repository root as context:
 #   docker build -f deploy/docker/orchestrator.Dockerfile -t allfold-orchestrator .
 
 FROM python:3.11-slim-bookworm AS wheels

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.cli import Commands, commands
@@ -68,13 +69,19 @@ def test_a_script_that_is_not_there_fails_as_under_python(allfold: Commands) -> 
     assert "No such file" in allfold.run("run", *AGENT, "/no/such.py", status=2).err
 
 
-def test_ranks_that_ignore_sigterm_are_killed_after_a_failure(allfold: Commands) -> None:
-    last = "time.sleep(600)\n"
-    script = allfold.script(
-        f"{STUBBORN.removesuffix(last)}if os.environ['RANK'] == '0': os._exit(5)\n{last}"
+def test_ranks_that_ignore_sigterm_are_killed_after_a_failure(
+    allfold: Commands, tmp_path: Path
+) -> None:
+    ready = tmp_path / "stubborn"
+    fails = (
+        "import os, pathlib, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        f"    while not pathlib.Path({str(ready)!r}).exists(): time.sleep(0.01)\n"
+        "    os._exit(5)\n"
     )
+    stubborn = STUBBORN.replace("print(", f"open({str(ready)!r}, 'w').close(); print(")
     options = ("--nproc-per-node", "2", "--grace", "0.2")
-    allfold.run("run", *AGENT, *options, script, status=5)
+    allfold.run("run", *AGENT, *options, allfold.script(fails + stubborn), status=5)
 
 
 @pytest.mark.parametrize(

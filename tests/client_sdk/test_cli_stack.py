@@ -137,6 +137,7 @@ def test_up_takes_the_token_of_the_environment_and_shows_it_to_no_process_list(
     assert told["token"] == "hidden-from-ps"
     assert told["pid"] == command.process.pid
     assert [node["name"] for node in told["nodes"]] == ["node0"]
+    assert len(command.marked()) == 3, "the command, the orchestrator and the agent"
     for pid in command.marked():
         assert "hidden-from-ps" not in Path(f"/proc/{pid}/cmdline").read_text()
     command.send(signal.SIGTERM)

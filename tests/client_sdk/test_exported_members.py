@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from importlib.metadata import version
 
 import allfold
 
@@ -17,6 +18,11 @@ def test_everything_public_is_exported_and_sorted() -> None:
     ]
     public.remove("annotations")
     assert sorted(public) == allfold.__all__
+
+
+def test_all_packages_are_of_one_version() -> None:
+    packages = ("allfold", "allfold-core", "allfold-orchestrator", "allfold-agent")
+    assert {version(name) for name in packages} == {allfold.__version__}
 
 
 def test_importing_allfold_loads_nothing_but_numpy_and_the_standard_library() -> None:

@@ -48,17 +48,8 @@ def _docker() -> str | None:
     return docker.missing()
 
 
-def _cuda() -> str | None:
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"
-
-
 _PROBES: dict[str, Callable[[], str | None]] = {
     "redis": _redis,
     "curl": _curl,
     "docker": _docker,
-    "cuda": _cuda,
 }

@@ -75,6 +75,11 @@ class Epoch:
     departed: Mapping[int, Reason] = field(default_factory=dict)
 
     @property
+    def params(self) -> GroupParams:
+        """What its ranks agreed on."""
+        return GroupParams(self.plan.world_size, self.plan.timeout, self.plan.strategies)
+
+    @property
     def intact(self) -> bool:
         """Nobody has left."""
         return not self.departed

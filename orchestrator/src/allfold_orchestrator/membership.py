@@ -69,7 +69,7 @@ def _join(state: GroupState, join: Join) -> Outcome:
         return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
     current = state.current
     if current is not None and _still_in(current, join.rank, join.seat.session):
-        return _join_again(state, join, _params_of(current), current.plan.epoch, ready=True)
+        return _join_again(state, join, current.params, current.plan.epoch, ready=True)
     error = _refusal(state, join)
     if error is not None:
         return _reject(state, error)
@@ -221,11 +221,6 @@ def _ranks_of(seats: Mapping[int, RankSeat], lost: NodeLost) -> tuple[int, ...]:
     )
 
 
-def _params_of(epoch: Epoch) -> GroupParams:
-    plan = epoch.plan
-    return GroupParams(plan.world_size, plan.timeout, plan.strategies)
-
-
 # Refusals
 
 
@@ -261,7 +256,7 @@ def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
     holder = current.seats.get(join.rank)
     if holder is not None:
         return _rank_is_taken(group, current.plan.epoch, holder, join)
-    return _params_mismatch(group, current.plan.epoch, _params_of(current), join)
+    return _params_mismatch(group, current.plan.epoch, current.params, join)
 
 
 def _params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:

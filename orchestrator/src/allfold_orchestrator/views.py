@@ -58,10 +58,7 @@ def _epoch_number(state: GroupState) -> int:
 def _params(forming: Formation | None, current: Epoch | None) -> GroupParams | None:
     if forming is not None:
         return forming.params
-    if current is None:
-        return None
-    plan = current.plan
-    return GroupParams(plan.world_size, plan.timeout, plan.strategies)
+    return current.params if current is not None else None
 
 
 def _present(forming: Formation | None, current: Epoch | None) -> list[RankPlace]:

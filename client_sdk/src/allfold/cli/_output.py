@@ -73,10 +73,6 @@ class Output:
         while self._kept and self._writable():
             del self._kept[: os.write(self._fd, self._kept[:_PIECE])]
 
-    def drop(self) -> None:
-        """Forget what nobody took."""
-        self._kept.clear()
-
     def _writable(self) -> bool:
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)

@@ -1,0 +1,99 @@
+"""A rank may die at any moment of its registration: its seat is given back or reported lost."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+
+from allfold_agent.agent import Agent
+from allfold_agent.group import Group
+from allfold_agent.ranks import Membership
+from allfold_core.errors import PeerMissing
+
+REQUEST = {"group": "g", "rank": 3, "session": "s"}
+
+
+class Joining(Agent):
+    """An agent without ports, whose joins end as a test says."""
+
+    def __init__(self, future: Future[Group], dies_before_the_end: bool, outcome: Any) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future = future
+        self.dies = dies_before_the_end
+        self.outcome = outcome
+        self.lost: list[Membership] = []
+        self.complete = asyncio.Event()
+        self.withdrawn = False
+
+    async def _join(self, request: dict[str, Any]) -> Group:
+        try:
+            await self.complete.wait()
+        except asyncio.CancelledError:
+            self.withdrawn = True
+            raise
+        if self.dies:  # too late to cancel this, too early to have the answer
+            assert self.future.cancel()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome  # type: ignore[no-any-return]
+
+    def lose(self, membership: Membership) -> None:
+        self.lost.append(membership)
+
+
+async def join(outcome: Any, *, dies_before_the_end: bool = False) -> tuple[Joining, Future[Group]]:
+    future: Future[Group] = Future()
+    agent = Joining(future, dies_before_the_end, outcome)
+    agent._start_join(REQUEST, future)
+    return agent, future
+
+
+async def complete(agent: Joining) -> None:
+    agent.complete.set()
+    await settled()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_a_rank_that_dies_as_its_join_completes_is_lost() -> None:
+    async def run() -> Joining:
+        agent, _ = await join("the group", dies_before_the_end=True)
+        await complete(agent)
+        return agent
+
+    agent = asyncio.run(run())
+    assert [(each.rank, each.session, each.group) for each in agent.lost] == [(3, "s", "the group")]
+
+
+def test_a_rank_that_dies_while_it_joins_is_withdrawn() -> None:
+    async def run() -> tuple[Joining, Future[Group]]:
+        agent, future = await join("the group")
+        await settled()
+        assert future.cancel()
+        await settled()
+        return agent, future
+
+    agent, future = asyncio.run(run())
+    assert agent.withdrawn
+    assert agent.lost == []
+    with pytest.raises(CancelledError):
+        future.result(0)
+
+
+@pytest.mark.parametrize("outcome", ["the group", PeerMissing("nobody came")])
+def test_a_join_has_the_outcome_of_its_registration(outcome: Any) -> None:
+    async def run() -> tuple[Joining, Future[Group]]:
+        agent, future = await join(outcome)
+        await complete(agent)
+        return agent, future
+
+    agent, future = asyncio.run(run())
+    assert agent.lost == []
+    assert (future.exception(0) or future.result(0)) == outcome
+    assert not future.cancel(), "whoever cancels now learns that it is too late"
