@@ -9,8 +9,9 @@ from functools import lru_cache, partial
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_STRATEGY_LABEL, Kind
-from allfold_core.schedule import Program, Schedule, Step, relabel
+from allfold_core.schedule import Program, Schedule, Slice, Step, balanced_slices, relabel
 from allfold_core.strategies import (
+    block_trees,
     centralized,
     chain,
     direct,
@@ -22,6 +23,7 @@ from allfold_core.strategies import (
 )
 
 Builder = Callable[[Kind, int, int, int], Iterator[Step]]
+BlockBuilder = Callable[[Kind, Sequence[Slice], int], Iterator[Step]]
 
 AUTO = "auto"
 DEFAULT_ARITY = 2
@@ -36,6 +38,12 @@ _BUILDERS: dict[str, Builder] = {
     "tree": partial(tree.program, arity=DEFAULT_ARITY),
     "centralized": centralized.program,
     "chain": chain.program,
+}
+# For kinds with blocks; trees are made by their arity.
+_BLOCK_BUILDERS: dict[str, BlockBuilder] = {
+    "direct": direct.block_program,
+    "halving_doubling": halving_doubling.block_program,
+    "ring": ring.block_program,
 }
 _ROOTED = ("tree", "centralized", "chain")
 _PLACED = ("double_tree", *_ROOTED)
@@ -55,7 +63,11 @@ class StrategySpec:
 
 def strategies_for(kind: Kind) -> tuple[str, ...]:
     """The names that can run ``kind``; ``tree`` also takes an arity, as in ``tree(4)``."""
-    return _ROOTED if kind.has_root else tuple(_BUILDERS)
+    if kind.has_root:
+        return _ROOTED
+    if kind is Kind.ALL_TO_ALL:
+        return ("direct",)
+    return (*_BLOCK_BUILDERS, "tree", "centralized") if kind.has_blocks else tuple(_BUILDERS)
 
 
 def parse_strategy(text: str) -> StrategySpec:
@@ -118,6 +130,7 @@ def compile_program(
     node: int,
     root: int = -1,
     tree_order: Sequence[int] | None = None,
+    blocks: Sequence[Slice] | None = None,
 ) -> Program:
     """The program of one node, without making the other nodes' programs.
 
@@ -131,15 +144,17 @@ def compile_program(
         tree_order: node indices by nearness, as in ``Plan.tree_order``: neighbours in it share
             parents. The first is the root of a tree or the hub of a star, unless the kind has a
             root of its own, which then comes first. 0..nodes-1 where it is not given.
+        blocks: the block of each node, for kinds that have them; for an all-to-all that of each
+            pair, by source and then by destination (what does not concern ``node`` may be empty).
+            Balanced ones where they are not given.
 
     Raises:
         InvalidArgument: for values that fit no schedule.
     """
-    spec = _checked(kind, strategy, nodes, numel, root)
+    problem = _problem(kind, strategy, nodes, numel, root, tree_order, blocks)
     if not 0 <= node < nodes:
         raise InvalidArgument(f"node {node} is not one of {nodes} nodes")
-    order = None if tree_order is None else tuple(tree_order)
-    return _program(kind, spec, nodes, numel, node, _layout(spec, nodes, root, order))
+    return problem.program(node)
 
 
 def compile_schedule(
@@ -150,13 +165,13 @@ def compile_schedule(
     numel: int,
     root: int = -1,
     tree_order: Sequence[int] | None = None,
+    blocks: Sequence[Slice] | None = None,
 ) -> Schedule:
     """The programs of all nodes; the arguments are those of :func:`compile_program`."""
-    spec = _checked(kind, strategy, nodes, numel, root)
-    order = None if tree_order is None else tuple(tree_order)
-    layout = _layout(spec, nodes, root, order)
-    programs = tuple(_program(kind, spec, nodes, numel, node, layout) for node in range(nodes))
-    return Schedule(kind, str(spec), 0 if kind is Kind.BARRIER else numel, root, programs)
+    problem = _problem(kind, strategy, nodes, numel, root, tree_order, blocks)
+    programs = tuple(map(problem.program, range(nodes)))
+    moved = 0 if kind is Kind.BARRIER else numel
+    return Schedule(kind, str(problem.spec), moved, root, programs, problem.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +182,70 @@ class _Layout:
     positions: tuple[int, ...]
 
 
-def _program(
-    kind: Kind, spec: StrategySpec, nodes: int, numel: int, node: int, layout: _Layout | None
-) -> Program:
-    if nodes == 1:
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Everything that a program depends on, but the node."""
+
+    kind: Kind
+    spec: StrategySpec
+    nodes: int
+    numel: int
+    layout: _Layout | None
+    blocks: tuple[Slice, ...]
+
+    def program(self, node: int) -> Program:
+        if self.nodes == 1:
+            return ()
+        if self.layout is None:
+            return tuple(self._steps(node))
+        return relabel(tuple(self._steps(self.layout.positions[node])), self.layout.nodes)
+
+    def _steps(self, position: int) -> Iterator[Step]:
+        if not self.numel or not self.kind.has_blocks:
+            moved = self.kind if self.numel else Kind.BARRIER
+            return _builder(self.spec)(moved, self.nodes, self.numel, position)
+        if self.kind is Kind.ALL_TO_ALL:
+            return direct.exchange(
+                self.blocks[position * self.nodes : (position + 1) * self.nodes],
+                self.blocks[position :: self.nodes],
+                position,
+            )
+        return self._block_steps(position)
+
+    def _block_steps(self, position: int) -> Iterator[Step]:
+        if self.layout is None:
+            return _BLOCK_BUILDERS[self.spec.name](self.kind, self.blocks, position)
+        blocks = [self.blocks[node] for node in self.layout.nodes]
+        arity = {"centralized": self.nodes - 1, "chain": 1}.get(self.spec.name, self.spec.arity)
+        return block_trees.program(self.kind, blocks, position, arity)
+
+
+def _problem(
+    kind: Kind,
+    strategy: str,
+    nodes: int,
+    numel: int,
+    root: int,
+    tree_order: Sequence[int] | None,
+    blocks: Sequence[Slice] | None,
+) -> _Problem:
+    spec = _checked(kind, strategy, nodes, numel, root)
+    order = None if tree_order is None else tuple(tree_order)
+    layout = _layout(spec, nodes, root, order)
+    return _Problem(kind, spec, nodes, numel, layout, _blocks(kind, nodes, numel, blocks))
+
+
+def _blocks(
+    kind: Kind, nodes: int, numel: int, given: Sequence[Slice] | None
+) -> tuple[Slice, ...]:
+    if not kind.has_blocks:
         return ()
-    moved = kind if numel else Kind.BARRIER
-    if layout is None:
-        return tuple(_builder(spec)(moved, nodes, numel, node))
-    steps = tuple(_builder(spec)(moved, nodes, numel, layout.positions[node]))
-    return relabel(steps, layout.nodes)
+    count = nodes * nodes if kind is Kind.ALL_TO_ALL else nodes
+    if given is None:
+        return balanced_slices(numel, count)
+    if len(given) != count:
+        raise InvalidArgument(f"{kind.label} of {nodes} nodes has {count} blocks, not {len(given)}")
+    return tuple(given)
 
 
 def _builder(spec: StrategySpec) -> Builder:

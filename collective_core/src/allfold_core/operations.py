@@ -17,6 +17,11 @@ class Kind(Enum):
     REDUCE = (2, "reduce")
     BROADCAST = (3, "broadcast")
     BARRIER = (4, "barrier")
+    ALL_GATHER = (5, "all_gather")
+    REDUCE_SCATTER = (6, "reduce_scatter")
+    GATHER = (7, "gather")
+    SCATTER = (8, "scatter")
+    ALL_TO_ALL = (9, "all_to_all")
 
     def __init__(self, code: int, label: str) -> None:
         self.code = code
@@ -24,11 +29,23 @@ class Kind(Enum):
 
     @property
     def reduces(self) -> bool:
-        return self in (Kind.ALL_REDUCE, Kind.REDUCE)
+        return self in _REDUCING
 
     @property
     def has_root(self) -> bool:
-        return self in (Kind.REDUCE, Kind.BROADCAST)
+        return self in _ROOTED
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the tensor consists of one block per rank (or per pair of ranks)."""
+        return self in _BLOCKED
+
+
+_REDUCING = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
+_ROOTED = frozenset({Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER})
+_BLOCKED = frozenset(
+    {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.SCATTER, Kind.ALL_TO_ALL}
+)
 
 
 class ReduceOp(Enum):
@@ -39,6 +56,10 @@ class ReduceOp(Enum):
     PRODUCT = (3, "product")
     MIN = (4, "min")
     MAX = (5, "max")
+    BAND = (6, "band")
+    BOR = (7, "bor")
+    BXOR = (8, "bxor")
+    PREMUL_SUM = (9, "premul_sum")
 
     def __init__(self, code: int, label: str) -> None:
         self.code = code

@@ -29,6 +29,18 @@ first chunk pays β + γ one after the other, each further one the greater of th
 * in halving_doubling, chunks do harm: what a node may send early to the next partner competes with
   what it still owes to the present one. The next message is half as long, so 3/2 of the time.
 
+Of blocks, m is the size of all P together. With equal blocks
+
+==================  ===========================================================================
+direct              α + (P-2)o + (P-1)/P · mβ, for all-gather, all-to-all and, with γ, reduce-scatter
+ring                (P-1)α + (P-1)/P · mβ, and γ
+halving_doubling    log2 P · α + (P-1)/P · mβ, and γ; beyond a power of two + α + mβ, and γ
+gather, scatter     2d(α + (k-1)o) + (P-1)/P · mβ in tree(k): the port of the root passes all of it
+==================  ===========================================================================
+
+An all-gather or reduce-scatter in a tree is a gather or scatter one way and a broadcast or reduce
+the other.
+
 A broadcast or reduce has one wave with data and one with signals (nobody may finish before it has
 heard from all), so it pays the latencies twice and the bytes once; a barrier has only signals.
 """
@@ -69,6 +81,8 @@ def predict(
         return 0.0
     if kind is Kind.BARRIER or not nbytes:
         return _barrier(spec, nodes, links)
+    if kind.has_blocks:
+        return _of_blocks(kind, spec, nodes, nbytes, links)
     if spec.name == "ring" and nbytes < nodes:
         spec = StrategySpec("tree", 2)
     slice_bytes = nbytes / _slices(spec.name, nodes)
@@ -149,6 +163,31 @@ def _double_tree(nodes: int, size: float, links: LinkModel, chunks: int) -> floa
     first = 2 * depth * (_burst(children, links) + children * beta) + depth * children * gamma
     # Per chunk of both trees: an inner node passes 3 (the root of few nodes fewer), a leaf 1.
     return first + (chunks - 1) * max(min(nodes, 4) * beta, children * gamma)
+
+
+def _of_blocks(
+    kind: Kind, spec: StrategySpec, nodes: int, nbytes: int, links: LinkModel
+) -> float:
+    """Unpipelined: there is little to overlap where a block is only passed on."""
+    per_byte = links.seconds_per_byte
+    if kind.reduces:
+        per_byte += links.fold_seconds_per_byte
+    moved = (nodes - 1) / nodes * nbytes * per_byte
+    if spec.name == "direct":
+        return _burst(nodes - 1, links) + moved
+    if spec.name == "ring":
+        return (nodes - 1) * links.latency + moved
+    steps = _halvings(nodes)
+    if spec.name == "halving_doubling":
+        extra = links.latency + nbytes * per_byte if nodes > 1 << steps else 0.0
+        return steps * links.latency + moved + extra
+    arity = _arity(spec, nodes)
+    depth = _heap_depth(nodes, arity)
+    time = 2 * depth * _burst(arity, links) + moved
+    if kind.has_root:
+        return time
+    # What comes back is the whole tensor to each of k children, on every level.
+    return time + depth * arity * nbytes * per_byte
 
 
 _FORMULAS: dict[str, Callable[[int, float, LinkModel, int], float]] = {

@@ -6,6 +6,7 @@ strategies; :func:`allfold_core.predict.predict` has the textbook formulas, whic
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -64,7 +65,7 @@ def chunked(schedule: Schedule, chunks: int) -> Schedule:
         tuple(piece for step in program for piece in _pieces(step, chunks))
         for program in schedule.programs
     )
-    return Schedule(schedule.kind, schedule.strategy, schedule.numel, schedule.root, programs)
+    return replace(schedule, programs=programs)
 
 
 def _pieces(step: Step, chunks: int) -> list[Step]:

@@ -85,8 +85,10 @@ Program = tuple[Step, ...]
 class Schedule:
     """The programs of all nodes of one op.
 
-    ``root`` is a node, -1 for kinds without one. A node's content after its last step is the
-    result wherever :meth:`has_result` says so.
+    Attributes:
+        root: a node, -1 for kinds without one.
+        blocks: for kinds that have them, the block of each node; for an all-to-all that of each
+            pair of nodes, by source and then by destination.
     """
 
     kind: Kind
@@ -94,14 +96,33 @@ class Schedule:
     numel: int
     root: int
     programs: tuple[Program, ...]
+    blocks: tuple[Slice, ...] = ()
 
     @property
     def nodes(self) -> int:
         return len(self.programs)
 
-    def has_result(self, node: int) -> bool:
-        """Whether the work buffer of ``node`` ends as the op's result."""
-        return self.kind is not Kind.REDUCE or node == self.root
+    def origin(self, block: int) -> int:
+        """The node whose content of a block is the result; -1 where it is everybody's fold."""
+        match self.kind:
+            case Kind.BROADCAST | Kind.SCATTER:
+                return self.root
+            case Kind.ALL_GATHER | Kind.GATHER:
+                return block
+            case Kind.ALL_TO_ALL:
+                return block // self.nodes
+        return -1
+
+    def has_result(self, node: int, block: int) -> bool:
+        """Whether a block of the work buffer of ``node`` ends as a result."""
+        match self.kind:
+            case Kind.REDUCE | Kind.GATHER:
+                return node == self.root
+            case Kind.REDUCE_SCATTER | Kind.SCATTER:
+                return node == block
+            case Kind.ALL_TO_ALL:
+                return node == block % self.nodes
+        return True
 
 
 def balanced_slices(numel: int, parts: int) -> tuple[Slice, ...]:

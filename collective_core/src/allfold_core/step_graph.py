@@ -110,6 +110,8 @@ class StepGraph:
                     self.fail(number, f"has an empty slice or one beyond {numel} elements")
                 moving.append((number, start, stop))
         bounds = {0, numel}
+        for block in self.schedule.blocks:
+            bounds.update((block.start, block.stop))
         bounds.update([start for _, start, _ in moving], [stop for _, _, stop in moving])
         self.bounds = sorted(bounds)
         index = {bound: position for position, bound in enumerate(self.bounds)}

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 
-from allfold_core.operations import Kind
-from allfold_core.schedule import Await, Fold, Receive, Schedule, Signal
+from allfold_core.schedule import Await, Fold, Receive, Schedule, Signal, Slice
 from allfold_core.step_graph import ScheduleError, StepGraph
 
 __all__ = ["ScheduleError", "verify"]
@@ -19,7 +20,8 @@ def verify(schedule: Schedule, capacity: int = 1) -> None:
     """Prove that ``schedule`` does what its kind promises.
 
     * Where a result is due, every element is the fold of every node's contribution exactly once,
-      as one expression, the same on all nodes; for a broadcast it is the root's content.
+      as one expression, the same on all nodes; for kinds that only move, it is what the node has
+      brought that the element comes from.
     * Every message is taken, in order, with the slice it was sent for; none is left over.
     * No node gets an element of the final value twice.
     * It never deadlocks with ``capacity`` messages of room on each edge. Room for one, the
@@ -82,6 +84,8 @@ class _Proof:
         self.heard = [1 << node for node in range(schedule.nodes)]
         self.heard += [0] * (self.graph.cell_count - schedule.nodes)
         self.known = [1 << node for node in self.graph.owners]
+        self.blocks = list(_block_numbers(self.graph.bounds, schedule.blocks))
+        self.origins = [schedule.origin(block) for block in self.blocks]
 
     def run(self) -> None:
         """Run every step when those that it waits for are done."""
@@ -120,10 +124,11 @@ class _Proof:
         graph, values, heard = self.graph, self.values, self.heard
         sender = graph.senders[number][step.source]
         known = total = self.known[number] | self.known[sender]
-        for old, sent, new in zip(
-            graph.reads[number], graph.reads[sender], graph.writes[number], strict=True
+        first = graph.spans[number][0]
+        for segment, (old, sent, new) in enumerate(
+            zip(graph.reads[number], graph.reads[sender], graph.writes[number], strict=True), first
         ):
-            if self._is_final(values[old]):
+            if self._is_final(values[old], segment):
                 graph.fail(number, f"gets {self._elements(number, new)}, which it has already")
             values[new] = values[sent]
             heard[new] = known | heard[sent]
@@ -145,25 +150,30 @@ class _Proof:
             total |= heard[new]
         self.known[number] = total
 
-    def _is_final(self, value: int) -> bool:
-        if self.schedule.kind is Kind.BROADCAST:
-            return value == self.schedule.root
+    def _is_final(self, value: int, segment: int) -> bool:
+        origin = self.origins[segment]
+        if origin >= 0:
+            return value == origin
         return self.expressions.contributions[value] == self.everybody
 
     def check_results(self) -> None:
         """Every node that has a result has the whole one, and all have the same."""
-        expected: list[int] | None = None
+        if not self.schedule.numel:
+            return
+        expected = [-1] * len(self.blocks)
         for node, cells in enumerate(self.graph.final_cells):
-            if not self.schedule.has_result(node) or not self.schedule.numel:
-                continue
-            values = [self.values[cell] for cell in cells]
-            expected = expected or values
-            for segment, value in enumerate(values):
-                if not self._is_final(value):
-                    raise ScheduleError(f"node {node} ends {self._incomplete(segment, value)}")
-                if value != expected[segment]:
-                    elements = self.graph.elements(segment)
-                    raise ScheduleError(f"node {node} has another order of folds in {elements}")
+            for segment, cell in enumerate(cells):
+                if self.schedule.has_result(node, self.blocks[segment]):
+                    self._check_result(node, segment, self.values[cell], expected)
+
+    def _check_result(self, node: int, segment: int, value: int, expected: list[int]) -> None:
+        if not self._is_final(value, segment):
+            raise ScheduleError(f"node {node} ends {self._incomplete(segment, value)}")
+        if expected[segment] < 0:
+            expected[segment] = value
+        if value != expected[segment]:
+            elements = self.graph.elements(segment)
+            raise ScheduleError(f"node {node} has another order of folds in {elements}")
 
     def check_outcome_safety(self) -> None:
         """No node is done before it has heard from every other one."""
@@ -177,14 +187,24 @@ class _Proof:
 
     def _incomplete(self, segment: int, value: int) -> str:
         where = f"in {self.graph.elements(segment)}"
-        if self.schedule.kind is Kind.BROADCAST:
-            return f"without the root's content {where}"
+        origin = self.origins[segment]
+        if origin >= 0:
+            owner = "the root" if origin == self.schedule.root else f"node {origin}"
+            return f"without {owner}'s content {where}"
         missing = _members(self.everybody & ~self.expressions.contributions[value])
         return f"without the contribution of {missing} {where}"
 
     def _elements(self, number: int, cell: int) -> str:
         first = self.graph.spans[number][0]
         return self.graph.elements(first + cell - self.graph.writes[number].start)
+
+
+def _block_numbers(bounds: Sequence[int], blocks: Sequence[Slice]) -> Iterator[int]:
+    """For each segment the block that it lies in; 0 where there are none."""
+    owners = sorted((block.start, number) for number, block in enumerate(blocks) if block)
+    starts = [start for start, _ in owners]
+    for bound in bounds[:-1]:
+        yield owners[bisect_right(starts, bound) - 1][1] if owners else 0
 
 
 def _members(mask: int) -> str:

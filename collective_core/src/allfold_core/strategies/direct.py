@@ -1,15 +1,16 @@
-"""One-shot mesh: everybody sends everything to everybody and folds on its own.
+"""The mesh: everybody sends to everybody what they need, in one latency.
 
-One latency, the fewest there can be, for (P-1) times the bytes: for short tensors. Every node
-folds in node order, so all have the same bits although each computes them itself.
+An all-reduce sends everything to everybody: one latency, the fewest there can be, for (P-1) times
+the bytes, so it is for short tensors. Blocks are sent to nobody who does not need them. Whoever
+folds does it in node order, so all have the same bits although each computes them itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from allfold_core.operations import Kind
-from allfold_core.schedule import Await, Fold, Send, Signal, Slice, Step
+from allfold_core.schedule import Await, Fold, Receive, Send, Signal, Slice, Step
 
 
 def others_after(nodes: int, me: int) -> Iterator[int]:
@@ -36,3 +37,31 @@ def program(kind: Kind, nodes: int, numel: int, me: int) -> Iterator[Step]:
     whole = Slice(0, numel)
     yield from (Send(whole, other) for other in others_after(nodes, me))
     yield Fold(whole, tuple(range(nodes)))
+
+
+def block_program(kind: Kind, blocks: Sequence[Slice], me: int) -> Iterator[Step]:
+    """Reduce-scatter: everybody their own block of mine. All-gather: everybody my block."""
+    if kind is Kind.ALL_GATHER:
+        yield from exchange([blocks[me]] * len(blocks), blocks, me)
+        return
+    others = list(others_after(len(blocks), me))
+    yield from (Signal(other) for other in others if not blocks[other])
+    yield from (Send(blocks[other], other) for other in others if blocks[other])
+    if blocks[me]:
+        yield Fold(blocks[me], tuple(range(len(blocks))))
+    else:
+        yield from (Await(other) for other in others_before(len(blocks), me))
+
+
+def exchange(outgoing: Sequence[Slice], incoming: Sequence[Slice], me: int) -> Iterator[Step]:
+    """Send ``outgoing[j]`` to every node j and receive ``incoming[j]`` from it: an all-to-all.
+
+    Who has nothing for another node sends it a signal, first of all, because it has to wait for
+    nothing then.
+    """
+    nodes = len(outgoing)
+    yield from (Signal(other) for other in others_after(nodes, me) if not outgoing[other])
+    yield from (Send(outgoing[other], other) for other in others_after(nodes, me) if outgoing[other])
+    before = list(others_before(nodes, me))
+    yield from (Receive(incoming[other], other) for other in before if incoming[other])
+    yield from (Await(other) for other in before if not incoming[other])
