@@ -49,7 +49,7 @@ def _cheapest(kind: Kind, nodes: int, nbytes: int, links: LinkModel) -> str:
 def candidates(kind: Kind) -> tuple[str, ...]:
     """The canonical names among which ``auto`` chooses, the preferred ones first."""
     names = tuple(str(strategy_of(kind, name)) for name in strategies_for(kind))
-    return names + WIDER_TREES
+    return names + WIDER_TREES if "tree" in strategies_for(kind) else names
 
 
 def strategy_table(kind: Kind, plan: Plan) -> list[tuple[int, str]]:

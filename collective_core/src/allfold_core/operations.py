@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from math import prod
 
+from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 
 
@@ -70,7 +72,7 @@ class ReduceOp(Enum):
 
         Minimum and maximum never round, so they stay in the type they are given.
         """
-        if dtype.is_half and self not in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.is_half and self in _ROUNDING:
             return DType.FLOAT32
         return dtype
 
@@ -79,19 +81,27 @@ class ReduceOp(Enum):
 
         Booleans follow NCCL's convention: sum and max are "any", product and min are "all".
         """
+        if self in _BITWISE and dtype.is_float:
+            return f"{self.label} of {dtype.label} is not defined: it is for integers and booleans"
         if self is ReduceOp.MEAN and not dtype.is_float:
             return (
                 f"mean of {dtype.label} is not defined: an integer mean would have to round; "
                 "convert to a float dtype, or use sum and divide as you need"
             )
+        if self is ReduceOp.PREMUL_SUM and not dtype.is_float:
+            return f"premul_sum of {dtype.label} is not defined: its factor is a real number"
         return None
 
 
+_BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
+_ROUNDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM})
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
-_HEADER = struct.Struct("<BBBBi32s")
+_HEADER = struct.Struct("<BBBBBxxxiId32s")
 MAX_DIMENSIONS = 64
+MAX_COUNTS = 4096
 MAX_STRATEGY_LABEL = 32
+_SHOWN = 16
 
 
 def kind_from_code(code: int) -> Kind:
@@ -114,8 +124,17 @@ def reduce_op_from_code(code: int) -> ReduceOp | None:
 class Fingerprint:
     """All that must agree between the ranks of one op, in the order a reader compares it.
 
-    ``root`` is a rank of the group, -1 for kinds without one. ``strategy`` is what the caller
-    asked for ("auto" unless overridden), because two overrides compile different schedules.
+    Attributes:
+        shape: of the tensor; of one rank's block for kinds with blocks; of one row of it, its
+            other dimensions, where the blocks have ``counts``.
+        root: a rank of the group, -1 for kinds without one.
+        strategy: what the caller asked for ("auto" unless overridden), because two overrides
+            compile different schedules.
+        wire: how the data travels between nodes.
+        factor: what a premultiplied sum multiplies every input with.
+        counts: the rows of each rank's block; () where all blocks are equal. For an all-to-all,
+            first those that the caller sends to each rank, then those that it receives from each:
+            these are the caller's own, and must only match those of the others.
     """
 
     kind: Kind
@@ -124,15 +143,32 @@ class Fingerprint:
     shape: tuple[int, ...]
     root: int
     strategy: str
+    wire: Wire = Wire.NATIVE
+    factor: float = 1.0
+    counts: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
+        """Elements of a tensor of ``shape``."""
         return prod(self.shape)
 
     @property
     def kept_dtype(self) -> DType:
-        """The type in which the op is computed, and in which it travels."""
+        """The type in which the op is computed."""
         return self.reduce_op.accumulation_dtype(self.dtype) if self.reduce_op else self.dtype
+
+    @property
+    def common(self) -> Fingerprint:
+        """What must be equal on all ranks: for an all-to-all, all but the counts."""
+        return replace(self, counts=()) if self.kind is Kind.ALL_TO_ALL else self
+
+    def sent(self) -> tuple[int, ...]:
+        """Of an all-to-all: the rows that the caller sends to each rank."""
+        return self.counts[: len(self.counts) // 2]
+
+    def received(self) -> tuple[int, ...]:
+        """Of an all-to-all: the rows that the caller receives from each rank."""
+        return self.counts[len(self.counts) // 2 :]
 
     def pack(self) -> bytes:
         """The canonical bytes: equal fingerprints, and only those, have equal bytes.
@@ -147,35 +183,55 @@ class Fingerprint:
             self.reduce_op.code if self.reduce_op else 0,
             self.dtype.code,
             len(self.shape),
+            self.wire.code,
             self.root,
+            len(self.counts),
+            self.factor,
             strategy,
         )
-        return head + struct.pack(f"<{len(self.shape)}Q", *self.shape)
+        sizes = self.shape + self.counts
+        return head + struct.pack(f"<{len(sizes)}Q", *sizes)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Fingerprint:
         """The inverse of :meth:`pack`; ``ValueError`` for bytes that are no fingerprint."""
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
-        kind, op, dtype, ndim, root, strategy = _HEADER.unpack_from(data)
-        if len(data) != _HEADER.size + 8 * ndim:
-            raise ValueError(f"a fingerprint of {ndim} dimensions cannot have {len(data)} bytes")
+        kind, op, dtype, ndim, wire, root, ncounts, factor, strategy = _HEADER.unpack_from(data)
+        if len(data) != _HEADER.size + 8 * (ndim + ncounts):
+            raise ValueError(
+                f"a fingerprint of {ndim} dimensions and {ncounts} counts cannot have "
+                f"{len(data)} bytes"
+            )
+        sizes = struct.unpack_from(f"<{ndim + ncounts}Q", data, _HEADER.size)
         return cls(
             kind_from_code(kind),
             reduce_op_from_code(op),
             DType.from_code(dtype),
-            struct.unpack_from(f"<{ndim}Q", data, _HEADER.size),
+            sizes[:ndim],
             root,
             strategy.rstrip(b"\0").decode("ascii"),
+            Wire.from_code(wire),
+            factor,
+            sizes[ndim:],
         )
 
     def describe(self) -> str:
         """One line for people: ``all_reduce(sum, float32[1024, 8])``."""
         parts = [self.reduce_op.label] if self.reduce_op else []
+        if self.reduce_op is ReduceOp.PREMUL_SUM:
+            parts.append(f"factor={self.factor:g}")
         if self.kind is not Kind.BARRIER:
-            parts.append(f"{self.dtype.label}{list(self.shape)}")
+            shape = ["*", *self.shape] if self.counts else self.shape
+            parts.append(f"{self.dtype.label}[{', '.join(map(str, shape))}]")
+        if self.kind is Kind.ALL_TO_ALL and self.counts:
+            parts.append(f"sends {_listed(self.sent())} and receives {_listed(self.received())}")
+        elif self.counts:
+            parts.append(f"rows {_listed(self.counts)}")
         if self.kind.has_root:
             parts.append(f"root={self.root}")
+        if self.wire is not Wire.NATIVE:
+            parts.append(f"wire={self.wire.label}")
         if self.strategy != "auto":
             parts.append(f"strategy={self.strategy}")
         return f"{self.kind.label}({', '.join(parts)})"
@@ -187,3 +243,8 @@ class Fingerprint:
             for field in fields(self)
             if getattr(self, field.name) != getattr(other, field.name)
         ]
+
+
+def _listed(counts: Sequence[int]) -> str:
+    more = f" ... of {len(counts)}" if len(counts) > _SHOWN else ""
+    return f"({', '.join(map(str, counts[:_SHOWN]))}{more})"
