@@ -20,10 +20,15 @@ from allfold_core.operations import MAX_DIMENSIONS
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A user's tensor.
+    """A user's tensor, as elements that Allfold knows.
 
     Attributes:
+        tensor: the user's.
+        dtype: of the elements: those of a complex tensor are its real and imaginary parts, those of
+            a type that Allfold cannot fold are bytes.
+        shape: in such elements.
         address: of its first element, where it is contiguous and aligned; 0 otherwise.
+        is_complex: whether the elements come in pairs.
     """
 
     tensor: Any
@@ -32,6 +37,12 @@ class TensorView:
     nbytes: int
     address: int
     is_torch: bool
+    is_complex: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.nbytes // self.dtype.itemsize
 
     def copy_to(self, memory: Bytes) -> None:
         """Write the elements, in C order, to raw memory."""
@@ -40,7 +51,7 @@ class TensorView:
         if self.is_torch:
             self._as_torch(memory).copy_(self.tensor.detach())
         else:
-            np.copyto(memory.view(self.tensor.dtype).reshape(self.shape), self.tensor)
+            np.copyto(memory.view(self.tensor.dtype).reshape(self.tensor.shape), self.tensor)
 
     def copy_from(self, memory: Bytes) -> None:
         """Read the elements back into the tensor, whatever its strides."""
@@ -49,55 +60,81 @@ class TensorView:
         if self.is_torch:
             self.tensor.detach().copy_(self._as_torch(memory))
         else:
-            np.copyto(self.tensor, memory.view(self.tensor.dtype).reshape(self.shape))
+            np.copyto(self.tensor, memory.view(self.tensor.dtype).reshape(self.tensor.shape))
 
     def _as_torch(self, memory: Bytes) -> Any:
         torch = sys.modules["torch"]
-        return torch.from_numpy(memory).view(self.tensor.dtype).reshape(self.shape)
+        return torch.from_numpy(memory).view(self.tensor.dtype).reshape(self.tensor.shape)
 
 
-def view(tensor: Any) -> TensorView:
+def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorView:
     """Look at a tensor.
+
+    Args:
+        tensor: a NumPy array or a torch CPU tensor.
+        written: whether a result is written into it.
+        folded: whether its elements are reduced; what is only moved may be of any type.
 
     Raises:
         InvalidArgument: it is not one that Allfold can move; says why and what to do.
     """
     if isinstance(tensor, np.ndarray):
-        return _view_array(tensor)
+        return _view_array(tensor, written, folded)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return _view_torch(tensor, torch)
+        return _view_torch(tensor, torch, written, folded)
     raise InvalidArgument(
         f"expected a NumPy array or a torch tensor, got {type(tensor).__name__}; "
         "the result is written into the tensor, so a list or a number must be put into one first"
     )
 
 
-def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
-    dtype = _dtype(array.dtype.name)
+def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> TensorView:
+    if array.dtype.hasobject:
+        raise InvalidArgument(f"the array holds Python objects ({array.dtype}), not numbers")
     if not array.dtype.isnative:
         raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
-    if not array.flags.writeable:
+    if written and not array.flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
-    _check_dimensions(array.shape, array.strides)
+    _check_dimensions(array.shape, array.strides, written)
     contiguous = array.flags.c_contiguous and array.flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
-    return TensorView(array, dtype, array.shape, array.nbytes, address, is_torch=False)
+    dtype, inner = _elements(array.dtype.name, array.dtype.itemsize, folded)
+    shape = array.shape + inner
+    return TensorView(array, dtype, shape, array.nbytes, address, False, array.dtype.kind == "c")
 
 
-def _view_torch(tensor: Any, torch: Any) -> TensorView:
-    dtype = _dtype(str(tensor.dtype).removeprefix("torch."))
+def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorView:
     if tensor.device.type != "cpu":
         raise InvalidArgument(
             f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
-    _check_dimensions(tensor.shape, tensor.stride())
+    _check_dimensions(tensor.shape, tensor.stride(), written)
+    name, itemsize = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
+    dtype, inner = _elements(name, itemsize, folded)
+    as_it_is = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
     aligned = tensor.data_ptr() % dtype.itemsize == 0
-    address = tensor.data_ptr() if tensor.is_contiguous() and aligned else 0
-    nbytes = tensor.numel() * dtype.itemsize
-    return TensorView(tensor, dtype, tuple(tensor.shape), nbytes, address, is_torch=True)
+    address = tensor.data_ptr() if as_it_is and aligned else 0
+    shape = tuple(tensor.shape) + inner
+    nbytes = tensor.numel() * itemsize
+    return TensorView(tensor, dtype, shape, nbytes, address, True, tensor.is_complex())
+
+
+_COMPLEX = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
+
+
+def _elements(label: str, itemsize: int, folded: bool) -> tuple[DType, tuple[int, ...]]:
+    """The type in which Allfold sees an element, and how many of them it is, as a shape."""
+    if label in _COMPLEX:
+        return _COMPLEX[label], (2,)
+    try:
+        return DType.from_label(label), ()
+    except ValueError as error:
+        if folded:
+            raise InvalidArgument(str(error)) from None
+        return DType.UINT8, (itemsize,)
 
 
 def _dtype(label: str) -> DType:
@@ -107,11 +144,11 @@ def _dtype(label: str) -> DType:
         raise InvalidArgument(str(error)) from None
 
 
-def _check_dimensions(shape: Sequence[int], strides: Sequence[int]) -> None:
-    if len(shape) > MAX_DIMENSIONS:
-        raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
+def _check_dimensions(shape: Sequence[int], strides: Sequence[int], written: bool) -> None:
+    if len(shape) >= MAX_DIMENSIONS:
+        raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
     repeated = any(size > 1 and not stride for size, stride in zip(shape, strides, strict=True))
-    if repeated and all(shape):
+    if written and repeated and all(shape):
         raise InvalidArgument(
             "several elements share one place in memory (an expanded or broadcast tensor), but "
             "the result is written into the tensor; use .clone() or .copy()"

@@ -16,7 +16,7 @@ from typing import Any
 
 from allfold_core.operations import Fingerprint
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE = 64 * 1024
 
 
@@ -51,7 +51,7 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 
 SEGMENT = struct.Struct("<BxxxIQ")
 OUTCOME = struct.Struct("<BxxxIQ")
-_OP = struct.Struct("<BxxxIQdIIQQQ")
+_OP = struct.Struct("<BxxxIQdIIQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class OpMessage:
         group: the number that the agent gave the group when the rank joined.
         seq: the op's number inside the group.
         timeout: seconds until the agent fails the op.
-        nbytes: the tensor's size; input and output have the same.
+        source: the input; how long it is the fingerprint says.
+        target: where the result is wanted.
         fingerprint: the packed fingerprint.
     """
 
@@ -79,7 +80,6 @@ class OpMessage:
     timeout: float
     source: Region
     target: Region
-    nbytes: int
     fingerprint: bytes
 
     def pack(self) -> bytes:
@@ -92,7 +92,6 @@ class OpMessage:
             self.target.segment,
             self.source.offset,
             self.target.offset,
-            self.nbytes,
         )
         return head + self.fingerprint
 
@@ -101,8 +100,8 @@ class OpMessage:
         """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
         if len(data) < _OP.size:
             raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
-        _, group, seq, timeout, source, target, source_offset, target_offset, nbytes = (
-            _OP.unpack_from(data)
+        _, group, seq, timeout, source, target, source_offset, target_offset = _OP.unpack_from(
+            data
         )
         return cls(
             group,
@@ -110,7 +109,6 @@ class OpMessage:
             timeout,
             Region(source, source_offset),
             Region(target, target_offset),
-            nbytes,
             data[_OP.size :],
         )
 

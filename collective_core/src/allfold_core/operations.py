@@ -97,7 +97,7 @@ _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 _ROUNDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM})
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
-_HEADER = struct.Struct("<BBBBBxxxiId32s")
+_HEADER = struct.Struct("<BBBBBxxxiIdQ32s")
 MAX_DIMENSIONS = 64
 MAX_COUNTS = 4096
 MAX_STRATEGY_LABEL = 32
@@ -132,6 +132,7 @@ class Fingerprint:
             compile different schedules.
         wire: how the data travels between nodes.
         factor: what a premultiplied sum multiplies every input with.
+        feedback: which series of ops shares its rounding errors; 0 for none.
         counts: the rows of each rank's block; () where all blocks are equal. For an all-to-all,
             first those that the caller sends to each rank, then those that it receives from each:
             these are the caller's own, and must only match those of the others.
@@ -145,6 +146,7 @@ class Fingerprint:
     strategy: str
     wire: Wire = Wire.NATIVE
     factor: float = 1.0
+    feedback: int = 0
     counts: tuple[int, ...] = ()
 
     @property
@@ -187,6 +189,7 @@ class Fingerprint:
             self.root,
             len(self.counts),
             self.factor,
+            self.feedback,
             strategy,
         )
         sizes = self.shape + self.counts
@@ -197,7 +200,8 @@ class Fingerprint:
         """The inverse of :meth:`pack`; ``ValueError`` for bytes that are no fingerprint."""
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
-        kind, op, dtype, ndim, wire, root, ncounts, factor, strategy = _HEADER.unpack_from(data)
+        head = _HEADER.unpack_from(data)
+        kind, op, dtype, ndim, wire, root, ncounts, factor, feedback, strategy = head
         if len(data) != _HEADER.size + 8 * (ndim + ncounts):
             raise ValueError(
                 f"a fingerprint of {ndim} dimensions and {ncounts} counts cannot have "
@@ -213,6 +217,7 @@ class Fingerprint:
             strategy.rstrip(b"\0").decode("ascii"),
             Wire.from_code(wire),
             factor,
+            feedback,
             sizes[ndim:],
         )
 

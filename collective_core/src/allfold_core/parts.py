@@ -141,7 +141,12 @@ def check_counts(fingerprint: Fingerprint, world_size: int) -> None:
 
 @lru_cache(maxsize=512)
 def layout(
-    kind: Kind, sizes: tuple[int, ...], root: int, placement: Placement, node: int
+    kind: Kind,
+    sizes: tuple[int, ...],
+    root: int,
+    placement: Placement,
+    node: int,
+    rounded: bool = False,
 ) -> Layout:
     """The layout of an op for one node.
 
@@ -151,11 +156,14 @@ def layout(
         root: the root rank, -1 for none.
         placement: the ranks of each node.
         node: the node whose view it is.
+        rounded: the wire rounds what is broadcast, so the root needs what the others get.
     """
     ranks = placement[node]
     if not kind.has_blocks:
         sources = ranks if kind is not Kind.BROADCAST else _only(ranks, root)
         targets = ranks if kind is not Kind.REDUCE else _only(ranks, root)
+        if kind is Kind.BROADCAST and not rounded:
+            targets = tuple(rank for rank in ranks if rank != root)
         whole = Slice(0, sizes[0])
         return Layout((Part(whole, _ends(sources), _ends(targets)),), None, sizes[0], sizes[0])
     offsets = list(accumulate(sizes, initial=0))

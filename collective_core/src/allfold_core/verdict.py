@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allfold_core.errors import MismatchError, PeerMissing
-from allfold_core.operations import Fingerprint
+from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 
 _NAMED = 8
@@ -49,9 +49,10 @@ def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
     """
     sides: dict[Fingerprint, list[int]] = defaultdict(list)
     for rank in sorted(evidence.arrivals):
-        sides[evidence.arrivals[rank]].append(rank)
+        sides[evidence.arrivals[rank].common].append(rank)
     if len(sides) < 2:
-        return None
+        pair = unmatched_pair(evidence.arrivals)
+        return None if pair is None else _mismatch_of_pair(plan, evidence, *pair)
     expected = min(sides, key=lambda side: (-len(sides[side]), sides[side][0]))
     odd = {side: ranks for side, ranks in sides.items() if side != expected}
     named = "; ".join(
@@ -68,6 +69,31 @@ def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
         odd_ranks=sorted(rank for ranks in odd.values() for rank in ranks),
         expected=expected.describe(),
         got={str(rank): side.describe() for side, ranks in odd.items() for rank in ranks},
+    )
+
+
+def unmatched_pair(arrivals: Mapping[int, Fingerprint]) -> tuple[int, int] | None:
+    """Two ranks of an all-to-all, the first of which sends what the second does not expect."""
+    for giver, call in arrivals.items():
+        for taker, other in arrivals.items():
+            if call.kind is Kind.ALL_TO_ALL and call.sent()[taker] != other.received()[giver]:
+                return giver, taker
+    return None
+
+
+def _mismatch_of_pair(plan: Plan, evidence: Evidence, giver: int, taker: int) -> MismatchError:
+    """An all-to-all is a contract of pairs, so no majority can say who of the two is right."""
+    gives, takes = evidence.arrivals[giver], evidence.arrivals[taker]
+    return MismatchError(
+        f"op {evidence.seq} of group '{plan.group}': {_name_with_nodes(plan, [giver])} sends "
+        f"{gives.sent()[taker]} rows to {_name_with_nodes(plan, [taker])}, which expects "
+        f"{takes.received()[giver]}: {gives.describe()} against {takes.describe()}. "
+        "Nothing was moved and the group is usable; make the sizes of both ranks agree.",
+        seq=evidence.seq,
+        group=plan.group,
+        odd_ranks=sorted({giver, taker}),
+        expected=gives.describe(),
+        got={str(taker): takes.describe()},
     )
 
 

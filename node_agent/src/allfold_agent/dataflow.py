@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -34,6 +34,7 @@ class TaskKind(IntEnum):
     AWAIT = 5
     FOLD = 6
     FENCE = 7  # nothing; gathers the signals that later tasks wait for
+    ENCODE = 8  # make the code of the range, and round the range to what it stands for
 
 
 @dataclass(slots=True)
@@ -44,8 +45,10 @@ class Task:
         peer: the node at the other end of a send or receive, -1 otherwise.
         operands: of a fold, in order: the index of a ``RECEIVE_OPERAND`` task, or -1 for the
             present content of the range.
-        snapshot: of a send: a later fold overwrites the range without a peer's word that the
+        snapshot: of a send: a later task overwrites the range without a peer's word that the
             frame arrived, so a frame that might be sent again needs a copy.
+        code: of a send on a lossy wire: the task whose code is sent, an ``ENCODE`` of this node or
+            the ``RECEIVE`` of what is passed on; -1 where the range itself is sent.
         waits_for: the number of tasks that must be done first.
         successors: the tasks that wait for this one.
     """
@@ -57,6 +60,7 @@ class Task:
     peer: int = -1
     operands: tuple[int, ...] = ()
     snapshot: bool = False
+    code: int = -1
     waits_for: int = 0
     successors: list[int] = field(default_factory=list)
 
@@ -108,10 +112,10 @@ class _Content:
 
 
 class _Builder:
-    def __init__(self, node: int, numel: int, chunk: int) -> None:
+    def __init__(self, node: int, numel: int, chunk: int, encoded: bool) -> None:
         self.node = node
-        self.numel = numel
         self.chunk = chunk
+        self.encoded = encoded
         self.tasks: list[Task] = []
         self.content = _Content(numel) if numel else None
         self.sends: dict[int, list[int]] = defaultdict(list)
@@ -159,7 +163,8 @@ class _Builder:
                 if reader != task.index:
                     self.order(reader, task)
                     if task.kind is TaskKind.FOLD:
-                        self.tasks[reader].snapshot = True
+                        # A code is not overwritten, whatever happens to its range.
+                        self.tasks[reader].snapshot = self.tasks[reader].code < 0
             self.content.writer[segment] = task.index
             self.content.readers[segment] = []
 
@@ -170,9 +175,28 @@ class _Builder:
 
     def send(self, step: Send) -> None:
         for start, stop in chunks(step.slice, self.chunk):
+            code = self.code(start, stop) if self.encoded else -1
             task = self.add(TaskKind.SEND, start, stop, step.to)
+            task.code = code
             self.read(self.after_fence(task))
             self.sends[step.to].append(task.index)
+
+    def code(self, start: int, stop: int) -> int:
+        """The task that has the code of the range's present content; made where there is none.
+
+        What came in a code is passed on in the same one, so all nodes decode the same bytes.
+        """
+        assert self.content is not None
+        writers = {self.content.writer[each] for each in self.content.segments(start, stop)}
+        if len(writers) == 1 and (writer := writers.pop()) >= 0:
+            task = self.tasks[writer]
+            whole = (task.start, task.stop) == (start, stop)
+            if whole and task.kind in (TaskKind.RECEIVE, TaskKind.ENCODE):
+                return writer
+        task = self.after_fence(self.add(TaskKind.ENCODE, start, stop))
+        self.read(task)
+        self.write(task)
+        return task.index
 
     def receive(self, step: Receive) -> None:
         for start, stop in chunks(step.slice, self.chunk):
@@ -222,29 +246,37 @@ class _Builder:
         self.receives[step.source].append(task.index)
         self.awaits.append(task.index)
 
-    def complete_result(self) -> None:
+    def complete(self, result: Slice) -> None:
         """Contribute what no step has touched, e.g. everything where there is but one node."""
-        if self.content is None:
-            return
-        for bounds in chunks(Slice(0, self.numel), self.chunk):
+        assert self.content is not None
+        for bounds in chunks(result, self.chunk):
             for segment in self.content.segments(*bounds):
                 if self.content.writer[segment] < 0:
                     self.contribute(segment)
 
 
-def build(program: Program, *, node: int, numel: int, chunk: int, has_result: bool) -> Dataflow:
+def build(
+    program: Program,
+    *,
+    node: int,
+    numel: int,
+    chunk: int,
+    results: Iterable[Slice] = (),
+    encoded: bool = False,
+) -> Dataflow:
     """The task graph of ``node``'s program.
 
     Args:
         program: the steps of this node.
         node: its index, which stands for the own content in a fold's operands.
-        numel: elements of the work buffer.
+        numel: elements of the index space.
         chunk: elements of a chunk, at least 1; equal on all nodes.
-        has_result: whether the work buffer must hold the result in the end.
+        results: what the work buffer must hold in the end.
+        encoded: whether what is sent must be encoded first.
     """
     if chunk < 1:
         raise ValueError(f"a chunk has at least 1 element, got {chunk}")
-    builder = _Builder(node, numel, chunk)
+    builder = _Builder(node, numel, chunk, encoded)
     for step in program:
         match step:
             case Send():
@@ -257,8 +289,8 @@ def build(program: Program, *, node: int, numel: int, chunk: int, has_result: bo
                 builder.signal(step)
             case Await():
                 builder.await_(step)
-    if has_result:
-        builder.complete_result()
+    for result in filter(None, results):
+        builder.complete(result)
     return Dataflow(
         tuple(builder.tasks),
         {peer: tuple(order) for peer, order in builder.sends.items()},

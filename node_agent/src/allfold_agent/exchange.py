@@ -15,12 +15,13 @@ import torch
 
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.dataflow import Dataflow, Task, TaskKind
-from allfold_agent.folding import Arithmetic
+from allfold_agent.job import Job
 
 log = logging.getLogger(__name__)
 
 _RECEIVING = (TaskKind.RECEIVE, TaskKind.RECEIVE_OPERAND, TaskKind.AWAIT)
 _SENDING = (TaskKind.SEND, TaskKind.SIGNAL)
+_COMPUTING = (TaskKind.FOLD, TaskKind.ENCODE)
 
 
 @dataclass(slots=True)
@@ -45,9 +46,7 @@ class Exchange:
 
     Args:
         flow: the task graph of this node.
-        arithmetic: how the op computes.
-        numel: elements of the work buffer.
-        inputs: the contributing inputs of the local ranks, flat, in rank order.
+        job: the op's inputs, and how it computes.
         buffers: where work and scratch memory come from.
         on_sendable: called with a destination when a send to it may have become ready.
         on_finished: called once, when every task is done.
@@ -57,9 +56,7 @@ class Exchange:
     def __init__(
         self,
         flow: Dataflow,
-        arithmetic: Arithmetic,
-        numel: int,
-        inputs: Sequence[torch.Tensor],
+        job: Job,
         buffers: BufferPool,
         on_sendable: Callable[[int], None],
         on_finished: Callable[[], None],
@@ -67,21 +64,22 @@ class Exchange:
     ) -> None:
         self.flow = flow
         self.failed = False
-        self._arithmetic = arithmetic
-        self._inputs = inputs
+        self._job = job
+        self._arithmetic = job.arithmetic
         self._buffers = buffers
         self._on_sendable = on_sendable
         self._on_finished = on_finished
         self._on_failed = on_failed
-        self._size = arithmetic.kept_itemsize
-        self.buffer = buffers.take(numel * self._size)
-        self.work = arithmetic.kept(self.buffer.bytes, numel)
+        self._size = job.arithmetic.kept_itemsize
+        self.buffer = buffers.take(job.layout.held * self._size)
+        self.work = job.arithmetic.kept(self.buffer.bytes, job.layout.held)
         self._changed = Condition()
         self._waits_for = [task.waits_for for task in flow.tasks]
         self._remaining = len(flow.tasks)
         self._next_send = dict.fromkeys(flow.sends, 0)
         self._next_receive = dict.fromkeys(flow.receives, 0)
         self._scratch: dict[int, Buffer] = {}
+        self._codes: dict[int, Buffer] = {}
 
     # Running
 
@@ -103,13 +101,16 @@ class Exchange:
 
     def contribute(self, task: Task) -> None:
         """Fold the local inputs into the task's range of the work buffer."""
-        inputs = self._inputs
+        job = self._job
         try:
             if self.failed:
                 return
-            part = slice(task.start, task.stop)
             try:
-                self._arithmetic.fold(self.work[part], [each[part] for each in inputs])
+                for part, start, stop in job.layout.parts_in(task.start, task.stop):
+                    if part.sources:
+                        job.arithmetic.fold_inputs(
+                            self.range(start, stop), job.inputs_of(part, start, stop)
+                        )
             except Exception as error:
                 log.exception("the inputs of an op cannot be folded")
                 self._on_failed(error)
@@ -118,35 +119,43 @@ class Exchange:
         finally:
             self.buffer.release()
 
+    def range(self, start: int, stop: int) -> torch.Tensor:
+        """A range of the index space in the work buffer."""
+        place = self._job.layout.place(start)
+        return self.work[place : place + stop - start]
+
     def complete(self, task: Task) -> None:
         """Count a task as done and do what became ready by it."""
         todo = [task]
         destinations: set[int] = set()
         finished = False
         while todo:
-            folds: list[Task] = []
+            own: list[Task] = []
             with self._changed:
                 if self.failed:
                     return
                 for done in todo:
-                    self._count(done, folds, destinations)
+                    self._count(done, own, destinations)
                 finished = self._remaining == 0
-                if folds:
+                if own:
                     # A verdict may end the op at any moment, and with it the op's own hold.
                     self.buffer.hold()
-            if folds and not self._fold_all(folds):
+            if own and not self._compute_all(own):
                 return
-            todo = folds
+            todo = own
         for destination in destinations:
             self._on_sendable(destination)
         if finished:
             self._on_finished()
 
-    def _fold_all(self, folds: Sequence[Task]) -> bool:
-        """Fold, with the work buffer held for it; false where that failed."""
+    def _compute_all(self, tasks: Sequence[Task]) -> bool:
+        """Fold and encode, with the work buffer held for it; false where that failed."""
         try:
-            for fold in folds:
-                self._fold(fold)
+            for task in tasks:
+                if task.kind is TaskKind.FOLD:
+                    self._fold(task)
+                else:
+                    self._encode(task)
         except Exception as error:
             log.exception("what other nodes sent cannot be folded")
             self._on_failed(error)
@@ -155,7 +164,7 @@ class Exchange:
             self.buffer.release()
         return True
 
-    def _count(self, done: Task, folds: list[Task], destinations: set[int]) -> None:
+    def _count(self, done: Task, own: list[Task], destinations: set[int]) -> None:
         self._remaining -= 1
         tasks = self.flow.tasks
         for index in done.successors:
@@ -163,27 +172,59 @@ class Exchange:
             if self._waits_for[index]:
                 continue
             task = tasks[index]
-            if task.kind is TaskKind.FOLD:
-                folds.append(task)
+            if task.kind in _COMPUTING:
+                own.append(task)
             elif task.kind in _SENDING:
                 destinations.add(task.peer)
             elif task.kind in _RECEIVING:
                 self._changed.notify_all()
             elif task.kind is TaskKind.FENCE:
-                self._count(task, folds, destinations)
+                self._count(task, own, destinations)
 
     def _fold(self, task: Task) -> None:
-        part = self.work[task.start : task.stop]
-        numel = task.stop - task.start
+        part = self.range(task.start, task.stop)
         scratch = [self._scratch.pop(index) for index in task.operands if index >= 0]
         received = iter(scratch)
         operands = [
-            part if index < 0 else self._arithmetic.kept(next(received).bytes, numel)
+            part if index < 0 else self._decoded(next(received), len(part))
             for index in task.operands
         ]
         self._arithmetic.fold(part, operands)
         for buffer in scratch:
             buffer.release()
+
+    def _decoded(self, received: Buffer, numel: int) -> torch.Tensor:
+        codec = self._job.codec
+        if codec is None:
+            return self._arithmetic.kept(received.bytes, numel)
+        values = torch.empty(numel, dtype=self._arithmetic.kept_dtype)
+        codec.decode(received.bytes[: self._job.wire_bytes(numel)], values)
+        return values
+
+    def _encode(self, task: Task) -> None:
+        codec = self._job.codec
+        assert codec is not None
+        values = self.range(task.start, task.stop)
+        buffer = self._buffers.take(self.nbytes(task))
+        code = buffer.bytes[: self.nbytes(task)]
+        residual = self._job.residual
+        if residual is None:
+            codec.encode(values, code)
+        else:
+            left = residual[self._job.layout.place(task.start) :][: len(values)]
+            torch.add(values, left, out=left)
+            values.copy_(left)
+            codec.encode(values, code)
+            torch.sub(left, values, out=left)
+        self._keep_code(task, buffer)
+
+    def _keep_code(self, task: Task, buffer: Buffer) -> None:
+        """Keep a code for those that send it, until the op is over."""
+        with self._changed:
+            if not self.failed:
+                self._codes[task.index] = buffer
+                return
+        buffer.release()
 
     def fail(self) -> None:
         """Stop: nothing is sent, received or folded any more. Wakes whoever waits."""
@@ -194,23 +235,28 @@ class Exchange:
     def release(self) -> None:
         """Give up the op's hold on its memory; frames in flight keep theirs."""
         self.buffer.release()
+        with self._changed:
+            codes, self._codes = self._codes, {}
+        for buffer in codes.values():
+            buffer.release()
         # Frames may keep this object for a while; it must not keep the memory of ranks.
-        self._inputs = ()
+        self._job = self._job.without_inputs()
         self._on_finished = _nothing
         self._on_failed = _ignore
 
     # Sending
 
-    def take_send(self, destination: int) -> Task | None:
-        """The next send on an edge, in edge order, if it is ready; holds :attr:`buffer` for it."""
+    def take_send(self, destination: int) -> tuple[Task, Buffer] | None:
+        """The next send on an edge, in edge order, if it is ready, and its memory, held for it."""
         order = self.flow.sends[destination]
         with self._changed:
             position = self._next_send[destination]
             if self.failed or position == len(order) or self._waits_for[order[position]]:
                 return None
             self._next_send[destination] = position + 1
-            self.buffer.hold()
-            return self.flow.tasks[order[position]]
+            task = self.flow.tasks[order[position]]
+            memory = self.buffer if task.code < 0 else self._codes[task.code]
+            return task, memory.hold()
 
     def next_send(self, destination: int) -> Task | None:
         """The send that comes next on an edge, ready or not."""
@@ -227,9 +273,13 @@ class Exchange:
         """Whether nothing is left to take for an edge."""
         return self.failed or self._next_send[destination] == len(self.flow.sends[destination])
 
-    def payload(self, task: Task) -> memoryview:
-        """The bytes of a task's range of the work buffer."""
-        return self.buffer.view[task.start * self._size : task.stop * self._size]
+    def payload(self, task: Task, memory: Buffer) -> memoryview:
+        """The bytes that a send puts on the wire."""
+        return memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
+
+    def _native(self, task: Task) -> memoryview:
+        start = self._job.layout.place(task.start)
+        return self.buffer.view[start * self._size : (start + task.stop - task.start) * self._size]
 
     # Receiving
 
@@ -256,7 +306,7 @@ class Exchange:
 
     def nbytes(self, task: Task) -> int:
         """The payload size of a frame for this task."""
-        return (task.stop - task.start) * self._size
+        return self._job.wire_bytes(task.stop - task.start)
 
     def land(self, task: Task) -> Landing | None:
         """Where to receive a task's payload, once it may be overwritten; ``None`` if failed."""
@@ -265,19 +315,24 @@ class Exchange:
                 self._changed.wait(timeout=1.0)  # a deadline or a loss sets `failed`
             if self.failed:
                 return None
-            if task.kind is TaskKind.RECEIVE_OPERAND:
+            if task.kind is TaskKind.RECEIVE_OPERAND or self._job.codec is not None:
                 buffer = self._buffers.take(self.nbytes(task))
                 return Landing(task, buffer.view[: self.nbytes(task)], buffer)
-            return Landing(task, self.payload(task), self.buffer.hold())
+            return Landing(task, self._native(task), self.buffer.hold())
 
     def received(self, landing: Landing) -> None:
         """The payload has landed: go on."""
-        if landing.task.kind is TaskKind.RECEIVE_OPERAND:
+        task = landing.task
+        if task.kind is TaskKind.RECEIVE_OPERAND:
             with self._changed:
-                self._scratch[landing.task.index] = landing.buffer
-            self.complete(landing.task)
+                self._scratch[task.index] = landing.buffer
+            self.complete(task)
             return
+        if self._job.codec is not None:
+            code = landing.buffer.bytes[: self.nbytes(task)]
+            self._job.codec.decode(code, self.range(task.start, task.stop))
+            self._keep_code(task, landing.buffer.hold())
         try:
-            self.complete(landing.task)
+            self.complete(task)
         finally:
             landing.buffer.release()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from allfold_core.dtypes import DType
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.operations import Fingerprint, ReduceOp
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
 
@@ -15,9 +15,13 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for
 _COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.MEAN: torch.add,
+    ReduceOp.PREMUL_SUM: torch.add,
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
 }
 
 
@@ -30,8 +34,7 @@ class Arithmetic:
 
     def __init__(self, fingerprint: Fingerprint, world_size: int) -> None:
         op = fingerprint.reduce_op
-        dtype = fingerprint.dtype
-        kept = fingerprint.kept_dtype
+        dtype, kept = fingerprint.dtype, fingerprint.kept_dtype
         self.dtype = TORCH_DTYPES[dtype]
         self.itemsize = dtype.itemsize
         self.kept_dtype = TORCH_DTYPES[kept]
@@ -39,10 +42,21 @@ class Arithmetic:
         self.converts = kept is not dtype
         self._combine = _COMBINE[op] if op and fingerprint.kind.reduces else None
         self._divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
+        self._factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
+
+    def elements(self, memory: torch.Tensor) -> torch.Tensor:
+        """Raw memory of a rank as elements of the op's dtype."""
+        return memory.view(self.dtype)
 
     def kept(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
         """``numel`` elements of the accumulation type at the start of raw memory."""
         return memory[: numel * self.kept_itemsize].view(self.kept_dtype)
+
+    def fold_inputs(self, out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        """``out`` becomes the fold of what ranks brought: each multiplied first, if need be."""
+        if self._factor != 1.0:
+            inputs = [each.to(self.kept_dtype) * self._factor for each in inputs]
+        self.fold(out, inputs)
 
     def fold(self, out: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
         """``out`` becomes the left fold of the operands.
@@ -88,14 +102,5 @@ class Arithmetic:
         elif first.data_ptr() != kept.data_ptr():
             first.copy_(kept)
         for output in rest:
-            output.copy_(first)
-
-
-def contributes(fingerprint: Fingerprint, rank: int) -> bool:
-    """Whether the input of ``rank`` takes part: all do but a broadcast's receivers."""
-    return fingerprint.kind is not Kind.BROADCAST or rank == fingerprint.root
-
-
-def receives_result(fingerprint: Fingerprint, rank: int) -> bool:
-    """Whether ``rank`` gets the result: all do but those beside a reduction's root."""
-    return fingerprint.kind is not Kind.REDUCE or rank == fingerprint.root
+            if output.data_ptr() != first.data_ptr():
+                output.copy_(first)

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from functools import lru_cache
+from collections.abc import Callable
 from threading import Condition
 from time import monotonic
 from typing import Protocol
 
-import xxhash
-
 from allfold_agent.buffers import BufferPool
-from allfold_agent.dataflow import Dataflow, build
 from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
 from allfold_agent.fates import Fates
-from allfold_agent.folding import Arithmetic
-from allfold_agent.op import (
-    INLINE_BYTES,
-    Arrival,
-    Op,
-    RankConnection,
-    fold_locally,
-    over_chunks,
-)
-from allfold_agent.out_edge import OutEdge, Outgoing
+from allfold_agent.op import Arrival, Op, RankConnection
+from allfold_agent.out_edge import OutEdge
 from allfold_agent.records import OpRecord, record
+from allfold_agent.runner import Runner
 from allfold_agent.workers import WorkerPool
-from allfold_core.choose import choose
-from allfold_core.chunking import wire_chunk
-from allfold_core.compiler import AUTO, compile_program, strategy_of
+from allfold_core.compiler import AUTO, strategy_of
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
 from allfold_core.local_wire import Message, OpMessage, pack_outcome
-from allfold_core.operations import Fingerprint, Kind
+from allfold_core.operations import Fingerprint
+from allfold_core.parts import check_counts, input_numel, output_numel
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 
@@ -43,6 +32,8 @@ log = logging.getLogger(__name__)
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
+
+NumelOf = Callable[[Fingerprint, int, int], int]
 
 
 class Detective(Protocol):
@@ -79,14 +70,12 @@ class Group:
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self.last_seq = dict.fromkeys(self.ranks, -1)
         self.fates = Fates(plan.group)
-        self._workers = workers
-        self._buffers = buffers
         self._detective = detective
         self._changed = Condition()
         self.edges = Edges(plan, self.me, dial, self)
         self._closing = False
         self._closed = False
-        self._flow = lru_cache(maxsize=128)(self._build_flow)
+        self._runner = Runner(plan, self.me, workers, buffers, self.edges, self)
 
     @property
     def name(self) -> str:
@@ -104,8 +93,8 @@ class Group:
         """A local rank has called an op; when it was the last one, the op starts."""
         try:
             fingerprint = self._checked(message)
-            source = connection.memory(message.source, message.nbytes)
-            target = connection.memory(message.target, message.nbytes)
+            source = connection.memory(message.source, self._size(fingerprint, rank, input_numel))
+            target = connection.memory(message.target, self._size(fingerprint, rank, output_numel))
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             self._refuse(connection, number, message.seq, refusal)
@@ -121,12 +110,12 @@ class Group:
             if failure:
                 self._refuse(connection, number, message.seq, failure)
             elif op is not None:
-                self._start(op)
+                self._runner.start(op)
         except Exception as error:
             log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
-            self._cannot_run(message.seq, error)
+            self.cannot_run(message.seq, error)
 
-    def _cannot_run(self, seq: int, error: Exception) -> None:
+    def cannot_run(self, seq: int, error: Exception) -> None:
         """This node cannot do its part: no other one can finish the op either."""
         node = self.plan.members[self.me].node
         self._detective.suspect(self, seq, f"failed: node {node}: {error!r}")
@@ -154,11 +143,13 @@ class Group:
         for region in (message.source, message.target):
             if region.offset % dtype.itemsize:
                 raise InvalidArgument(f"a {dtype.label} cannot lie at byte {region.offset}")
-        if message.nbytes != fingerprint.numel * dtype.itemsize:
-            raise InvalidArgument(
-                f"{message.nbytes} bytes are not a {dtype.label}{list(fingerprint.shape)}"
-            )
+        if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
+            raise InvalidArgument(refusal)
+        check_counts(fingerprint, self.plan.world_size)
         return fingerprint
+
+    def _size(self, fingerprint: Fingerprint, rank: int, numel: NumelOf) -> int:
+        return numel(fingerprint, rank, self.plan.world_size) * fingerprint.dtype.itemsize
 
     def _arrive(self, arrival: Arrival) -> Op | None:
         """Record an arrival; returns the op if it is complete and may start."""
@@ -170,7 +161,7 @@ class Group:
         if not op.agrees():
             self._detective.suspect(self, op.seq, "mismatch")
         elif complete:
-            self._prepare(op)
+            self._runner.prepare(op)
         self._changed.notify_all()
         return op if op.running else None
 
@@ -191,120 +182,13 @@ class Group:
     ) -> None:
         connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
 
-    # Running an op
-
-    def _prepare(self, op: Op) -> None:
-        """Set an op up while the order of ops is locked; :meth:`_start` sets it going."""
-        fingerprint = op.fingerprint
-        op.strategy = self.strategy_for(fingerprint)
-        op.digest = xxhash.xxh3_64_intdigest(fingerprint.pack())
-        if len(self.plan.members) > 1:
-            op.exchange = self._prepare_exchange(op)
-        op.running = True
+    # Ends of ops
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
-        """The strategy that every node uses for such an op: asked for, or chosen by the plan."""
-        if fingerprint.strategy != AUTO:
-            return fingerprint.strategy
-        kept = fingerprint.kept_dtype  # in which it travels
-        return choose(fingerprint.kind, self.plan, fingerprint.numel * kept.itemsize)
+        """The strategy that every node uses for such an op."""
+        return self._runner.strategy_for(fingerprint)
 
-    def _prepare_exchange(self, op: Op) -> Exchange:
-        fingerprint = op.fingerprint
-        arithmetic = Arithmetic(fingerprint, self.plan.world_size)
-        numel = fingerprint.numel
-        root = self.plan.index_of_rank(fingerprint.root) if fingerprint.kind.has_root else -1
-        flow = self._flow(fingerprint.kind, op.strategy, numel, arithmetic.kept_itemsize, root)
-        exchange = Exchange(
-            flow,
-            arithmetic,
-            numel,
-            op.sources(arithmetic),
-            self._buffers,
-            on_sendable=self.edges.kick,
-            on_finished=lambda: self._distribute(op, arithmetic, exchange),
-            on_failed=lambda error: self._cannot_run(op.seq, error),
-        )
-        for destination in flow.sends:
-            self.edges.out(destination).enqueue(
-                Outgoing(exchange, op.seq, op.digest, arithmetic.kept_itemsize)
-            )
-        for source in flow.receives:
-            self.edges.open_in(source)
-        return exchange
-
-    def _build_flow(
-        self, kind: Kind, strategy: str, numel: int, itemsize: int, root: int
-    ) -> Dataflow:
-        program = compile_program(
-            kind,
-            strategy,
-            nodes=len(self.plan.members),
-            numel=numel,
-            node=self.me,
-            root=root,
-            tree_order=self.plan.tree_order,
-        )
-        return build(
-            program,
-            node=self.me,
-            numel=numel,
-            chunk=max(1, wire_chunk(numel * itemsize, len(self.plan.members)) // itemsize),
-            has_result=kind is not Kind.REDUCE or root == self.me,
-        )
-
-    def _start(self, op: Op) -> None:
-        if op.exchange is None:
-            self._fold_locally(op)
-            return
-        exchange = op.exchange
-        contributions = exchange.start()
-        size = sum(exchange.nbytes(task) for task in contributions) * len(self.ranks)
-        for task in contributions:
-            if size <= INLINE_BYTES:
-                exchange.contribute(task)
-            else:
-                self._workers.submit(lambda task=task: exchange.contribute(task))  # type: ignore[misc]
-
-    def _fold_locally(self, op: Op) -> None:
-        # With every rank here nothing can fail the op any more, and no verdict may tell the ranks
-        # that their memory is theirs again while workers write to it.
-        if not self._settle(op):
-            return
-        arithmetic = Arithmetic(op.fingerprint, self.plan.world_size)
-        sources, targets = op.sources(arithmetic), op.targets(arithmetic)
-        over_chunks(
-            op.fingerprint.numel,
-            arithmetic.itemsize,
-            len(sources) + len(targets),
-            self._workers,
-            lambda start, stop: fold_locally(arithmetic, sources, targets, start, stop),
-            lambda error: self._tell_end(op, error),
-        )
-
-    def _distribute(self, op: Op, arithmetic: Arithmetic, exchange: Exchange) -> None:
-        """Every task is done: copy the result to the local ranks."""
-        if not self._settle(op):
-            return
-        targets = op.targets(arithmetic)
-
-        def copy(start: int, stop: int) -> None:
-            arithmetic.finish([each[start:stop] for each in targets], exchange.work[start:stop])
-
-        def finish(error: Exception | None) -> None:
-            exchange.release()
-            self._tell_end(op, error)
-
-        over_chunks(
-            op.fingerprint.numel if targets else 0,
-            arithmetic.kept_itemsize,
-            len(targets) + 1,
-            self._workers,
-            copy,
-            finish,
-        )
-
-    def _settle(self, op: Op) -> bool:
+    def settle(self, op: Op) -> bool:
         """Decide that the op succeeds; false where it has failed before."""
         with self._changed:
             if op.ended:
@@ -312,7 +196,7 @@ class Group:
             op.ended = True
             return True
 
-    def _tell_end(self, op: Op, error: Exception | None) -> None:
+    def tell_end(self, op: Op, error: Exception | None) -> None:
         """The local ranks have their result, or this node failed to give it to them."""
         if error is not None:
             op.error = ServiceError(
@@ -343,8 +227,8 @@ class Group:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
             return self.edges.out(destination)
 
-    def exchange_for(self, header: FrameHeader, seconds: float) -> Exchange | None:
-        """The op of a frame, ``None`` where it has failed.
+    def exchange_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
+        """The op of a frame from a node, ``None`` where it has failed.
 
         Raises:
             TimeoutError: the local ranks have not all called it within ``seconds``.
@@ -359,7 +243,7 @@ class Group:
                     break
                 if not self._changed.wait(timeout=deadline - monotonic()):
                     raise TimeoutError
-        if op.digest != header.fingerprint:
+        if op.digest(self.plan.members[source].ranks, self.ranks) != header.fingerprint:
             self._detective.suspect(self, header.seq, "mismatch")
             return None
         return op.exchange

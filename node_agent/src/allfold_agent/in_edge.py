@@ -35,7 +35,7 @@ Dial = Callable[[int], tuple[socket.socket, bytes]]
 class Receiver(Protocol):
     """What an in-edge needs of its group."""
 
-    def exchange_for(self, header: FrameHeader, seconds: float) -> Exchange | None:
+    def exchange_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
         """The op of a frame, ``None`` where it has failed; ``TimeoutError`` if it runs not yet."""
 
     def edge_lost(self, source: int, error: AllfoldError) -> None:
@@ -155,7 +155,7 @@ class InEdge:
         """The op of a frame, once the local ranks have called it; the peer may die meanwhile."""
         while True:
             try:
-                return self._receiver.exchange_for(header, LOOK_SECONDS)
+                return self._receiver.exchange_for(self.source, header, LOOK_SECONDS)
             except TimeoutError:
                 if self._peer_hung_up():
                     raise EOFError("the peer closed the connection") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
@@ -11,13 +12,17 @@ from time import monotonic, time
 from typing import Protocol
 
 import torch
+import xxhash
 
+from allfold_agent.dataflow import chunks
 from allfold_agent.exchange import Exchange
-from allfold_agent.folding import Arithmetic, contributes, receives_result
+from allfold_agent.job import Job
 from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.local_wire import OpMessage, Region
-from allfold_core.operations import Fingerprint
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.parts import Part
+from allfold_core.verdict import unmatched_pair
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +30,9 @@ log = logging.getLogger(__name__)
 INLINE_BYTES = 128 * 1024
 CHUNK_BYTES = 256 * 1024
 STALL_SECONDS = 0.2
+
+Piece = tuple[Part, int, int]
+Work = Callable[[Part, int, int], None]
 
 
 class RankConnection(Protocol):
@@ -39,7 +47,7 @@ class RankConnection(Protocol):
 
 @dataclass(slots=True)
 class Arrival:
-    """One local rank's call; ``source`` and ``target`` are the raw bytes in its arena."""
+    """One local rank's call; ``source`` and ``target`` are raw bytes in its arena."""
 
     rank: int
     connection: RankConnection
@@ -57,7 +65,8 @@ class Op:
 
     Attributes:
         arrivals: by rank.
-        exchange: what moves data to and from other nodes, once the op runs.
+        job: what is to be computed here, once the op runs.
+        exchange: what moves data to and from other nodes, where there are any.
         running: every local rank has called, with equal fingerprints.
         ended: the outcome is settled on this node.
         stalled_since: when it was first seen to be next, and yet not done.
@@ -66,9 +75,9 @@ class Op:
 
     seq: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    job: Job | None = None
     exchange: Exchange | None = None
     strategy: str = ""
-    digest: int = 0
     running: bool = False
     ended: bool = False
     error: AllfoldError | None = None
@@ -94,115 +103,100 @@ class Op:
         self.next_deadline = self.first_arrival + self.timeout
 
     def agrees(self) -> bool:
-        """Whether all local ranks that have called asked for the same."""
-        return len({arrival.message.fingerprint for arrival in self.arrivals.values()}) == 1
+        """Whether the calls of the local ranks so far fit together."""
+        calls = {arrival.message.fingerprint for arrival in self.arrivals.values()}
+        if len(calls) == 1 and self.fingerprint.kind is not Kind.ALL_TO_ALL:
+            return True
+        prints = {rank: arrival.fingerprint for rank, arrival in self.arrivals.items()}
+        same = len({each.common for each in prints.values()}) == 1
+        return same and unmatched_pair(prints) is None
 
-    def sources(self, arithmetic: Arithmetic) -> list[torch.Tensor]:
-        """The contributing inputs, in rank order."""
-        return [
-            arrival.source.view(arithmetic.dtype)
-            for rank, arrival in sorted(self.arrivals.items())
-            if contributes(arrival.fingerprint, rank)
-        ]
+    def digest(self, givers: Sequence[int], takers: Sequence[int]) -> int:
+        """What two nodes compare before data moves: the same at both if their ranks agree.
 
-    def targets(self, arithmetic: Arithmetic) -> list[torch.Tensor]:
-        """The outputs that get the result, in rank order."""
-        return [
-            arrival.target.view(arithmetic.dtype)
-            for rank, arrival in sorted(self.arrivals.items())
-            if receives_result(arrival.fingerprint, rank)
-        ]
+        Args:
+            givers: the ranks of the sending node.
+            takers: the ranks of the receiving node.
+        """
+        packed = self.fingerprint.common.pack()
+        if self.fingerprint.kind is Kind.ALL_TO_ALL:
+            packed += struct.pack(f"<{len(givers) * len(takers)}Q", *self._rows(givers, takers))
+        return xxhash.xxh3_64_intdigest(packed)
+
+    def _rows(self, givers: Sequence[int], takers: Sequence[int]) -> Iterator[int]:
+        """What each giver sends to each taker, as far as one side is here."""
+        for giver in givers:
+            for taker in takers:
+                if giver in self.arrivals:
+                    yield self.arrivals[giver].fingerprint.sent()[taker]
+                else:
+                    yield self.arrivals[taker].fingerprint.received()[giver]
 
 
 Done = Callable[[Exception | None], None]
 
 
 class ChunkedWork:
-    """Independent work on all chunks of a range, shared by the workers.
+    """Independent work on many pieces, shared by the workers.
 
     Args:
-        work: called with (start, stop), in elements, once for every chunk.
-        done: called once, by whoever finishes the last chunk, with what went wrong.
+        work: called once for every piece: with a part, and the range of it.
+        done: called once, by whoever finishes the last piece, with what went wrong.
     """
 
-    def __init__(
-        self, numel: int, chunk: int, work: Callable[[int, int], None], done: Done
-    ) -> None:
-        self._numel = numel
-        self._chunk = chunk
+    def __init__(self, pieces: Sequence[Piece], work: Work, done: Done) -> None:
+        self._pieces = pieces
         self._work = work
         self._done = done
-        self._total = -(-numel // chunk)
         self._next = count()  # its next() is atomic
         self._finished = 0
         self._error: Exception | None = None
         self._lock = Lock()
 
     def start(self, workers: WorkerPool) -> None:
-        """Let the workers at it; each takes chunks until there are no more."""
-        for _ in range(min(workers.count, self._total)):
+        """Let the workers at it; each takes pieces until there are no more."""
+        for _ in range(min(workers.count, len(self._pieces))):
             workers.submit(self._run)
 
     def _run(self) -> None:
         finished = 0
-        while (index := next(self._next)) < self._total:
-            start = index * self._chunk
+        while (index := next(self._next)) < len(self._pieces):
             if self._error is None:
-                self._error = _attempt(self._work, start, min(start + self._chunk, self._numel))
+                self._error = _attempt(self._work, self._pieces[index])
             finished += 1
         with self._lock:
             self._finished += finished
-            last = finished and self._finished == self._total
+            last = finished and self._finished == len(self._pieces)
         if last:
             self._done(self._error)
 
 
-def _attempt(work: Callable[[int, int], None], start: int, stop: int) -> Exception | None:
-    """Do a chunk; what went wrong, which is the ranks' to hear."""
+def _attempt(work: Work, piece: Piece) -> Exception | None:
+    """Do a piece; what went wrong, which is the ranks' to hear."""
+    _, start, stop = piece
     try:
-        work(start, stop)
+        work(*piece)
     except Exception as error:
         log.exception("an op failed in its elements %d to %d", start, stop)
         return error
     return None
 
 
-def over_chunks(
-    numel: int,
+def over_parts(
+    parts: Sequence[Part],
     itemsize: int,
-    copies: int,
     workers: WorkerPool,
-    work: Callable[[int, int], None],
+    work: Work,
     done: Done,
 ) -> None:
-    """Do ``work(start, stop)`` on all elements, here if that is quick, then ``done(error)``.
-
-    ``copies`` says how many tensors of ``numel`` elements the work touches.
-    """
-    if numel * itemsize * copies <= INLINE_BYTES:
-        done(_attempt(work, 0, numel) if numel else None)
+    """Do ``work(part, start, stop)`` on all elements, here if that is quick, then ``done(error)``."""
+    touched = sum(
+        len(part.slice) * (len(part.sources) + len(part.targets)) * itemsize for part in parts
+    )
+    if touched <= INLINE_BYTES:
+        errors = (_attempt(work, (part, part.slice.start, part.slice.stop)) for part in parts)
+        done(next((error for error in errors if error is not None), None))
         return
-    ChunkedWork(numel, max(1, CHUNK_BYTES // itemsize), work, done).start(workers)
-
-
-def fold_locally(
-    arithmetic: Arithmetic,
-    sources: Sequence[torch.Tensor],
-    targets: Sequence[torch.Tensor],
-    start: int,
-    stop: int,
-) -> None:
-    """Fold one chunk of all local ranks into their outputs, where there is no other node.
-
-    The first output holds the running fold, so that a chunk is read and written in cache. It may
-    be the first rank's input (an op in place): every input is read before its own output is
-    written, and no other input is that memory.
-    """
-    outputs = [target[start:stop] for target in targets]
-    inputs = [source[start:stop] for source in sources]
-    if arithmetic.converts or not outputs:
-        kept = torch.empty(stop - start, dtype=arithmetic.kept_dtype)
-    else:
-        kept = outputs[0]
-    arithmetic.fold(kept, inputs)
-    arithmetic.finish(outputs, kept)
+    size = max(1, CHUNK_BYTES // itemsize)
+    pieces = [(part, *bounds) for part in parts for bounds in chunks(part.slice, size)]
+    ChunkedWork(pieces, work, done).start(workers)

@@ -42,7 +42,6 @@ class Outgoing:
     exchange: Exchange
     seq: int
     fingerprint: int
-    itemsize: int
 
 
 @dataclass(slots=True)
@@ -281,17 +280,17 @@ class OutEdge:
         if not self._ops:
             return False
         task = self._ops[0].exchange.next_send(self.destination)
-        return task is None or (task.stop - task.start) * self._ops[0].itemsize <= INLINE_BYTES
+        return task is None or self._ops[0].exchange.nbytes(task) <= INLINE_BYTES
 
     def _next_frame(self) -> Frame | None:
         self._skip_finished()
         if not self._ops:
             return None
         op = self._ops[0]
-        task = op.exchange.take_send(self.destination)
-        if task is None:
+        taken = op.exchange.take_send(self.destination)
+        if taken is None:
             return None
-        frame = Frame(self._next_number, op, task, op.exchange.buffer)
+        frame = Frame(self._next_number, op, *taken)
         self._unacked.append(frame)
         self._next_number += 1
         return frame
@@ -302,10 +301,11 @@ class OutEdge:
             return
         op, task = frame.op, frame.task
         signal = task.kind is TaskKind.SIGNAL
-        frame.payload = b"" if signal else op.exchange.payload(task)
+        assert frame.buffer is not None
+        frame.payload = b"" if signal else op.exchange.payload(task, frame.buffer)
         if signal or task.snapshot:
             frame.payload = bytes(frame.payload)
-            op.exchange.buffer.release()
+            frame.buffer.release()
             frame.buffer = None
         frame.header = FrameHeader(
             type=FrameType.SIGNAL if signal else FrameType.DATA,

@@ -1,0 +1,77 @@
+"""What one op has to compute on this node: its layout, its arithmetic, its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from allfold_agent.folding import Arithmetic
+from allfold_agent.wire_formats import Codec, codec_of
+from allfold_core.codecs import Wire
+from allfold_core.parts import Layout, Part
+
+
+@dataclass(frozen=True)
+class Job:
+    """One op of the local ranks.
+
+    Attributes:
+        layout: which elements come from where and go where.
+        arithmetic: how they are folded.
+        inputs: the elements that each local rank brings, flat.
+        outputs: the elements that each local rank gets, flat.
+        wire: how data travels to other nodes.
+        residual: what encoding has cost so far, to be added the next time: with error feedback.
+    """
+
+    layout: Layout
+    arithmetic: Arithmetic
+    inputs: Mapping[int, torch.Tensor]
+    outputs: Mapping[int, torch.Tensor]
+    wire: Wire = Wire.NATIVE
+    residual: torch.Tensor | None = field(default=None, repr=False)
+
+    @cached_property
+    def codec(self) -> Codec | None:
+        """The codec of a lossy wire."""
+        return codec_of(self.wire)
+
+    def wire_bytes(self, numel: int) -> int:
+        """The size of ``numel`` elements on the wire."""
+        return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
+
+    def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+        """What the local sources bring to a range of a part, in rank order."""
+        low, high = start - part.slice.start, stop - part.slice.start
+        return [self.inputs[end.rank][end.offset + low : end.offset + high] for end in part.sources]
+
+    def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+        """Where a range of a part goes on this node."""
+        low, high = start - part.slice.start, stop - part.slice.start
+        return [
+            self.outputs[end.rank][end.offset + low : end.offset + high] for end in part.targets
+        ]
+
+    def fold_locally(self, part: Part, start: int, stop: int) -> None:
+        """Fold a range of all local ranks into their outputs, where there is no other node.
+
+        The first output holds the running fold, so that a chunk is read and written in cache. It
+        may be the first rank's input (an op in place): every input is read before its own output
+        is written, and no other input is that memory.
+        """
+        outputs = self.outputs_of(part, start, stop)
+        if not outputs:
+            return
+        if self.arithmetic.converts:
+            kept = torch.empty(stop - start, dtype=self.arithmetic.kept_dtype)
+        else:
+            kept = outputs[0]
+        self.arithmetic.fold_inputs(kept, self.inputs_of(part, start, stop))
+        self.arithmetic.finish(outputs, kept)
+
+    def without_inputs(self) -> Job:
+        """The same without the memory of any rank."""
+        return replace(self, inputs={}, outputs={}, residual=None)

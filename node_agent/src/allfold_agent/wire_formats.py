@@ -1,0 +1,103 @@
+"""The codecs: how a chunk of the work buffer becomes the bytes of a frame, and back.
+
+:class:`allfold_core.codecs.Wire` says what each format promises.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from allfold_core.codecs import INT8_BLOCK, Wire
+
+_LEVELS = 127
+# Rounding the bits of a float32 up to a multiple of this leaves 16 significant ones.
+_SCALE_GRAIN = 1 << 8
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_CASTS = {
+    Wire.FLOAT32: torch.float32,
+    Wire.BFLOAT16: torch.bfloat16,
+    Wire.FLOAT16: torch.float16,
+}
+
+
+class Codec(Protocol):
+    """One lossy wire format. ``code`` is raw bytes, of the size that the format needs."""
+
+    def encode(self, values: torch.Tensor, code: torch.Tensor) -> None:
+        """Write the code of ``values``, and round them to what it decodes to."""
+
+    def decode(self, code: torch.Tensor, values: torch.Tensor) -> None:
+        """Overwrite ``values`` with what the code stands for."""
+
+
+def codec_of(wire: Wire) -> Codec | None:
+    """The codec of a format; ``None`` for the native one."""
+    if wire is Wire.NATIVE:
+        return None
+    return BlockScaled() if wire is Wire.INT8 else Cast(_CASTS[wire])
+
+
+class Cast:
+    """Each element in a shorter type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def encode(self, values: torch.Tensor, code: torch.Tensor) -> None:
+        short = code.view(self._dtype)
+        short.copy_(values)
+        values.copy_(short)
+
+    def decode(self, code: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(code.view(self._dtype))
+
+
+class BlockScaled:
+    """Blocks of int8 with a common scale: first all scales, then all elements."""
+
+    def encode(self, values: torch.Tensor, code: torch.Tensor) -> None:
+        for block, scales, levels in _blocks(values, code):
+            scale = _scales(block.to(torch.float32))
+            # An infinite reciprocal would make NaN of what is too small to have a level.
+            inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
+            scaled = (block * inverse[:, None]).round_()
+            if not bool(torch.isfinite(scale).all()):
+                scaled.nan_to_num_(0.0, 0.0, 0.0)
+            scales.copy_(scale)
+            levels.copy_(scaled)
+            torch.mul(levels, scale[:, None], out=block)
+
+    def decode(self, code: torch.Tensor, values: torch.Tensor) -> None:
+        for block, scales, levels in _blocks(values, code):
+            torch.mul(levels, scales[:, None], out=block)
+
+
+def _scales(blocks: torch.Tensor) -> torch.Tensor:
+    """The scale of each row: 0 where all is too small, NaN where something is not finite."""
+    greatest = torch.maximum(blocks.amax(1), -blocks.amin(1))
+    bits = greatest.div_(_LEVELS).view(torch.int32)
+    bits.add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
+    greatest[greatest < _SMALLEST_SCALE] = 0.0
+    greatest[~torch.isfinite(greatest)] = float("nan")
+    return greatest
+
+
+def _blocks(
+    values: torch.Tensor, code: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(blocks, scales, levels): the whole blocks as one matrix, and what is left as another."""
+    numel = len(values)
+    whole = numel // INT8_BLOCK
+    start = 4 * -(-numel // INT8_BLOCK)
+    scales = code[:start].view(torch.float32)
+    levels = code[start:].view(torch.int8)
+    full = whole * INT8_BLOCK
+    parts = []
+    if full:
+        shape = (whole, INT8_BLOCK)
+        parts.append((values[:full].view(shape), scales[:whole], levels[:full].view(shape)))
+    if full < numel:
+        parts.append((values[full:].view(1, -1), scales[whole:], levels[full:].view(1, -1)))
+    return parts
