@@ -7,14 +7,14 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import RLock
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from allfold import _ranks
-from allfold._group import AUTO, Group, checked_seconds
+from allfold._group import Group, Options, checked_members, checked_seconds
 from allfold._session import Session
 from allfold_core.compiler import parse_overrides
 from allfold_core.errors import (
@@ -32,6 +32,7 @@ log = logging.getLogger("allfold")
 DEFAULT_GROUP = "default"
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_INIT_TIMEOUT = 60.0
+_EXIT_SECONDS = 1.0
 
 # It becomes a part of URLs, where "." and ".." have a meaning of their own.
 _GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
@@ -54,7 +55,7 @@ def init(
     """Take this process's seat in a group, and wait until every rank has taken its own.
 
     The first group of a process is the default of all functions. Further groups of the same ranks,
-    with other names, may be opened beside it.
+    with other names, may be opened beside it; :func:`new_group` makes groups of some of them.
 
     Args:
         rank: this process, 0 to ``world_size - 1``. Default: what torchrun, Slurm, MPI or
@@ -76,10 +77,35 @@ def init(
         OrchestratorUnreachable: the agent cannot reach the orchestrator.
         InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
     """
-    global _session
     name = _checked_name(group or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP)
     info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
     log.info("group '%s': %s", name, info.describe())
+    return open_group(
+        name,
+        info.rank,
+        info.world_size,
+        agent=agent,
+        timeout=timeout,
+        init_timeout=init_timeout,
+        strategies=strategies,
+    )
+
+
+def open_group(
+    name: str,
+    rank: int,
+    world_size: int,
+    *,
+    agent: str | None = None,
+    timeout: float | None = None,
+    init_timeout: float | None = None,
+    strategies: str | Mapping[str, str] | None = None,
+) -> Group:
+    """Like :func:`init` for a seat that the caller knows, whatever the environment says of ranks.
+
+    For frameworks, which number the ranks of their groups themselves.
+    """
+    global _session
     seconds = _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT)
     patience = _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT)
     overrides = _overrides(strategies)
@@ -97,13 +123,54 @@ def init(
                 f"this process uses the node agent at {_session.path} already, and can use only "
                 f"one at a time, not also {agent}; leave its groups first"
             )
-        opened = Group(_session, name, info.rank, info.world_size, _left)
+        opened = Group(_session, name, rank, world_size, _left)
         try:
             opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
         except BaseException:
             _close_if_idle()
             raise
         _groups[name] = opened
+    return opened
+
+
+def new_group(
+    ranks: Sequence[int],
+    *,
+    group: Group | None = None,
+    timeout: float | None = None,
+    init_timeout: float | None = None,
+    strategies: str | Mapping[str, str] | None = None,
+) -> Group | None:
+    """A group of some ranks of another one, numbered from 0 in the order given.
+
+    Called by every rank that is in it, with the same arguments; a rank that is not may call it too,
+    and gets ``None`` at once. A rank may be in any number of groups, with ops of all of them in
+    flight; :func:`shutdown` with the group leaves it.
+
+    Args:
+        ranks: of ``group`` (by default the first group of the process), each once.
+        group: the group that they are ranks of.
+        timeout, init_timeout, strategies: as for :func:`init`; ``timeout`` is by default that of
+            ``group``.
+
+    Raises:
+        InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
+        The errors of :func:`init`.
+    """
+    parent = group or _default()
+    members = checked_members(parent, ranks)
+    if parent.rank not in members:
+        return None
+    name = parent.name_of_child(members)
+    opened = open_group(
+        name,
+        members.index(parent.rank),
+        len(members),
+        timeout=parent.timeout if timeout is None else timeout,
+        init_timeout=init_timeout,
+        strategies=strategies,
+    )
+    parent.count_child(members)
     return opened
 
 
@@ -202,15 +269,12 @@ def all_reduce(
     tensor: Any,
     op: str | ReduceOp = ReduceOp.SUM,
     *,
+    factor: float | None = None,
     group: Group | None = None,
-    timeout: float | None = None,
-    strategy: str = AUTO,
-    async_op: bool = False,
+    **options: Unpack[Options],
 ) -> Any:
     """Fold the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
-    return (group or _default()).all_reduce(
-        tensor, op, timeout=timeout, strategy=strategy, async_op=async_op
-    )
+    return (group or _default()).all_reduce(tensor, op, factor=factor, **options)
 
 
 def reduce(
@@ -218,15 +282,12 @@ def reduce(
     root: int = 0,
     op: str | ReduceOp = ReduceOp.SUM,
     *,
+    factor: float | None = None,
     group: Group | None = None,
-    timeout: float | None = None,
-    strategy: str = AUTO,
-    async_op: bool = False,
+    **options: Unpack[Options],
 ) -> Any:
     """Fold the tensors of all ranks into that of ``root``; see :meth:`Group.reduce`."""
-    return (group or _default()).reduce(
-        tensor, root, op, timeout=timeout, strategy=strategy, async_op=async_op
-    )
+    return (group or _default()).reduce(tensor, root, op, factor=factor, **options)
 
 
 def broadcast(
@@ -234,14 +295,105 @@ def broadcast(
     root: int | None = None,
     *,
     group: Group | None = None,
-    timeout: float | None = None,
-    strategy: str = AUTO,
-    async_op: bool = False,
+    **options: Unpack[Options],
 ) -> Any:
     """Give every rank the tensor of one; see :meth:`Group.broadcast`."""
-    return (group or _default()).broadcast(
-        tensor, root, timeout=timeout, strategy=strategy, async_op=async_op
+    return (group or _default()).broadcast(tensor, root, **options)
+
+
+def all_gather(
+    tensor: Any,
+    output: Any = None,
+    *,
+    counts: Sequence[int] | None = None,
+    group: Group | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Give every rank the tensors of all; see :meth:`Group.all_gather`."""
+    return (group or _default()).all_gather(tensor, output, counts=counts, **options)
+
+
+def gather(
+    tensor: Any,
+    root: int = 0,
+    output: Any = None,
+    *,
+    counts: Sequence[int] | None = None,
+    group: Group | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Give ``root`` the tensors of all; see :meth:`Group.gather`."""
+    return (group or _default()).gather(tensor, root, output, counts=counts, **options)
+
+
+def scatter(
+    output: Any,
+    inputs: Any = None,
+    root: int = 0,
+    *,
+    counts: Sequence[int] | None = None,
+    group: Group | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Give every rank its block of what ``root`` has; see :meth:`Group.scatter`."""
+    return (group or _default()).scatter(output, inputs, root, counts=counts, **options)
+
+
+def reduce_scatter(
+    inputs: Any,
+    output: Any = None,
+    op: str | ReduceOp = ReduceOp.SUM,
+    *,
+    factor: float | None = None,
+    counts: Sequence[int] | None = None,
+    group: Group | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Fold the tensors of all ranks, each gets its block; see :meth:`Group.reduce_scatter`."""
+    return (group or _default()).reduce_scatter(
+        inputs, output, op, factor=factor, counts=counts, **options
     )
+
+
+def all_to_all(
+    inputs: Any,
+    output: Any = None,
+    *,
+    send_counts: Sequence[int] | None = None,
+    receive_counts: Sequence[int] | None = None,
+    group: Group | None = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Give block j of rank i to rank j; see :meth:`Group.all_to_all`."""
+    return (group or _default()).all_to_all(
+        inputs, output, send_counts=send_counts, receive_counts=receive_counts, **options
+    )
+
+
+def send(
+    tensor: Any,
+    to: int,
+    *,
+    tag: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Give one rank a tensor; see :meth:`Group.send`."""
+    return (group or _default()).send(tensor, to, tag=tag, timeout=timeout, async_op=async_op)
+
+
+def recv(
+    tensor: Any,
+    source: int | None = None,
+    *,
+    tag: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Get a tensor of one rank, or of any; see :meth:`Group.recv`."""
+    return (group or _default()).recv(tensor, source, tag=tag, timeout=timeout, async_op=async_op)
 
 
 def barrier(
@@ -264,6 +416,12 @@ def empty(
 @atexit.register
 def _leave_at_exit() -> None:
     if _session is None or _session.pid != os.getpid():
+        return
+    if not all(group.quiesce(_EXIT_SECONDS) for group in list(_groups.values())):
+        # Most likely an error is on its way out of the script: it must not wait for others. The
+        # agent tells them that this rank is gone.
+        log.warning("ops are still in flight at exit; their groups lose this rank")
+        _session.close()
         return
     try:
         if _groups:

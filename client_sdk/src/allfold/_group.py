@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from time import monotonic
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from allfold import _tensors
-from allfold._arena import Block
+from allfold import _calls, _tensors
+from allfold._calls import AUTO, Call, Seat
 from allfold._session import GRACE_SECONDS, Session
-from allfold._tensors import TensorView
+from allfold._staging import Staged
 from allfold._work import Work
+from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import (
     AgentLost,
@@ -26,33 +31,54 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.local_wire import Message, OpMessage, Region
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.local_wire import Message, OpMessage
+from allfold_core.operations import Fingerprint, ReduceOp
 
 log = logging.getLogger("allfold")
 
-AUTO = "auto"
+NATIVE = Wire.NATIVE.label
 LONGEST_SECONDS = 30 * 24 * 3600
-_NOWHERE = Region(0, 0)
 _TIDY_EVERY = 64
-_REDUCE_OPS = {op.label: op for op in ReduceOp} | {
-    "avg": ReduceOp.MEAN,
-    "average": ReduceOp.MEAN,
-    "prod": ReduceOp.PRODUCT,
-}
+# A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
+_NAME_KEPT = 107
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that all collectives share; see :class:`Group`."""
+
+    timeout: float | None
+    strategy: str
+    wire: str
+    feedback: str | None
+    async_op: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """:class:`Options` with their defaults."""
+
+    timeout: float | None = None
+    strategy: str = AUTO
+    wire: str = NATIVE
+    feedback: str | None = None
+    async_op: bool = False
 
 
 class Group:
     """The ranks of one group. Made by :func:`allfold.init`.
 
     Every collective is called by every rank of the group, in the same order. It writes its result
-    into the tensor that it is given, which is a NumPy array or a torch CPU tensor of any strides,
+    into a tensor that it is given, which is a NumPy array or a torch CPU tensor of any strides,
     and returns that tensor; with ``async_op=True`` it returns a :class:`allfold.Work` at once.
 
     Arguments that all collectives share:
         timeout: seconds until the op fails on every rank, naming who did not come. Default: the
             group's.
         strategy: ``"ring"``, ``"tree(4)"`` ... for this op; default ``"auto"``.
+        wire: how the data travels between nodes: ``"native"``, or rounded to ``"bfloat16"``,
+            ``"float16"`` or ``"int8"``, with the same bits on every rank. See docs/precision.md.
+        feedback: the name of a series of calls on tensors of one shape; what a lossy ``wire`` cost
+            one of them is added to the next.
         async_op: return a handle instead of waiting.
 
     Errors that all of them raise:
@@ -78,6 +104,7 @@ class Group:
         self.epoch = -1
         self.nodes = 0
         self.timeout = 0.0
+        self.seat = Seat(name, rank, world_size)
         self._session = session
         self._on_left = on_left
         self._number = -1
@@ -85,6 +112,7 @@ class Group:
         self._lock = Lock()
         self._next_seq = 0
         self._in_flight: dict[int, Work] = {}
+        self._children: Counter[tuple[int, ...]] = Counter()
         self._left = False
 
     def __repr__(self) -> str:
@@ -140,6 +168,25 @@ class Group:
         finally:
             self._on_left(self)
 
+    def quiesce(self, seconds: float) -> bool:
+        """Whether the ops in flight have an outcome within ``seconds``."""
+        deadline = monotonic() + seconds
+        return all(
+            work.settle_within(max(0.0, deadline - monotonic()))
+            for work in list(self._in_flight.values())
+        )
+
+    def name_of_child(self, members: tuple[int, ...]) -> str:
+        """The name of the next sub-group of these ranks: the same on all of them."""
+        key = f"{self.name} {self.epoch} {members} {self._children[members]}"
+        return (
+            f"{self.name[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
+        )
+
+    def count_child(self, members: tuple[int, ...]) -> None:
+        """A sub-group of these ranks has been made."""
+        self._children[members] += 1
+
     def _check_seat(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
         if self._left:
             raise error(f"rank {self.rank} has left group '{self.name}'; call allfold.init again")
@@ -152,21 +199,21 @@ class Group:
         tensor: Any,
         op: str | ReduceOp = ReduceOp.SUM,
         *,
-        timeout: float | None = None,
-        strategy: str = AUTO,
-        async_op: bool = False,
+        factor: float | None = None,
+        **options: Unpack[Options],
     ) -> Any:
         """Fold the tensors of all ranks; every rank gets the result, with the same bits.
 
         Args:
-            tensor: same shape and dtype on every rank.
-            op: ``"sum"``, ``"mean"``, ``"product"``, ``"min"`` or ``"max"``. Half types are
-                summed in float32 and rounded once. A mean of integers is refused.
+            tensor: same shape and dtype on every rank. A list of tensors of one dtype travels as
+                one op.
+            op: ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``; of integers and booleans
+                also ``"band"``, ``"bor"``, ``"bxor"``; ``"premul_sum"`` sums after every input was
+                multiplied by ``factor``. Half types are summed in float32 and rounded once. A mean
+                of integers is refused. Complex numbers can be summed and averaged.
+            factor: of a ``"premul_sum"``.
         """
-        view = _tensors.view(tensor)
-        reduce_op = _reduce_op(op, view.dtype)
-        print_ = Fingerprint(Kind.ALL_REDUCE, reduce_op, view.dtype, view.shape, -1, strategy)
-        return self._run(print_, view, timeout, async_op)
+        return self._run(_calls.all_reduce(tensor, op, factor), options)
 
     def reduce(
         self,
@@ -174,50 +221,135 @@ class Group:
         root: int = 0,
         op: str | ReduceOp = ReduceOp.SUM,
         *,
-        timeout: float | None = None,
-        strategy: str = AUTO,
-        async_op: bool = False,
+        factor: float | None = None,
+        **options: Unpack[Options],
     ) -> Any:
         """Fold the tensors of all ranks; ``root`` gets the result, the others stay as they are."""
-        view = _tensors.view(tensor)
-        reduce_op = _reduce_op(op, view.dtype)
-        self._check_root(root)
-        print_ = Fingerprint(Kind.REDUCE, reduce_op, view.dtype, view.shape, root, strategy)
-        return self._run(print_, view, timeout, async_op)
+        return self._run(_calls.reduce(self.seat, tensor, root, op, factor), options)
 
     def broadcast(
-        self,
-        tensor: Any = None,
-        root: int | None = None,
-        *,
-        timeout: float | None = None,
-        strategy: str = AUTO,
-        async_op: bool = False,
+        self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
     ) -> Any:
         """Give every rank the tensor of one.
 
-        With a ``root``, every rank brings a tensor of the same shape and dtype, and those of the
-        others are overwritten. Without a root, whoever brings a tensor is the source and exactly
-        one must; the others bring ``None`` and get a new one (torch if theirs is loaded and the
-        source's was, else NumPy). That takes two ops, the first of which is waited for.
+        With a ``root``, every rank brings a tensor of the same shape and dtype (or a list of them),
+        and those of the others are overwritten. Without a root, whoever brings a tensor is the
+        source and exactly one must; the others bring ``None`` and get a new one (torch if theirs
+        is loaded and the source's was, else NumPy). That takes two ops, the first of which is
+        waited for.
+
+        With a lossy ``wire`` the root's tensor is rounded to what the others get.
 
         Raises:
             BroadcastNoTensor: no rank brought a tensor.
             BroadcastMultipleTensors: several did; names them.
         """
         if root is None:
-            tensor, root = self._find_source(tensor, timeout)
-        view = _tensors.view(tensor)
-        self._check_root(root)
-        print_ = Fingerprint(Kind.BROADCAST, None, view.dtype, view.shape, root, strategy)
-        return self._run(print_, view, timeout, async_op)
+            tensor, root = self._find_source(tensor, options.get("timeout"))
+        wire = options.get("wire", NATIVE)
+        return self._run(_calls.broadcast(self.seat, tensor, root, wire), options)
+
+    def all_gather(
+        self,
+        tensor: Any,
+        output: Any = None,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give every rank the tensors of all; returns ``output``.
+
+        Args:
+            tensor: this rank's; same shape and dtype on every rank, unless there are counts.
+            output: one tensor with as many elements as all of them have together, in rank order;
+                or a list of tensors, one per rank, whose sizes may differ; or ``None`` for a new
+                tensor, in which the first dimensions add up.
+            counts: the size of each rank's first dimension, where these differ; the same on every
+                rank.
+        """
+        return self._run(_calls.all_gather(self.seat, tensor, output, counts), options)
+
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        output: Any = None,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give ``root`` the tensors of all; returns its ``output``, and ``None`` elsewhere.
+
+        The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
+        """
+        return self._run(_calls.gather(self.seat, tensor, root, output, counts), options)
+
+    def scatter(
+        self,
+        output: Any,
+        inputs: Any = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give every rank its block of what ``root`` has; returns ``output``.
+
+        Args:
+            output: this rank's block; same shape and dtype on every rank, unless there are counts.
+            inputs: at the root alone: one tensor of all blocks in rank order, or a list of them.
+            root: who has them.
+            counts: the size of each block's first dimension, where these differ; the same on every
+                rank.
+        """
+        return self._run(_calls.scatter(self.seat, output, inputs, root, counts), options)
+
+    def reduce_scatter(
+        self,
+        inputs: Any,
+        output: Any = None,
+        op: str | ReduceOp = ReduceOp.SUM,
+        *,
+        factor: float | None = None,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Fold the tensors of all ranks; every rank gets its block of the result.
+
+        Args:
+            inputs: one tensor of all blocks in rank order, or a list of blocks, one per rank.
+            output: this rank's block; ``None`` for a new tensor.
+            op, factor: as in :meth:`all_reduce`.
+            counts: the size of each block's first dimension, where these differ; the same on every
+                rank.
+        """
+        call = _calls.reduce_scatter(self.seat, inputs, output, op, factor, counts)
+        return self._run(call, options)
+
+    def all_to_all(
+        self,
+        inputs: Any,
+        output: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give block j of rank i to rank j, as its block i; returns ``output``.
+
+        Args:
+            inputs: one tensor, whose rows are split over the ranks, or a list of tensors.
+            output: likewise; ``None`` for new ones.
+            send_counts: how many rows go to each rank; by default equally many.
+            receive_counts: how many rows come from each rank; by default equally many. What rank i
+                sends to rank j must be what j expects of i.
+        """
+        call = _calls.all_to_all(self.seat, inputs, output, send_counts, receive_counts)
+        return self._run(call, options)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        view = _tensors.view(np.empty(0, np.uint8))
-        print_ = Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), -1, AUTO)
-        work = self._run(print_, view, timeout, async_op)
-        return work if async_op else None
+        return self._run(_calls.barrier(), {"async_op": async_op, "timeout": timeout})
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Any:
         """An uninitialized tensor in the arena: collectives on it copy nothing.
@@ -233,70 +365,56 @@ class Group:
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise InvalidArgument(f"a shape has no negative sizes, got {sizes}")
-        nbytes = _tensors.dtype_of(dtype).itemsize * int(np.prod(sizes, dtype=np.int64))
+        nbytes = _tensors.itemsize_of(dtype) * int(np.prod(sizes, dtype=np.int64))
         return _tensors.make(self._session.arena.array(nbytes), sizes, dtype)
 
     # Running an op
 
-    def _run(
-        self, fingerprint: Fingerprint, view: TensorView, timeout: float | None, async_op: bool
-    ) -> Any:
-        seconds = self.timeout if timeout is None else checked_seconds("timeout", timeout)
-        work = self._submit(fingerprint, view, seconds)
-        return work if async_op else work.wait()
+    def _run(self, call: Call, options: Options) -> Any:
+        work = self._submit(call, CallOptions(**options))
+        return work if work.is_async else work.wait()
 
-    def _submit(self, fingerprint: Fingerprint, view: TensorView, timeout: float) -> Work:
+    def _submit(self, call: Call, options: CallOptions) -> Work:
         self._check_seat()
-        packed = _pack(fingerprint)
-        arena = self._session.arena
-        region = _NOWHERE if not view.nbytes else None
-        if view.address and region is None:
-            region = arena.locate(view.address, view.nbytes)
-        staged = None if region else arena.allocate(view.nbytes)
+        _calls.check_one_dtype(call.inputs + call.outputs)
+        call = call.with_options(options.strategy, options.wire, options.feedback)
+        packed = _pack(call.fingerprint)
+        timeout = self._seconds(options.timeout)
+        staged = Staged(self._session.arena, call)
         try:
-            if staged:
-                region = staged.region
-                view.copy_to(staged.memory)
-            assert region is not None
             with self._lock:
-                work = self._send(fingerprint, packed, view, region, staged, timeout)
+                work = self._hand_over(call, packed, staged, timeout, options.async_op)
         except BaseException:
-            if staged:
-                arena.free(staged)
+            staged.free()
             raise
         if len(self._in_flight) % _TIDY_EVERY == 0:
             self._tidy()
         return work
 
-    def _send(
-        self,
-        fingerprint: Fingerprint,
-        packed: bytes,
-        view: TensorView,
-        region: Region,
-        staged: Block | None,
-        timeout: float,
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else checked_seconds("timeout", timeout)
+
+    def _hand_over(
+        self, call: Call, packed: bytes, staged: Staged, timeout: float, is_async: bool
     ) -> Work:
         """Hand the op to the agent; called one at a time, because ops are numbered as they go."""
         seq = self._next_seq
         key = (Message.OP, self._number, seq)
         pending = self._session.expect(key)
-        message = OpMessage(self._number, seq, timeout, region, region, view.nbytes, packed)
+        message = OpMessage(self._number, seq, timeout, staged.source, staged.target, packed)
         self._session.send(message.pack(), timeout + GRACE_SECONDS)
         self._next_seq = seq + 1
 
         def finish() -> Any:
-            if staged and self._gets_result(fingerprint):
-                view.copy_from(staged.memory)
-            return view.tensor
+            staged.bring_home()
+            return call.result
 
         def clean_up() -> None:
             self._in_flight.pop(seq, None)
-            if staged:
-                self._session.arena.free(staged)
+            staged.free()
 
         name = f"op {seq} of group '{self.name}'"
-        work = Work(self._session, key, pending, name, timeout, finish, clean_up)
+        work = Work(self._session, key, pending, name, timeout, finish, clean_up, is_async=is_async)
         self._in_flight[seq] = work
         return work
 
@@ -306,29 +424,17 @@ class Group:
         for work in list(self._in_flight.values()):
             work.settle_if_done()
 
-    def _gets_result(self, fingerprint: Fingerprint) -> bool:
-        if fingerprint.kind is Kind.REDUCE:
-            return fingerprint.root == self.rank
-        return fingerprint.kind is not Kind.BROADCAST or fingerprint.root != self.rank
-
-    def _check_root(self, root: int) -> None:
-        if not isinstance(root, int) or not 0 <= root < self.world_size:
-            raise InvalidArgument(
-                f"root {root!r} is not a rank of group '{self.name}': "
-                f"its ranks are 0 to {self.world_size - 1}"
-            )
-
     def _find_source(self, tensor: Any, timeout: float | None) -> tuple[Any, int]:
         """Agree on the one rank that brought a tensor, and on what it looks like.
 
         One all-reduce of a small record: per rank a flag, then what the source alone fills in.
         """
-        view = None if tensor is None else _tensors.view(tensor)
+        view = None if tensor is None else _tensors.view(tensor, written=False)
         flags = np.zeros(self.world_size, np.int64)
         about = np.zeros(_ABOUT + 64, np.int64)
         if view is not None:
             flags[self.rank] = 1
-            about[:_ABOUT] = (view.dtype.code, view.is_torch, len(view.shape))
+            about[:_ABOUT] = (view.dtype.code, view.is_torch, view.is_complex, len(view.shape))
             about[_ABOUT : _ABOUT + len(view.shape)] = view.shape
         record = np.concatenate([flags, about])
         self.all_reduce(record, timeout=timeout)
@@ -349,24 +455,29 @@ class Group:
         return tensor, sources[0]
 
 
-_ABOUT = 3
+_ABOUT = 4
 
 
 def _receiver(about: np.ndarray[Any, Any]) -> Any:
-    code, is_torch, ndim = (int(value) for value in about[:_ABOUT])
+    code, is_torch, is_complex, ndim = (int(value) for value in about[:_ABOUT])
     shape = tuple(int(size) for size in about[_ABOUT : _ABOUT + ndim])
-    return _tensors.new(shape, DType.from_code(code), prefer_torch=bool(is_torch))
+    dtype = DType.from_code(code)
+    if is_complex:
+        return _tensors.new_complex(shape[:-1], dtype, prefer_torch=bool(is_torch))
+    return _tensors.new(shape, dtype, prefer_torch=bool(is_torch))
 
 
-def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
-    found = op if isinstance(op, ReduceOp) else _REDUCE_OPS.get(op)
-    if found is None:
+def checked_members(group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
+    members = tuple(ranks)
+    for rank in members:
+        _calls.checked_rank(group.seat, rank, "rank")
+    if not members or len(set(members)) < len(members):
         raise InvalidArgument(
-            f"unknown reduce operation {op!r}; there are sum, mean, product, min, max"
+            f"a group has at least one rank, and each once; got {list(members)} of "
+            f"group '{group.name}'"
         )
-    if refusal := found.refusal(dtype):
-        raise InvalidArgument(refusal)
-    return found
+    return members
 
 
 def checked_seconds(source: str, value: Any) -> float:

@@ -44,6 +44,16 @@ class TensorView:
         """Elements."""
         return self.nbytes // self.dtype.itemsize
 
+    @property
+    def rows(self) -> int:
+        """The size of the first dimension; a scalar is one row."""
+        return int(self.tensor.shape[0]) if len(self.tensor.shape) else 1
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row, in elements."""
+        return self.shape[1:] if len(self.tensor.shape) else self.shape
+
     def copy_to(self, memory: Bytes) -> None:
         """Write the elements, in C order, to raw memory."""
         if not self.nbytes:
@@ -137,13 +147,6 @@ def _elements(label: str, itemsize: int, folded: bool) -> tuple[DType, tuple[int
         return DType.UINT8, (itemsize,)
 
 
-def _dtype(label: str) -> DType:
-    try:
-        return DType.from_label(label)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
-
-
 def _check_dimensions(shape: Sequence[int], strides: Sequence[int], written: bool) -> None:
     if len(shape) >= MAX_DIMENSIONS:
         raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
@@ -155,6 +158,14 @@ def _check_dimensions(shape: Sequence[int], strides: Sequence[int], written: boo
         )
 
 
+def like(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """A fresh tensor of the same kind and dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return torch.empty(shape, dtype=tensor.dtype)
+    return np.empty(shape, tensor.dtype)
+
+
 def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:
     """A tensor of the given shape over raw memory: torch's for a torch dtype, else NumPy's."""
     torch = sys.modules.get("torch")
@@ -163,15 +174,18 @@ def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:
     return memory.view(np.dtype(dtype)).reshape(tuple(shape))
 
 
-def dtype_of(dtype: Any) -> DType:
-    """The element type that a NumPy or torch dtype (or NumPy's name of one) stands for."""
+def itemsize_of(dtype: Any) -> int:
+    """The bytes of an element of a NumPy or torch dtype (or NumPy's name of one)."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
-        return _dtype(str(dtype).removeprefix("torch."))
+        return int(dtype.itemsize)
     try:
-        return _dtype(np.dtype(dtype).name)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise InvalidArgument(f"{dtype!r} is not a dtype of NumPy or torch: {error}") from None
+    if found.hasobject:
+        raise InvalidArgument(f"an array of {found} holds Python objects, not numbers")
+    return found.itemsize
 
 
 def new(shape: tuple[int, ...], dtype: DType, *, prefer_torch: bool) -> Any:
@@ -182,3 +196,12 @@ def new(shape: tuple[int, ...], dtype: DType, *, prefer_torch: bool) -> Any:
     if dtype is DType.BFLOAT16:
         raise InvalidArgument("the tensor is bfloat16, which NumPy lacks: import torch first")
     return np.empty(shape, dtype.label)
+
+
+def new_complex(shape: tuple[int, ...], part: DType, *, prefer_torch: bool) -> Any:
+    """Like :func:`new`, for complex numbers whose parts are of the type ``part``."""
+    name = next(label for label, dtype in _COMPLEX.items() if dtype is part)
+    torch = sys.modules.get("torch")
+    if torch is not None and prefer_torch:
+        return torch.empty(shape, dtype=getattr(torch, name))
+    return np.empty(shape, name)

@@ -19,6 +19,7 @@ class Work:
     Args:
         finish: called once, after a success, in the thread that waits: brings the result home.
         clean_up: called once when the outcome is known, good or bad.
+        is_async: whether the caller wants this handle, and not to wait.
     """
 
     def __init__(
@@ -30,7 +31,10 @@ class Work:
         timeout: float,
         finish: Callable[[], Any],
         clean_up: Callable[[], None],
+        *,
+        is_async: bool = True,
     ) -> None:
+        self.is_async = is_async
         self._session = session
         self._key = key
         self._pending = pending
@@ -55,6 +59,12 @@ class Work:
         """Bring a result home that is there already; :meth:`wait` still tells the outcome."""
         if self._pending.done:
             self._settle()
+
+    def settle_within(self, seconds: float) -> bool:
+        """Whether there is an outcome within ``seconds``; :meth:`wait` still tells it."""
+        if not self._settled and self._session.wait_for(self._pending, seconds):
+            self._settle()
+        return self._settled
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.

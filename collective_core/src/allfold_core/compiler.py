@@ -235,9 +235,7 @@ def _problem(
     return _Problem(kind, spec, nodes, numel, layout, _blocks(kind, nodes, numel, blocks))
 
 
-def _blocks(
-    kind: Kind, nodes: int, numel: int, given: Sequence[Slice] | None
-) -> tuple[Slice, ...]:
+def _blocks(kind: Kind, nodes: int, numel: int, given: Sequence[Slice] | None) -> tuple[Slice, ...]:
     if not kind.has_blocks:
         return ()
     count = nodes * nodes if kind is Kind.ALL_TO_ALL else nodes

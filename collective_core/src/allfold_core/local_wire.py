@@ -100,9 +100,7 @@ class OpMessage:
         """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
         if len(data) < _OP.size:
             raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
-        _, group, seq, timeout, source, target, source_offset, target_offset = _OP.unpack_from(
-            data
-        )
+        _, group, seq, timeout, source, target, source_offset, target_offset = _OP.unpack_from(data)
         return cls(
             group,
             seq,

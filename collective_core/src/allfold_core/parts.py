@@ -164,8 +164,8 @@ def layout(
         targets = ranks if kind is not Kind.REDUCE else _only(ranks, root)
         if kind is Kind.BROADCAST and not rounded:
             targets = tuple(rank for rank in ranks if rank != root)
-        whole = Slice(0, sizes[0])
-        return Layout((Part(whole, _ends(sources), _ends(targets)),), None, sizes[0], sizes[0])
+        whole = Part(Slice(0, sizes[0]), _ends(sources), _ends(targets))
+        return Layout((whole,) if sizes[0] else (), None, sizes[0], sizes[0])
     offsets = list(accumulate(sizes, initial=0))
     parts: list[Part] = []
     blocks: list[Slice] = []
@@ -174,9 +174,9 @@ def layout(
         first = start
         for rank in members:
             span = Slice(start, start + sizes[rank])
-            sources, targets = _block_ends(kind, rank, root, ranks, offsets[rank])
-            if sources or targets:
-                parts.append(Part(span, sources, targets))
+            part = Part(span, *_block_ends(kind, rank, root, ranks, offsets[rank]))
+            if span and (part.sources or part.targets):
+                parts.append(part)
             start = span.stop
         blocks.append(Slice(first, start))
     return Layout(tuple(parts), tuple(blocks), start, start)

@@ -32,7 +32,7 @@ first chunk pays β + γ one after the other, each further one the greater of th
 Of blocks, m is the size of all P together. With equal blocks
 
 ==================  ===========================================================================
-direct              α + (P-2)o + (P-1)/P · mβ, for all-gather, all-to-all and, with γ, reduce-scatter
+direct              α + (P-2)o + (P-1)/P · mβ; reduce-scatter also γ
 ring                (P-1)α + (P-1)/P · mβ, and γ
 halving_doubling    log2 P · α + (P-1)/P · mβ, and γ; beyond a power of two + α + mβ, and γ
 gather, scatter     2d(α + (k-1)o) + (P-1)/P · mβ in tree(k): the port of the root passes all of it
@@ -165,9 +165,7 @@ def _double_tree(nodes: int, size: float, links: LinkModel, chunks: int) -> floa
     return first + (chunks - 1) * max(min(nodes, 4) * beta, children * gamma)
 
 
-def _of_blocks(
-    kind: Kind, spec: StrategySpec, nodes: int, nbytes: int, links: LinkModel
-) -> float:
+def _of_blocks(kind: Kind, spec: StrategySpec, nodes: int, nbytes: int, links: LinkModel) -> float:
     """Unpipelined: there is little to overlap where a block is only passed on."""
     per_byte = links.seconds_per_byte
     if kind.reduces:

@@ -189,7 +189,7 @@ def over_parts(
     work: Work,
     done: Done,
 ) -> None:
-    """Do ``work(part, start, stop)`` on all elements, here if that is quick, then ``done(error)``."""
+    """Do ``work(part, start, stop)`` on all elements, then ``done(error)``; here if it is quick."""
     touched = sum(
         len(part.slice) * (len(part.sources) + len(part.targets)) * itemsize for part in parts
     )

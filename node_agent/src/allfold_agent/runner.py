@@ -191,9 +191,7 @@ class Runner:
                 self.me,
             )
         sizes = self._sizes(fingerprint)
-        return layout(
-            fingerprint.kind, sizes, fingerprint.root, self._placement, self.me, rounded
-        )
+        return layout(fingerprint.kind, sizes, fingerprint.root, self._placement, self.me, rounded)
 
     # Running
 

@@ -35,7 +35,8 @@ def program(kind: Kind, blocks: Sequence[Slice], me: int, arity: int) -> Iterato
 
 def subtree(nodes: int, arity: int, position: int) -> list[int]:
     """The positions at and below one, in order."""
-    level, found = range(position, position + 1), []
+    level = range(position, position + 1)
+    found: list[int] = []
     while level:
         found.extend(level)
         first = level.start * arity + 1

@@ -61,7 +61,8 @@ def exchange(outgoing: Sequence[Slice], incoming: Sequence[Slice], me: int) -> I
     """
     nodes = len(outgoing)
     yield from (Signal(other) for other in others_after(nodes, me) if not outgoing[other])
-    yield from (Send(outgoing[other], other) for other in others_after(nodes, me) if outgoing[other])
+    after = list(others_after(nodes, me))
+    yield from (Send(outgoing[other], other) for other in after if outgoing[other])
     before = list(others_before(nodes, me))
     yield from (Receive(incoming[other], other) for other in before if incoming[other])
     yield from (Await(other) for other in before if not incoming[other])
