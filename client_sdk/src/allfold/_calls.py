@@ -409,3 +409,34 @@ def _split(
     if sum(checked) != rows:
         raise InvalidArgument(f"{name} adds up to {sum(checked)} rows, the tensor has {rows}")
     return checked
+
+
+# Between two ranks
+
+
+def send(tensor: Any) -> Call:
+    view = _tensors.view(tensor, written=False, folded=False)
+    return Call(_message(view), inputs=(view,))
+
+
+def recv(tensor: Any) -> Call:
+    view = _tensors.view(tensor, written=True, folded=False)
+    return Call(_message(view), outputs=(view,))
+
+
+def _message(view: TensorView) -> Fingerprint:
+    return Fingerprint(Kind.BROADCAST, None, view.dtype, view.shape, -1, AUTO)
+
+
+def checked_peer(seat: Seat, rank: int, what: str) -> int:
+    """Another rank of the group; ``InvalidArgument`` otherwise."""
+    if checked_rank(seat, rank, what) == seat.rank:
+        raise InvalidArgument(f"rank {rank} cannot exchange a message with itself")
+    return rank
+
+
+def checked_tag(tag: int) -> int:
+    """A tag; ``InvalidArgument`` for what is none."""
+    if isinstance(tag, bool) or not isinstance(tag, int) or not -(1 << 63) <= tag < 1 << 63:
+        raise InvalidArgument(f"a tag is a number of 63 bits, got {tag!r}")
+    return tag

@@ -6,8 +6,9 @@ import hashlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from threading import Lock
 from time import monotonic
 from typing import Any, TypedDict, Unpack
@@ -16,7 +17,7 @@ import numpy as np
 
 from allfold import _calls, _tensors
 from allfold._calls import AUTO, Call, Seat
-from allfold._session import GRACE_SECONDS, Session
+from allfold._session import GRACE_SECONDS, Pending, Session
 from allfold._staging import Staged
 from allfold._work import Work
 from allfold_core.codecs import Wire
@@ -31,7 +32,8 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.local_wire import Message, OpMessage
+from allfold_core.local_wire import FIRST_PAIR, Message, OpMessage, PairMessage
+from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Fingerprint, ReduceOp
 
 log = logging.getLogger("allfold")
@@ -110,7 +112,8 @@ class Group:
         self._number = -1
         self._uuid = uuid.uuid4().hex
         self._lock = Lock()
-        self._next_seq = 0
+        self._op_numbers = count()
+        self._pair_numbers = count(FIRST_PAIR)
         self._in_flight: dict[int, Work] = {}
         self._children: Counter[tuple[int, ...]] = Counter()
         self._left = False
@@ -166,6 +169,15 @@ class Group:
         except (AgentLost, TimeoutError) as error:
             log.warning("left group '%s' without the agent's word: %s", self.name, error or "late")
         finally:
+            self._on_left(self)
+
+    def abandon(self) -> None:
+        """Leave without waiting for anything, because of an error: the others cannot go on.
+
+        They hear of it when this process has left its last group, or has ended.
+        """
+        if not self._left:
+            self._left = True
             self._on_left(self)
 
     def quiesce(self, seconds: float) -> bool:
@@ -347,6 +359,56 @@ class Group:
         call = _calls.all_to_all(self.seat, inputs, output, send_counts, receive_counts)
         return self._run(call, options)
 
+    def send(
+        self,
+        tensor: Any,
+        to: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Give one rank a tensor. It is done when that rank has received it.
+
+        Args:
+            tensor: of any shape; its dtype and number of elements are those of the receive.
+            to: another rank.
+            tag: a number of 63 bits; the receive has the same.
+
+        Raises:
+            PeerMissing: the rank has not received it in time.
+            MismatchError: its receive has another dtype or size; it gets the same error.
+        """
+        peer = _calls.checked_peer(self.seat, to, "to")
+        call = _calls.send(tensor)
+        seconds = self._seconds(timeout)
+        work = self._exchange(Message.SEND, call, peer, _calls.checked_tag(tag), seconds, async_op)
+        return work if async_op else work.wait()
+
+    def recv(
+        self,
+        tensor: Any,
+        source: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Get a tensor of one rank, or of any; returns the rank that it came from.
+
+        Between two ranks and with one tag, what was sent first is received first.
+
+        Args:
+            tensor: is overwritten; has the dtype and the number of elements of what is sent.
+            source: another rank; ``None`` for whichever sends first.
+            tag: as in :meth:`send`.
+        """
+        peer = ANY_SOURCE if source is None else _calls.checked_peer(self.seat, source, "source")
+        call = _calls.recv(tensor)
+        seconds = self._seconds(timeout)
+        work = self._exchange(Message.RECV, call, peer, _calls.checked_tag(tag), seconds, async_op)
+        return work if async_op else work.wait()
+
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
         return self._run(_calls.barrier(), {"async_op": async_op, "timeout": timeout})
@@ -380,10 +442,49 @@ class Group:
         call = call.with_options(options.strategy, options.wire, options.feedback)
         packed = _pack(call.fingerprint)
         timeout = self._seconds(options.timeout)
+
+        def message(number: int, staged: Staged) -> OpMessage:
+            return OpMessage(self._number, number, timeout, staged.source, staged.target, packed)
+
+        return self._hand_over(call, self._op_numbers, message, timeout, options.async_op)
+
+    def _exchange(
+        self, kind: Message, call: Call, peer: int, tag: int, timeout: float, is_async: bool
+    ) -> Work:
+        """Send or receive one message."""
+        self._check_seat()
+        dtype = call.fingerprint.dtype.code
+        nbytes = sum(view.nbytes for view in call.inputs + call.outputs)
+
+        def message(number: int, staged: Staged) -> PairMessage:
+            memory = staged.source if call.inputs else staged.target
+            return PairMessage(
+                kind, self._number, number, timeout, peer, tag, dtype, memory, nbytes
+            )
+
+        return self._hand_over(call, self._pair_numbers, message, timeout, is_async)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else checked_seconds("timeout", timeout)
+
+    def _hand_over(
+        self,
+        call: Call,
+        numbers: Iterator[int],
+        make: Callable[[int, Staged], OpMessage | PairMessage],
+        timeout: float,
+        is_async: bool,
+    ) -> Work:
+        """Give the agent a call; one at a time, because calls are numbered as they go."""
         staged = Staged(self._session.arena, call)
         try:
             with self._lock:
-                work = self._hand_over(call, packed, staged, timeout, options.async_op)
+                number = next(numbers)
+                message = make(number, staged)
+                key = (Message.OP, self._number, number)
+                pending = self._session.expect(key)
+                self._session.send(message.pack(), timeout + GRACE_SECONDS)
+                work = self._work(call, key, pending, staged, timeout, is_async)
         except BaseException:
             staged.free()
             raise
@@ -391,31 +492,28 @@ class Group:
             self._tidy()
         return work
 
-    def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else checked_seconds("timeout", timeout)
-
-    def _hand_over(
-        self, call: Call, packed: bytes, staged: Staged, timeout: float, is_async: bool
+    def _work(
+        self,
+        call: Call,
+        key: tuple[Message, int, int],
+        pending: Pending,
+        staged: Staged,
+        timeout: float,
+        is_async: bool,
     ) -> Work:
-        """Hand the op to the agent; called one at a time, because ops are numbered as they go."""
-        seq = self._next_seq
-        key = (Message.OP, self._number, seq)
-        pending = self._session.expect(key)
-        message = OpMessage(self._number, seq, timeout, staged.source, staged.target, packed)
-        self._session.send(message.pack(), timeout + GRACE_SECONDS)
-        self._next_seq = seq + 1
+        number = key[-1]
 
-        def finish() -> Any:
+        def finish(answer: dict[str, Any]) -> Any:
             staged.bring_home()
-            return call.result
+            return answer.get("source", call.result)
 
         def clean_up() -> None:
-            self._in_flight.pop(seq, None)
+            self._in_flight.pop(number, None)
             staged.free()
 
-        name = f"op {seq} of group '{self.name}'"
+        name = f"{_name_of(number)} of group '{self.name}'"
         work = Work(self._session, key, pending, name, timeout, finish, clean_up, is_async=is_async)
-        self._in_flight[seq] = work
+        self._in_flight[number] = work
         return work
 
     def _tidy(self) -> None:
@@ -465,6 +563,10 @@ def _receiver(about: np.ndarray[Any, Any]) -> Any:
     if is_complex:
         return _tensors.new_complex(shape[:-1], dtype, prefer_torch=bool(is_torch))
     return _tensors.new(shape, dtype, prefer_torch=bool(is_torch))
+
+
+def _name_of(number: int) -> str:
+    return f"op {number}" if number < FIRST_PAIR else f"message {number - FIRST_PAIR}"
 
 
 def checked_members(group: Group, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any
@@ -152,12 +153,19 @@ class Session:
 
     def wait_for(self, pending: Pending, timeout: float) -> bool:
         """Whether the answer is there within ``timeout`` seconds; :meth:`take` has it then."""
+        return self.wait_until(lambda: pending.done, timeout)
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Whether answers make a condition true within ``timeout`` seconds.
+
+        It is asked again after each of them.
+        """
         deadline = monotonic() + timeout
-        while not pending.done:
+        while not condition():
             left = deadline - monotonic()
             if left <= 0:
                 return False
-            self._advance(pending, min(left, _LONGEST_POLL))
+            self._advance(condition, min(left, _LONGEST_POLL))
         return True
 
     def take(self, key: Hashable, pending: Pending) -> dict[str, Any]:
@@ -171,17 +179,17 @@ class Session:
     def poll(self, pending: Pending) -> bool:
         """Whether the answer is there, taking in what has arrived without waiting."""
         if not pending.done:
-            self._advance(pending, 0.0)
+            self._advance(lambda: pending.done, 0.0)
         return pending.done
 
     def drain(self) -> None:
         """Take in what has arrived, so that the agent can go on sending."""
-        self._advance(Pending(), 0.0)
+        self._advance(lambda: False, 0.0)
 
-    def _advance(self, pending: Pending, timeout: float) -> None:
+    def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
         """Read a message, or wait while another thread reads."""
         with self._changed:
-            if pending.done:
+            if condition():
                 return
             if self._reading:
                 self._changed.wait(timeout)
@@ -213,8 +221,12 @@ class Session:
     def _dispatch(self, data: bytes) -> None:
         kind = data[0]
         if kind in (Message.DONE, Message.FAILED):
-            number, seq, error = unpack_outcome(data)
-            self._settle((Message.OP, number, seq), {}, from_dict(error) if error else None)
+            number, seq, body = unpack_outcome(data)
+            key = (Message.OP, number, seq)
+            if kind == Message.FAILED:
+                self._settle(key, {}, from_dict(body or {}))
+            else:
+                self._settle(key, body or {}, None)
             return
         body = unpack_json(data)
         if kind == Message.REFUSED:
@@ -274,6 +286,8 @@ class Session:
     def close(self) -> None:
         """Disconnect."""
         self._lose("the session was closed")
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._socket.close()
         self.arena.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from threading import Lock
 from typing import Any
 
@@ -17,7 +17,8 @@ class Work:
     """What an op with ``async_op=True`` returns. The tensor must be left alone until it is done.
 
     Args:
-        finish: called once, after a success, in the thread that waits: brings the result home.
+        finish: called once with the agent's answer, after a success, in the thread that waits:
+            brings the result home.
         clean_up: called once when the outcome is known, good or bad.
         is_async: whether the caller wants this handle, and not to wait.
     """
@@ -29,7 +30,7 @@ class Work:
         pending: Pending,
         describe: str,
         timeout: float,
-        finish: Callable[[], Any],
+        finish: Callable[[dict[str, Any]], Any],
         clean_up: Callable[[], None],
         *,
         is_async: bool = True,
@@ -104,8 +105,7 @@ class Work:
             if self._settled:
                 return
             try:
-                self._session.take(self._key, self._pending)
-                self._result = self._finish()
+                self._result = self._finish(self._session.take(self._key, self._pending))
             except AllfoldError as error:
                 self._error = error
                 log.debug("%s failed: %s", self._describe, error)
@@ -115,3 +115,13 @@ class Work:
             finally:
                 self._clean_up()
                 self._settled = True
+
+
+def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
+    """Those that have an outcome, waiting up to ``timeout`` seconds for the first.
+
+    All are of one session. More may be added meanwhile: their answers are noticed as well.
+    """
+    session = next(iter(works))._session
+    session.wait_until(lambda: any(work._pending.done for work in list(works)), timeout)
+    return [work for work in list(works) if work._pending.done]

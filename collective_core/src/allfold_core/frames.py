@@ -23,10 +23,31 @@ HEADER_SIZE = _BODY.size + _CHECK.size
 
 
 class FrameType(IntEnum):
-    """What a frame carries."""
+    """What a frame carries.
+
+    ``DATA`` and ``SIGNAL`` belong to the ops of a group. The others carry point-to-point messages,
+    on edges of their own, in the order of the table; ``seq`` is then the message's number among
+    those of its sending node. ``GRANT``, ``TAKEN`` and ``REFUSED`` go from the receiver to the
+    sender.
+
+    ==========  =====================================================================
+    OFFER       an envelope, and the content itself where that is small
+    GRANT       a receive takes it: send the content
+    PARCEL      a piece of the content, at byte ``offset``
+    TAKEN       all of it has been received
+    REFUSED     it was not received; an error as JSON
+    WITHDRAWN   the sender has given up; an error as JSON
+    ==========  =====================================================================
+    """
 
     DATA = 1
     SIGNAL = 2
+    OFFER = 3
+    GRANT = 4
+    PARCEL = 5
+    TAKEN = 6
+    REFUSED = 7
+    WITHDRAWN = 8
 
 
 _TYPES = frozenset(FrameType)
@@ -44,8 +65,8 @@ class FrameHeader:
         type: data, or a signal without payload.
         epoch: the membership generation that the frame belongs to.
         number: the frame's place in the edge's stream, from 0.
-        seq: the op's number inside its group.
-        offset: the first element of the payload in the work buffer.
+        seq: the op's number inside its group; of a point-to-point frame, the message's number.
+        offset: the first element of the payload in the op's index space.
         length: the payload's size in bytes.
         fingerprint: a 64-bit digest of the op's fingerprint on the sending node.
         digest: a 64-bit digest of the payload; 0 where the sender computed none, because the edge

@@ -34,6 +34,8 @@ class Message(IntEnum):
     OP = 9  # rank: OP struct, fingerprint
     DONE = 10  # agent: OUTCOME struct
     FAILED = 11  # agent: OUTCOME struct, JSON error
+    SEND = 12  # rank: PAIR struct
+    RECV = 13  # rank: PAIR struct
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -52,6 +54,8 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 SEGMENT = struct.Struct("<BxxxIQ")
 OUTCOME = struct.Struct("<BxxxIQ")
 _OP = struct.Struct("<BxxxIQdIIQQ")
+_PAIR = struct.Struct("<BBxxIQdiIqQQ")
+FIRST_PAIR = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,57 @@ class OpMessage:
         return Fingerprint.unpack(self.fingerprint)
 
 
+@dataclass(frozen=True, slots=True)
+class PairMessage:
+    """One rank's send or receive.
+
+    Attributes:
+        kind: ``SEND`` or ``RECV``.
+        group: the number that the agent gave the group when the rank joined.
+        seq: the call's number among the sends and receives of this rank, from :data:`FIRST_PAIR`,
+            so that it is never the number of an op.
+        timeout: seconds until the agent fails the call.
+        peer: the rank at the other end; of a receive, -1 for any.
+        tag: a number of 63 bits.
+        dtype: the code of the element type.
+        memory: the tensor.
+        nbytes: its size.
+    """
+
+    kind: Message
+    group: int
+    seq: int
+    timeout: float
+    peer: int
+    tag: int
+    dtype: int
+    memory: Region
+    nbytes: int
+
+    def pack(self) -> bytes:
+        return _PAIR.pack(
+            self.kind,
+            self.dtype,
+            self.group,
+            self.seq,
+            self.timeout,
+            self.peer,
+            self.memory.segment,
+            self.tag,
+            self.memory.offset,
+            self.nbytes,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PairMessage:
+        """The inverse of :meth:`pack`; ``ValueError`` for a message of another size."""
+        if len(data) != _PAIR.size:
+            raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
+        kind, dtype, group, seq, timeout, peer, segment, tag, offset, nbytes = _PAIR.unpack(data)
+        region = Region(segment, offset)
+        return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes)
+
+
 def pack_json(kind: Message, body: dict[str, Any]) -> bytes:
     """A JSON message: the type byte, then the object."""
     return bytes([kind]) + json.dumps(body, separators=(",", ":")).encode()
@@ -128,13 +183,13 @@ def unpack_json(data: bytes) -> dict[str, Any]:
     return body
 
 
-def pack_outcome(kind: Message, group: int, seq: int, error: dict[str, Any] | None = None) -> bytes:
-    """``DONE``, or ``FAILED`` with the error's JSON form."""
+def pack_outcome(kind: Message, group: int, seq: int, body: dict[str, Any] | None = None) -> bytes:
+    """``DONE``, with what there is to say, or ``FAILED`` with the error's JSON form."""
     head = OUTCOME.pack(kind, group, seq)
-    return head if error is None else head + json.dumps(error).encode()
+    return head if body is None else head + json.dumps(body).encode()
 
 
 def unpack_outcome(data: bytes) -> tuple[int, int, dict[str, Any] | None]:
-    """(group, seq, error) of a ``DONE`` or ``FAILED`` message."""
+    """(group, seq, body) of a ``DONE`` or ``FAILED`` message."""
     _, group, seq = OUTCOME.unpack_from(data)
     return group, seq, json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None

@@ -8,12 +8,13 @@ import os
 import socket
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any
 
 from allfold_agent import __version__, addresses, http_client
 from allfold_agent.buffers import BufferPool
 from allfold_agent.data_server import DataServer, SocketTaker
-from allfold_agent.edge_request import EdgeRequest
+from allfold_agent.edge_request import EdgeRequest, Lane
 from allfold_agent.enrolment import Enrolment, Identity
 from allfold_agent.group import Group
 from allfold_agent.hub import Hub
@@ -180,6 +181,8 @@ class Agent:
 
     async def _see_off(self, membership: Membership, gone: Future[None]) -> None:
         group, rank = membership.group, membership.rank
+        # Whoever sent to this rank must know that it has received before it hears that it is gone.
+        await asyncio.to_thread(group.pairs.finish, monotonic() + _LINGER_SECONDS)
         try:
             await asyncio.gather(
                 self.peers.announce_departure(group, rank, group.fates.left[rank]),
@@ -202,11 +205,11 @@ class Agent:
 
     # Edges
 
-    def _dial(self, plan: Plan, source: int, destination: int) -> Dial:
+    def _dial(self, plan: Plan, source: int, destination: int, lane: Lane) -> Dial:
         address = plan.members[source].data_address
 
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
-            request = EdgeRequest(plan.group, plan.epoch, source, destination, from_frame)
+            request = EdgeRequest(plan.group, plan.epoch, source, destination, from_frame, lane)
             token = self.settings.token or None
             try:
                 return http_client.upgrade(
@@ -222,7 +225,7 @@ class Agent:
     def _open_edge(self, request: EdgeRequest) -> SocketTaker:
         # The peer may have got its plan a moment before this node did.
         group = self.registry.find(request.group, request.epoch, _PLAN_LAG_SECONDS)
-        return group.serve_edge(request.dst).attach(request.from_frame)
+        return group.serve_edge(request.dst, request.lane).attach(request.from_frame)
 
 
 def _identify(settings: AgentSettings, control: socket.socket, data: socket.socket) -> Identity:

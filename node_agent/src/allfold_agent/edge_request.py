@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from urllib.parse import quote
 
 from allfold_agent.http_server import whole_number
 from allfold_core.errors import InvalidArgument
+
+
+class Lane(Enum):
+    """What an edge carries. Messages must not wait behind ops, nor ops behind messages."""
+
+    OPS = "ops"
+    PAIRS = "pairs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +26,14 @@ class EdgeRequest:
     src: int
     dst: int
     from_frame: int = 0
+    lane: Lane = Lane.OPS
 
     @property
     def target(self) -> str:
         """The request target that :meth:`parse` reads."""
         group = quote(self.group, safe="")
         edge = f"/v1/groups/{group}/epochs/{self.epoch}/edges/{self.src}/{self.dst}"
-        return f"{edge}?from_frame={self.from_frame}"
+        return f"{edge}?from_frame={self.from_frame}&lane={self.lane.value}"
 
     @classmethod
     def parse(
@@ -33,7 +42,7 @@ class EdgeRequest:
         """The request of a target's parts; :class:`InvalidArgument` names the bad one."""
         if not 0 < len(group) <= 256:
             raise InvalidArgument("a group's name has 1 to 256 characters", group=group[:256])
-        if unknown := sorted(query.keys() - {"from_frame"}):
+        if unknown := sorted(query.keys() - {"from_frame", "lane"}):
             raise InvalidArgument(f"unknown parameters of an edge: {', '.join(unknown)}")
         request = cls(
             group,
@@ -42,7 +51,16 @@ class EdgeRequest:
             whole_number("src", src, 2**31),
             whole_number("dst", dst, 2**31),
             whole_number("from_frame", query.get("from_frame", "0"), 2**64),
+            _lane(query.get("lane", Lane.OPS.value)),
         )
         if request.src == request.dst:
             raise InvalidArgument(f"an edge from node {src} to itself", group=group)
         return request
+
+
+def _lane(name: str) -> Lane:
+    try:
+        return Lane(name)
+    except ValueError:
+        known = ", ".join(lane.value for lane in Lane)
+        raise InvalidArgument(f"an edge has the lane {known}, not {name[:50]!r}") from None

@@ -1,25 +1,34 @@
-"""All edges of one group on this node, opened when an op first needs them."""
+"""All edges of one lane of a group on this node, opened when they are first needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from allfold_agent.edge_request import Lane
 from allfold_agent.in_edge import Dial, InEdge, Receiver
 from allfold_agent.out_edge import EdgeCounters, OutEdge
 from allfold_core.plan import Plan
 
-DialFrom = Callable[[Plan, int, int], Dial]
+DialFrom = Callable[[Plan, int, int, Lane], Dial]
 
 
 class Edges:
-    """The out-edges and in-edges of node ``me``; the group's lock protects opening them.
+    """The out-edges and in-edges of node ``me``; their owner's lock protects opening them.
 
     Args:
-        dial: opens an edge: ``dial(plan, source, destination)(from_frame)``.
+        dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
         receiver: what the in-edges deliver to.
     """
 
-    def __init__(self, plan: Plan, me: int, dial: DialFrom, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        me: int,
+        dial: DialFrom,
+        receiver: Receiver,
+        lane: Lane = Lane.OPS,
+    ) -> None:
+        self._lane = lane
         self._plan = plan
         self._me = me
         self._dial = dial
@@ -31,9 +40,13 @@ class Edges:
         """The edge to a node."""
         edge = self._out.get(destination)
         if edge is None:
-            name = f"{self._plan.group}-{self._me}-{destination}"
+            name = self._name(self._me, destination)
             edge = self._out[destination] = OutEdge(destination, self._plan.epoch, name)
         return edge
+
+    def _name(self, source: int, destination: int) -> str:
+        lane = "" if self._lane is Lane.OPS else f"-{self._lane.value}"
+        return f"{self._plan.group}-{source}-{destination}{lane}"
 
     def kick(self, destination: int) -> None:
         """Something for a node may have become ready."""
@@ -46,8 +59,8 @@ class Edges:
     def open_in(self, source: int) -> None:
         """Begin to receive from a node, if this has not happened yet."""
         if source not in self._in:
-            name = f"{self._plan.group}-{source}-{self._me}"
-            dial = self._dial(self._plan, source, self._me)
+            name = self._name(source, self._me)
+            dial = self._dial(self._plan, source, self._me, self._lane)
             self._in[source] = InEdge(source, self._plan.epoch, name, dial, self._receiver)
 
     def counters(self) -> list[tuple[str, int, EdgeCounters]]:

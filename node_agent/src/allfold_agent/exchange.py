@@ -16,6 +16,9 @@ import torch
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.dataflow import Dataflow, Task, TaskKind
 from allfold_agent.job import Job
+from allfold_agent.out_edge import Load
+from allfold_core.errors import PeerSentIncoherentTensor
+from allfold_core.frames import FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,12 @@ class Landing:
 
     task: Task
     view: memoryview
-    buffer: Buffer
+    buffer: Buffer | None = None
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        if self.buffer is not None:
+            self.buffer.release()
 
 
 def _nothing() -> None:
@@ -264,7 +272,7 @@ class Exchange:
         position = self._next_send[destination]
         return self.flow.tasks[order[position]] if position < len(order) else None
 
-    def peek_send(self, destination: int) -> bool:
+    def send_is_ready(self, destination: int) -> bool:
         """Whether the next send on an edge is ready."""
         task = self.next_send(destination)
         return task is not None and not self.failed and not self._waits_for[task.index]
@@ -283,7 +291,22 @@ class Exchange:
 
     # Receiving
 
-    def expect(self, source: int) -> Task | None:
+    def admit(self, source: int, header: FrameHeader) -> Landing | None:
+        """Where to receive a frame's payload, once it may be overwritten; ``None`` if failed.
+
+        Raises:
+            PeerSentIncoherentTensor: this is not the frame that the edge has to bring next.
+        """
+        task = self._expect(source)
+        if task is None or not self._fits(task, header):
+            expected = "no more frames" if task is None else self._describe(task)
+            raise PeerSentIncoherentTensor(
+                f"op {header.seq} got {header.length} bytes at element {header.offset}, "
+                f"expected {expected}"
+            )
+        return self._land(task)
+
+    def _expect(self, source: int) -> Task | None:
         """The next task that an edge feeds, in edge order; ``None`` when it expects no more."""
         order = self.flow.receives.get(source, ())
         position = self._next_receive.get(source, 0)
@@ -292,29 +315,39 @@ class Exchange:
         self._next_receive[source] = position + 1
         return self.flow.tasks[order[position]]
 
-    def all_expected(self, source: int) -> bool:
+    def _fits(self, task: Task, header: FrameHeader) -> bool:
+        kind = FrameType.SIGNAL if task.kind is TaskKind.AWAIT else FrameType.DATA
+        expected = (kind, task.start, self.nbytes(task))
+        return (header.type, header.offset, header.length) == expected
+
+    def _describe(self, task: Task) -> str:
+        return f"{self.nbytes(task)} bytes at element {task.start}"
+
+    def all_received(self, source: int) -> bool:
         """Whether the last frame of an edge has come."""
         return self._next_receive.get(source, 0) == len(self.flow.receives.get(source, ()))
 
     def awaited_sources(self) -> list[int]:
         """The nodes from which frames are still to come."""
-        return [source for source in self.flow.receives if not self.all_expected(source)]
+        return [source for source in self.flow.receives if not self.all_received(source)]
 
-    def unexpect(self, source: int) -> None:
-        """The payload of the expected task broke off; it will come again."""
+    def retract(self, source: int, landing: Landing) -> None:
+        """The payload of an admitted frame broke off; it will come again."""
         self._next_receive[source] -= 1
+        landing.release()
 
     def nbytes(self, task: Task) -> int:
         """The payload size of a frame for this task."""
         return self._job.wire_bytes(task.stop - task.start)
 
-    def land(self, task: Task) -> Landing | None:
-        """Where to receive a task's payload, once it may be overwritten; ``None`` if failed."""
+    def _land(self, task: Task) -> Landing | None:
         with self._changed:
             while self._waits_for[task.index] and not self.failed:
                 self._changed.wait(timeout=1.0)  # a deadline or a loss sets `failed`
             if self.failed:
                 return None
+            if task.kind is TaskKind.AWAIT:
+                return Landing(task, memoryview(b""))
             if task.kind is TaskKind.RECEIVE_OPERAND or self._job.codec is not None:
                 buffer = self._buffers.take(self.nbytes(task))
                 return Landing(task, buffer.view[: self.nbytes(task)], buffer)
@@ -324,15 +357,58 @@ class Exchange:
         """The payload has landed: go on."""
         task = landing.task
         if task.kind is TaskKind.RECEIVE_OPERAND:
+            assert landing.buffer is not None
             with self._changed:
                 self._scratch[task.index] = landing.buffer
             self.complete(task)
             return
-        if self._job.codec is not None:
-            code = landing.buffer.bytes[: self.nbytes(task)]
-            self._job.codec.decode(code, self.range(task.start, task.stop))
-            self._keep_code(task, landing.buffer.hold())
         try:
+            if self._job.codec is not None and landing.buffer is not None:
+                code = landing.buffer.bytes[: self.nbytes(task)]
+                self._job.codec.decode(code, self.range(task.start, task.stop))
+                self._keep_code(task, landing.buffer.hold())
             self.complete(task)
         finally:
-            landing.buffer.release()
+            landing.release()
+
+
+class Outgoing:
+    """An op's part of the edge to one node."""
+
+    def __init__(self, exchange: Exchange, destination: int, seq: int, fingerprint: int) -> None:
+        self.seq = seq
+        self.fingerprint = fingerprint
+        self._exchange = exchange
+        self._destination = destination
+
+    def is_finished(self) -> bool:
+        return self._exchange.all_sent(self._destination)
+
+    def is_ready(self) -> bool:
+        return self._exchange.send_is_ready(self._destination)
+
+    def next_size(self) -> int:
+        task = self._exchange.next_send(self._destination)
+        return 0 if task is None else self._exchange.nbytes(task)
+
+    def take(self) -> Load | None:
+        exchange = self._exchange
+        taken = exchange.take_send(self._destination)
+        if taken is None:
+            return None
+        task, memory = taken
+        signal = task.kind is TaskKind.SIGNAL
+
+        def payload() -> memoryview | bytes:
+            if signal:
+                return b""
+            view = exchange.payload(task, memory)
+            return bytes(view) if task.snapshot else view
+
+        return Load(
+            FrameType.SIGNAL if signal else FrameType.DATA,
+            task.start,
+            payload,
+            lambda: exchange.complete(task),
+            memory,
+        )

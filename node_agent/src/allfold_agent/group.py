@@ -10,11 +10,13 @@ from time import monotonic
 from typing import Protocol
 
 from allfold_agent.buffers import BufferPool
+from allfold_agent.edge_request import Lane
 from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
 from allfold_agent.fates import Fates
 from allfold_agent.op import Arrival, Op, RankConnection
 from allfold_agent.out_edge import OutEdge
+from allfold_agent.pairs import Pairs
 from allfold_agent.records import OpRecord, record
 from allfold_agent.runner import Runner
 from allfold_agent.workers import WorkerPool
@@ -50,7 +52,7 @@ class Group:
     """The ops of one group epoch on this node.
 
     Args:
-        dial: opens an edge: ``dial(plan, source, destination)(from_frame)``.
+        dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Group:
         self._detective = detective
         self._changed = Condition()
         self.edges = Edges(plan, self.me, dial, self)
+        self.pairs = Pairs(plan, self.me, dial, workers, buffers, self.edge_lost)
         self._closing = False
         self._closed = False
         self._runner = Runner(plan, self.me, workers, buffers, self.edges, self)
@@ -84,6 +87,11 @@ class Group:
     @property
     def epoch(self) -> int:
         return self.plan.epoch
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a local rank waits for anything, so that deadlines must be watched."""
+        return bool(self.ops) or self.pairs.waiting
 
     # Calls of the local ranks
 
@@ -220,14 +228,16 @@ class Group:
 
     # Edges
 
-    def serve_edge(self, destination: int) -> OutEdge:
+    def serve_edge(self, destination: int, lane: Lane) -> OutEdge:
         """The out-edge that another node has opened; ``PeerLost`` when the group is closed."""
         with self._changed:
             if self._closed:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
+            if lane is Lane.PAIRS:
+                return self.pairs.serve_edge(destination)
             return self.edges.out(destination)
 
-    def exchange_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
+    def sink_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
         """The op of a frame from a node, ``None`` where it has failed.
 
         Raises:
@@ -321,9 +331,11 @@ class Group:
             if self.fates.broken is None:
                 self.fates.broken = error
                 log.warning("group '%s' epoch %d is broken: %s", self.name, self.epoch, error)
+            broken = self.fates.broken
             for op in [op for op in self.ops.values() if not op.ended]:
-                self._fail_op(op, self.fates.broken)
+                self._fail_op(op, broken)
             self._changed.notify_all()
+        self.pairs.break_(broken)
 
     def rank_left(self, rank: int, last_seq: int) -> None:
         """A rank has left in order: later ops, which would wait for it, fail."""
@@ -334,6 +346,7 @@ class Group:
                 if error and not op.ended:
                     self._fail_op(op, error)
             self._changed.notify_all()
+        self.pairs.rank_left(rank)
 
     def overdue(self, now: float) -> list[tuple[Op, str]]:
         """The ops that need a detective: past their deadline, or first in line and stalled.
@@ -368,7 +381,9 @@ class Group:
                 return
             self._closing = True
         self.edges.finish(monotonic() + linger)
+        self.pairs.finish(monotonic() + linger)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.edges.close()
+        self.pairs.close()

@@ -31,6 +31,7 @@ from allfold_core.local_wire import (
     SEGMENT,
     Message,
     OpMessage,
+    PairMessage,
     pack_json,
     pack_outcome,
     unpack_json,
@@ -123,7 +124,7 @@ class Hub:
     def _run(self) -> None:
         next_tick = 0.0
         while not self._closing:
-            busy = any(group.ops for group in self._registrar.groups())
+            busy = any(group.waiting for group in self._registrar.groups())
             for descriptor, events in self._epoll.poll(_TICK_SECONDS if busy else _IDLE_SECONDS):
                 try:
                     self._serve(descriptor, events)
@@ -161,6 +162,7 @@ class Hub:
     def _check_deadlines(self) -> None:
         now = monotonic()
         for group in self._registrar.groups():
+            group.pairs.expire(now)
             for op, reason in group.overdue(now):
                 self._registrar.suspect(group, op.seq, reason, op.timeout)
 
@@ -180,18 +182,25 @@ class Hub:
                 self._gone(process)
                 return
             if data[0] == Message.OP:
-                self._op(process, data)
+                self._op(process, OpMessage.unpack(data))
+                continue
+            if data[0] in (Message.SEND, Message.RECV):
+                self._op(process, PairMessage.unpack(data))
                 continue
             self._answer(process, data, descriptors)
 
-    def _op(self, process: RankProcess, data: bytes) -> None:
-        message = OpMessage.unpack(data)
+    @staticmethod
+    def _op(process: RankProcess, message: OpMessage | PairMessage) -> None:
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
             process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
             return
-        membership.group.submit(membership.rank, process, message.group, message)
+        group, rank = membership.group, membership.rank
+        if isinstance(message, OpMessage):
+            group.submit(rank, process, message.group, message)
+        else:
+            group.pairs.submit(rank, process, message.group, message)
 
     def _answer(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
         """Do what a rare message asks; what goes wrong is answered, with the request's number."""

@@ -1,4 +1,4 @@
-"""The receiving end of an edge: opens it, puts each payload where its op wants it, acknowledges.
+"""The receiving end of an edge: opens it, puts each payload where its sink wants it, acknowledges.
 
 The thread of an in-edge waits for an op that the local ranks have not called yet; the frames
 behind it wait in the socket, and TCP holds the sender back. That is all the flow control there is.
@@ -12,15 +12,13 @@ import socket
 from collections.abc import Callable
 from threading import Event, Thread
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import xxhash
 
-from allfold_agent.dataflow import Task, TaskKind
-from allfold_agent.exchange import Exchange
 from allfold_agent.out_edge import RECONNECT_SECONDS, EdgeCounters, tune
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
-from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
+from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +30,50 @@ _SCRAP = 256 * 1024
 Dial = Callable[[int], tuple[socket.socket, bytes]]
 
 
+class Spot(Protocol):
+    """Where the payload of one frame goes."""
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly as many bytes as the payload has."""
+
+    def release(self) -> None:
+        """Let go of the memory; what landed there is worthless."""
+
+
+SpotT = TypeVar("SpotT", bound=Spot)
+
+
+class Sink(Protocol[SpotT]):
+    """What takes frames in: an op, or the mail of a group."""
+
+    def admit(self, source: int, header: FrameHeader, /) -> SpotT | None:
+        """Where the payload goes, ``None`` where it is not wanted any more.
+
+        Raises:
+            PeerSentIncoherentTensor: it is not a frame that can come now.
+        """
+
+    def retract(self, source: int, landing: SpotT, /) -> None:
+        """An admitted frame broke off; it will come again. Lets go of the memory."""
+
+    def received(self, landing: SpotT, /) -> None:
+        """The payload is there. Lets go of the memory."""
+
+    def all_received(self, source: int, /) -> bool:
+        """Whether nothing more of it will come from a node."""
+
+
 class Receiver(Protocol):
     """What an in-edge needs of its group."""
 
-    def exchange_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
-        """The op of a frame, ``None`` where it has failed; ``TimeoutError`` if it runs not yet."""
+    def sink_for(self, source: int, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
+        """Who takes a frame, ``None`` where nobody does; ``TimeoutError`` if nobody does yet."""
 
     def edge_lost(self, source: int, error: AllfoldError) -> None:
         """The edge is gone for good."""
 
-    def incoherent(self, seq: int, error: AllfoldError) -> None:
+    def incoherent(self, seq: int, error: AllfoldError, /) -> None:
         """A frame does not fit its op."""
 
 
@@ -146,16 +178,16 @@ class InEdge:
                 f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
                 f"expected frame {self._expected} of epoch {self._epoch}"
             )
-        exchange = self._await_exchange(header)
-        if exchange is None or not self._deliver(exchange, header):
+        sink = self._await_sink(header)
+        if sink is None or not self._deliver(sink, header):
             self._discard(header.length)
-        self._acknowledge(header.length, exchange is None or exchange.all_expected(self.source))
+        self._acknowledge(header.length, sink is None or sink.all_received(self.source))
 
-    def _await_exchange(self, header: FrameHeader) -> Exchange | None:
-        """The op of a frame, once the local ranks have called it; the peer may die meanwhile."""
+    def _await_sink(self, header: FrameHeader) -> Sink[Any] | None:
+        """Who takes a frame, once the local ranks have called its op; the peer may die then."""
         while True:
             try:
-                return self._receiver.exchange_for(self.source, header, LOOK_SECONDS)
+                return self._receiver.sink_for(self.source, header, LOOK_SECONDS)
             except TimeoutError:
                 if self._peer_hung_up():
                     raise EOFError("the peer closed the connection") from None
@@ -167,40 +199,35 @@ class InEdge:
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    def _deliver(self, exchange: Exchange, header: FrameHeader) -> bool:
-        """Receive the payload into its op; false where it must be thrown away."""
-        task = exchange.expect(self.source)
-        if task is None or not _fits(exchange, task, header):
-            error = PeerSentIncoherentTensor(
-                f"edge {self._name}: op {header.seq} got {header.length} bytes at element "
-                f"{header.offset}, expected {_describe(exchange, task)}"
-            )
-            self._receiver.incoherent(header.seq, error)
+    def _deliver(self, sink: Sink[Any], header: FrameHeader) -> bool:
+        """Receive the payload; false where it must be thrown away."""
+        try:
+            landing = sink.admit(self.source, header)
+        except PeerSentIncoherentTensor as error:
+            self._refuse(header, error.message)
             return False
-        if task.kind is TaskKind.AWAIT:
-            self._count(0)
-            exchange.complete(task)
-            return True
-        landing = exchange.land(task)
         if landing is None:
             return False
         try:
             self._fill(landing.view)
         except (OSError, EOFError):
-            exchange.unexpect(self.source)
-            landing.buffer.release()
+            sink.retract(self.source, landing)
             raise
         if header.digest and xxhash.xxh3_64_intdigest(landing.view) != header.digest:
-            landing.buffer.release()
-            error = PeerSentIncoherentTensor(
-                f"edge {self._name}: the payload of op {header.seq} at element {header.offset} "
-                "is damaged: its digest differs"
+            landing.release()
+            self._refuse(
+                header,
+                f"the payload of op {header.seq} at element {header.offset} is damaged: "
+                "its digest differs",
             )
-            self._receiver.incoherent(header.seq, error)
             return True
         self._count(header.length)
-        exchange.received(landing)
+        sink.received(landing)
         return True
+
+    def _refuse(self, header: FrameHeader, problem: str) -> None:
+        error = PeerSentIncoherentTensor(f"edge {self._name}: {problem}")
+        self._receiver.incoherent(header.seq, error)
 
     def _count(self, nbytes: int) -> None:
         self.counters.payload_bytes += nbytes
@@ -226,18 +253,3 @@ class InEdge:
             self._socket.send(ACK.pack(self._expected), socket.MSG_DONTWAIT)
         except BlockingIOError:
             log.debug("edge %s: no room for an acknowledgement; a later one covers it", self._name)
-
-
-def _fits(exchange: Exchange, task: Task, header: FrameHeader) -> bool:
-    signal = task.kind is TaskKind.AWAIT
-    return (
-        (header.type is FrameType.SIGNAL) == signal
-        and header.offset == task.start
-        and header.length == exchange.nbytes(task)
-    )
-
-
-def _describe(exchange: Exchange, task: Task | None) -> str:
-    if task is None:
-        return "no more frames"
-    return f"{exchange.nbytes(task)} bytes at element {task.start}"

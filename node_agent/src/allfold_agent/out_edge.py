@@ -1,7 +1,8 @@
 """The sending end of an edge: takes what is ready, frames it, keeps it until it is acknowledged.
 
-Ops are sent one after the other, each in its dataflow's edge order; so the receiver never waits
-for an op whose frames are stuck behind those of a later one.
+Cargoes (the parts of ops, or point-to-point messages) are sent one after the other, each in an
+order of its own; so the receiver never waits for an op whose frames are stuck behind those of a
+later one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import monotonic
+from typing import Protocol
 
 import xxhash
 
 from allfold_agent.buffers import Buffer
-from allfold_agent.dataflow import Task, TaskKind
-from allfold_agent.exchange import Exchange
 from allfold_core.errors import InvalidArgument
 from allfold_core.frames import ACK, FrameHeader, FrameType
 
@@ -36,12 +36,46 @@ _ACKS_AT_ONCE = ACK.size * 512
 
 
 @dataclass(slots=True)
-class Outgoing:
-    """One op's part of an edge."""
+class Load:
+    """What goes into one frame.
 
-    exchange: Exchange
-    seq: int
-    fingerprint: int
+    Attributes:
+        offset: what the frame's header says.
+        payload: called once, outside of all locks, for the bytes.
+        sent: called once, when the frame has been written.
+        buffer: memory that is held until the frame is acknowledged; ``None`` where the payload
+            lasts by itself.
+    """
+
+    type: FrameType
+    offset: int
+    payload: Callable[[], memoryview | bytes]
+    sent: Callable[[], None]
+    buffer: Buffer | None = None
+
+
+class Cargo(Protocol):
+    """What an edge sends, a frame at a time. Called with the edge's lock held."""
+
+    @property
+    def seq(self) -> int:
+        """The number in the frames' headers."""
+
+    @property
+    def fingerprint(self) -> int:
+        """What both ends compare, in the frames' headers."""
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to take."""
+
+    def is_ready(self) -> bool:
+        """Whether there is something to take."""
+
+    def next_size(self) -> int:
+        """The payload size of what comes next, ready or not; 0 where nothing does."""
+
+    def take(self) -> Load | None:
+        """What comes next, if it is ready."""
 
 
 @dataclass(slots=True)
@@ -49,9 +83,8 @@ class Frame:
     """A frame that may have to be sent again."""
 
     number: int
-    op: Outgoing
-    task: Task
-    buffer: Buffer | None
+    cargo: Cargo
+    load: Load
     header: bytes = b""
     payload: memoryview | bytes = b""
     counted: bool = False
@@ -87,9 +120,10 @@ class OutEdge:
         self.counters = EdgeCounters()
         self._epoch = epoch
         self._ready = Condition()
-        self._ops: deque[Outgoing] = deque()
+        self._cargoes: deque[Cargo] = deque()
         self._unacked: deque[Frame] = deque()
         self._resend: deque[Frame] = deque()
+        self._partial: tuple[Frame, int] | None = None
         self._next_number = 0
         self._socket: socket.socket | None = None
         self._lost_at = float("-inf")
@@ -102,10 +136,10 @@ class OutEdge:
 
     # What the group calls
 
-    def enqueue(self, outgoing: Outgoing) -> None:
-        """Append an op; called in the order of the ops."""
+    def enqueue(self, cargo: Cargo) -> None:
+        """Append what is to be sent; ops are appended in their order."""
         with self._ready:
-            self._ops.append(outgoing)
+            self._cargoes.append(cargo)
 
     def kick(self) -> None:
         """Something may have become ready: send it, here if that is quick."""
@@ -171,6 +205,7 @@ class OutEdge:
             self._ack_rest = b""
             self._release_acknowledged(from_frame)
             self._resend = deque(self._unacked)
+            self._partial = None
             self._socket = connected
             # Between two processes of one machine there is nothing that could damage a payload.
             self._crosses_a_wire = connected.family != socket.AF_UNIX
@@ -208,24 +243,30 @@ class OutEdge:
             self._send_all(connected)
 
     def _has_work(self) -> bool:
-        return self._socket is not None and (bool(self._resend) or self._head_ready())
+        unfinished = self._partial is not None or bool(self._resend)
+        return self._socket is not None and (unfinished or self._head_ready())
 
     def _head_ready(self) -> bool:
         self._skip_finished()
-        return bool(self._ops) and self._ops[0].exchange.peek_send(self.destination)
+        return bool(self._cargoes) and self._cargoes[0].is_ready()
 
     def _skip_finished(self) -> None:
-        while self._ops and self._ops[0].exchange.all_sent(self.destination):
-            self._ops.popleft()
+        while self._cargoes and self._cargoes[0].is_finished():
+            self._cargoes.popleft()
 
     def _send_small(self, connected: socket.socket) -> None:
-        """Send what is ready while it is small and the socket takes it; leave the rest."""
+        """Send what is ready while it is small and the socket takes it; leave the rest.
+
+        The rest of a frame too: whoever calls this may be the thread that must receive before the
+        other node can go on receiving.
+        """
         while True:
             with self._ready:
                 frame = None
                 if len(self._unacked) >= _MANY_UNACKED:
                     self._drain_acks()
-                if connected is self._socket and not self._resend and self._head_is_small():
+                idle = self._partial is None and not self._resend
+                if connected is self._socket and idle and self._head_is_small():
                     frame = self._next_frame()
                 if frame is None:
                     self._busy = False
@@ -233,18 +274,30 @@ class OutEdge:
                         self._ready.notify_all()
                     return
             self._fill(frame)
-            if not self._write(connected, frame, socket.MSG_DONTWAIT):
+            sent = self._write_some(connected, frame)
+            if sent < len(frame.header) + len(frame.payload):
+                with self._ready:
+                    if connected is self._socket:
+                        self._partial = frame, sent
                 self._rest()
                 return
             self._sent(frame)
 
-    def _write(self, connected: socket.socket, frame: Frame, flags: int = 0) -> bool:
-        """Write a frame whole; where the connection breaks it is kept for a new one."""
+    def _write_some(self, connected: socket.socket, frame: Frame) -> int:
+        """Write what the socket takes at once; the number of bytes."""
         try:
-            try:
-                sent = connected.sendmsg([frame.header, frame.payload], [], flags)
-            except BlockingIOError:
-                sent = 0
+            return connected.sendmsg([frame.header, frame.payload], [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._lost(connected, error)
+            return 0
+
+    def _write(self, connected: socket.socket, frame: Frame, sent: int) -> bool:
+        """Write the rest of a frame; where the connection breaks it is kept for a new one."""
+        try:
+            if not sent:
+                sent = connected.sendmsg([frame.header, frame.payload])
             for part in (memoryview(frame.header), memoryview(frame.payload)):
                 if sent < len(part):
                     connected.sendall(part[sent:])
@@ -261,14 +314,21 @@ class OutEdge:
                 if connected is not self._socket:
                     break
                 self._drain_acks()
-                frame = self._resend.popleft() if self._resend else self._next_frame()
+                frame, sent = self._unfinished()
             if frame is None:
                 break
             self._fill(frame)
-            if not self._write(connected, frame):
+            if not self._write(connected, frame, sent):
                 break
             self._sent(frame)
         self._rest()
+
+    def _unfinished(self) -> tuple[Frame | None, int]:
+        """The frame to be sent next, and how much of it has been."""
+        if self._partial is not None:
+            partial, self._partial = self._partial, None
+            return partial
+        return (self._resend.popleft() if self._resend else self._next_frame()), 0
 
     def _rest(self) -> None:
         with self._ready:
@@ -277,20 +337,16 @@ class OutEdge:
 
     def _head_is_small(self) -> bool:
         self._skip_finished()
-        if not self._ops:
-            return False
-        task = self._ops[0].exchange.next_send(self.destination)
-        return task is None or self._ops[0].exchange.nbytes(task) <= INLINE_BYTES
+        return bool(self._cargoes) and self._cargoes[0].next_size() <= INLINE_BYTES
 
     def _next_frame(self) -> Frame | None:
         self._skip_finished()
-        if not self._ops:
+        if not self._cargoes:
             return None
-        op = self._ops[0]
-        taken = op.exchange.take_send(self.destination)
-        if taken is None:
+        load = self._cargoes[0].take()
+        if load is None:
             return None
-        frame = Frame(self._next_number, op, *taken)
+        frame = Frame(self._next_number, self._cargoes[0], load)
         self._unacked.append(frame)
         self._next_number += 1
         return frame
@@ -299,22 +355,19 @@ class OutEdge:
         """Give a frame its bytes; outside the lock, because the digest takes its time."""
         if frame.header:
             return
-        op, task = frame.op, frame.task
-        signal = task.kind is TaskKind.SIGNAL
-        assert frame.buffer is not None
-        frame.payload = b"" if signal else op.exchange.payload(task, frame.buffer)
-        if signal or task.snapshot:
-            frame.payload = bytes(frame.payload)
-            frame.buffer.release()
-            frame.buffer = None
+        load = frame.load
+        frame.payload = load.payload()
+        if load.buffer is not None and isinstance(frame.payload, bytes):
+            load.buffer.release()
+            load.buffer = None
         frame.header = FrameHeader(
-            type=FrameType.SIGNAL if signal else FrameType.DATA,
+            type=load.type,
             epoch=self._epoch,
             number=frame.number,
-            seq=op.seq,
-            offset=task.start,
+            seq=frame.cargo.seq,
+            offset=load.offset,
             length=len(frame.payload),
-            fingerprint=op.fingerprint,
+            fingerprint=frame.cargo.fingerprint,
             digest=xxhash.xxh3_64_intdigest(frame.payload) if self._crosses_a_wire else 0,
         ).pack()
 
@@ -324,14 +377,14 @@ class OutEdge:
         frame.counted = True
         self.counters.payload_bytes += len(frame.payload)
         self.counters.frames += 1
-        frame.op.exchange.complete(frame.task)
+        frame.load.sent()
 
     # Acknowledgements
 
     def _unsent_or_unacked(self) -> bool:
         self._drain_acks()
         self._skip_finished()
-        return bool(self._ops) or bool(self._unacked)
+        return bool(self._cargoes) or bool(self._unacked)
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""
@@ -357,6 +410,6 @@ class OutEdge:
     def _release_acknowledged(self, expected: int) -> None:
         while self._unacked and self._unacked[0].number < expected:
             frame = self._unacked.popleft()
-            if frame.buffer is not None:
-                frame.buffer.release()
+            if frame.load.buffer is not None:
+                frame.load.buffer.release()
         self._resend = deque(frame for frame in self._resend if frame.number >= expected)

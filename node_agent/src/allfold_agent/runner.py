@@ -11,11 +11,10 @@ import torch
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import Dataflow, Task, build
 from allfold_agent.edges import Edges
-from allfold_agent.exchange import Exchange
+from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.folding import Arithmetic
 from allfold_agent.job import Job
 from allfold_agent.op import INLINE_BYTES, Op, over_parts
-from allfold_agent.out_edge import Outgoing
 from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
 from allfold_core.chunking import wire_chunk
@@ -136,7 +135,7 @@ class Runner:
         )
         for destination in flow.sends:
             digest = op.digest(self.ranks, self._placement[destination])
-            self._edges.out(destination).enqueue(Outgoing(exchange, op.seq, digest))
+            self._edges.out(destination).enqueue(Outgoing(exchange, destination, op.seq, digest))
         for source in flow.receives:
             self._edges.open_in(source)
         return exchange

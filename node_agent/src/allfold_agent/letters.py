@@ -1,0 +1,158 @@
+"""What point-to-point messages are made of on a node: calls, letters and their frames."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from allfold_agent.buffers import Buffer
+from allfold_agent.op import RankConnection
+from allfold_agent.out_edge import Load
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError
+from allfold_core.frames import FrameHeader, FrameType
+from allfold_core.local_wire import Message, PairMessage, pack_outcome
+from allfold_core.mailbox import ANY_SOURCE, Envelope
+
+PARCEL_BYTES = 512 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A local rank's send or receive that has no outcome yet."""
+
+    rank: int
+    connection: RankConnection
+    group_number: int
+    message: PairMessage
+    memory: torch.Tensor
+    deadline: float
+
+    @property
+    def is_send(self) -> bool:
+        return self.message.kind is Message.SEND
+
+    @property
+    def dtype(self) -> DType:
+        return DType.from_code(self.message.dtype)
+
+    def tell(self, error: AllfoldError | None = None, source: int = -1) -> None:
+        """Tell the rank the outcome; that of a receive says where the message came from."""
+        body = None if self.is_send else {"source": source}
+        tell(self.connection, self.group_number, self.message.seq, error, body)
+
+    def describe(self) -> str:
+        """For people: ``recv(float32[12], from rank 1, tag 0)``."""
+        message, size = self.message, self.message.nbytes // self.dtype.itemsize
+        peer = "any rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+        verb, way = ("send", "to") if self.is_send else ("recv", "from")
+        return f"{verb}({self.dtype.label}[{size}], {way} {peer}, tag {message.tag})"
+
+
+@dataclass(eq=False, slots=True)
+class Letter:
+    """A message on its way to a local rank.
+
+    Attributes:
+        node: where it comes from.
+        number: of it among the messages of that node; -1 for one of this node.
+        send: the call that sends it, where that is a local rank's.
+        content: all of it, where it came with the offer.
+        receive: the receive that has taken it.
+        received: bytes that are there.
+    """
+
+    envelope: Envelope
+    node: int
+    number: int = -1
+    send: Call | None = None
+    content: bytes | None = None
+    receive: Call | None = None
+    received: int = 0
+
+
+@dataclass(slots=True)
+class Spot:
+    """Where the payload of one frame goes: memory of our own, never a rank's.
+
+    A rank whose receive has failed may use its memory again while a frame is still coming in.
+    """
+
+    source: int
+    header: FrameHeader
+    view: memoryview
+    buffer: Buffer
+
+    def release(self) -> None:
+        self.buffer.release()
+
+
+class Note:
+    """One frame of few bytes, or the pieces of one message, as an edge sends them."""
+
+    fingerprint = 0
+
+    def __init__(
+        self, kind: FrameType, number: int, pieces: list[tuple[int, memoryview | bytes]]
+    ) -> None:
+        self.seq = number
+        self._kind = kind
+        self._pieces = pieces
+        self._next = 0
+        self.cancelled = False
+
+    def is_finished(self) -> bool:
+        return self.cancelled or self._next == len(self._pieces)
+
+    def is_ready(self) -> bool:
+        return not self.is_finished()
+
+    def next_size(self) -> int:
+        return 0 if self.is_finished() else len(self._pieces[self._next][1])
+
+    def take(self) -> Load | None:
+        if self.is_finished():
+            return None
+        offset, payload = self._pieces[self._next]
+        self._next += 1
+        return Load(self._kind, offset, lambda: payload, _nothing)
+
+
+def note(kind: FrameType, number: int, payload: bytes = b"") -> Note:
+    """A single frame."""
+    return Note(kind, number, [(0, payload)])
+
+
+def error_note(kind: FrameType, number: int, error: AllfoldError) -> Note:
+    """A frame that carries an error."""
+    return note(kind, number, json.dumps(error.to_dict()).encode())
+
+
+def content_note(number: int, memory: torch.Tensor) -> Note:
+    """The content of a message, in pieces."""
+    view: memoryview = memory.numpy().data
+    starts = range(0, len(view), PARCEL_BYTES)
+    return Note(
+        FrameType.PARCEL, number, [(start, view[start : start + PARCEL_BYTES]) for start in starts]
+    )
+
+
+def tell(
+    connection: RankConnection,
+    number: int,
+    seq: int,
+    error: AllfoldError | None,
+    body: dict[str, Any] | None = None,
+) -> None:
+    """Tell a rank the outcome of its call."""
+    if error is None:
+        connection.send(pack_outcome(Message.DONE, number, seq, body))
+    else:
+        connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
+
+
+def _nothing() -> None:
+    """What is done when a frame of a message has been written."""

@@ -1,0 +1,437 @@
+"""Sends and receives of one group on this node: point-to-point messages between two ranks.
+
+A send is done when the receiver has the content, so both sides have one outcome. A small message
+travels with its offer; the content of a large one follows when a receive has taken the offer, so
+nothing is buffered that nobody wants. Between ranks of one node it is copied directly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from threading import Lock
+from time import monotonic
+
+import torch
+
+from allfold_agent.buffers import BufferPool
+from allfold_agent.edge_request import Lane
+from allfold_agent.edges import DialFrom, Edges
+from allfold_agent.letters import (
+    Call,
+    Letter,
+    Note,
+    Spot,
+    content_note,
+    error_note,
+    note,
+    tell,
+)
+from allfold_agent.op import RankConnection
+from allfold_agent.out_edge import INLINE_BYTES, OutEdge
+from allfold_agent.workers import WorkerPool
+from allfold_core.dtypes import DType
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MismatchError,
+    PeerLost,
+    PeerMissing,
+    PeerSentIncoherentTensor,
+    from_dict,
+)
+from allfold_core.frames import FrameHeader, FrameType
+from allfold_core.local_wire import Message, PairMessage
+from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Mailbox, Wanted
+from allfold_core.plan import Plan
+
+EAGER_BYTES = INLINE_BYTES - 1024
+_LONGEST_NOTE = 64 * 1024
+
+
+class Pairs:
+    """The point-to-point messages of one group epoch on this node.
+
+    Args:
+        plan: of the group.
+        me: this node's index.
+        dial: opens an edge.
+        workers: who copies what is large.
+        buffers: where frames land.
+        edge_lost: called when a node cannot be reached any more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        me: int,
+        dial: DialFrom,
+        workers: WorkerPool,
+        buffers: BufferPool,
+        edge_lost: Callable[[int, AllfoldError], None],
+    ) -> None:
+        self.edges = Edges(plan, me, dial, self, Lane.PAIRS)
+        self._plan = plan
+        self._me = me
+        self._workers = workers
+        self._buffers = buffers
+        self._edge_lost = edge_lost
+        self._lock = Lock()
+        self._touched: set[int] = set()
+        self._mailbox: Mailbox[Letter, Call] = Mailbox()
+        self._calls: set[Call] = set()
+        self._numbers = count()
+        self._sends: dict[int, Call] = {}
+        self._contents: dict[int, Note] = {}
+        self._letters: dict[tuple[int, int], Letter] = {}
+        self._left: set[int] = set()
+        self._broken: AllfoldError | None = None
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One change of the state. What it has to send is sent afterwards, without the lock."""
+        with self._lock:
+            yield
+            touched, self._touched = self._touched, set()
+        for node in touched:
+            self.edges.kick(node)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a local rank waits for anything."""
+        return bool(self._calls)
+
+    def serve_edge(self, destination: int) -> OutEdge:
+        """The out-edge that another node has opened."""
+        with self._lock:
+            return self.edges.out(destination)
+
+    # Calls of the local ranks
+
+    def submit(
+        self, rank: int, connection: RankConnection, number: int, message: PairMessage
+    ) -> None:
+        """A local rank sends or receives."""
+        try:
+            call = self._checked(rank, connection, number, message)
+        except ValueError as error:
+            refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
+            tell(connection, number, message.seq, refusal)
+            return
+        with self._turn():
+            hopeless = self._broken or self._peer_has_left(call)
+            if hopeless is not None:
+                tell(connection, number, message.seq, hopeless)
+                return
+            self._calls.add(call)
+            if call.is_send:
+                self._send(call)
+            else:
+                self._receive(call)
+
+    def _checked(
+        self, rank: int, connection: RankConnection, number: int, message: PairMessage
+    ) -> Call:
+        peer, world = message.peer, self._plan.world_size
+        dtype = DType.from_code(message.dtype)
+        anyone = peer == ANY_SOURCE and message.kind is Message.RECV
+        if not anyone and not 0 <= peer < world:
+            raise InvalidArgument(
+                f"rank {peer} is not one of group '{self._plan.group}': its ranks are 0 to "
+                f"{world - 1}"
+            )
+        if peer == rank:
+            raise InvalidArgument(f"rank {rank} cannot exchange a message with itself")
+        if message.nbytes % dtype.itemsize:
+            raise InvalidArgument(f"{message.nbytes} bytes are no {dtype.label} elements")
+        memory = connection.memory(message.memory, message.nbytes)
+        deadline = monotonic() + message.timeout
+        return Call(rank, connection, number, message, memory, deadline)
+
+    def _send(self, call: Call) -> None:
+        message = call.message
+        envelope = Envelope(call.rank, message.peer, message.tag, call.dtype, message.nbytes)
+        node = self._plan.index_of_rank(message.peer)
+        if node == self._me:
+            self._arrive(Letter(envelope, node, send=call))
+            return
+        number = next(self._numbers)
+        self._sends[number] = call
+        content = call.memory.numpy().tobytes() if message.nbytes <= EAGER_BYTES else b""
+        self.edges.open_in(node)
+        self._enqueue(node, note(FrameType.OFFER, number, envelope.pack() + content))
+
+    def _receive(self, call: Call) -> None:
+        message = call.message
+        for node in self._nodes_of(message.peer):
+            self.edges.open_in(node)
+        letter = self._mailbox.receive(Wanted(message.peer, call.rank, message.tag), call)
+        if letter is not None:
+            self._meet(letter, call)
+
+    def _nodes_of(self, peer: int) -> Iterator[int]:
+        nodes = range(len(self._plan.members))
+        if peer != ANY_SOURCE:
+            nodes = range(node := self._plan.index_of_rank(peer), node + 1)
+        return (node for node in nodes if node != self._me)
+
+    # A message and a receive
+
+    def _arrive(self, letter: Letter) -> None:
+        receive = self._mailbox.arrive(letter.envelope, letter)
+        if receive is not None:
+            self._meet(letter, receive)
+
+    def _meet(self, letter: Letter, receive: Call) -> None:
+        envelope = letter.envelope
+        letter.receive = receive
+        if (envelope.dtype, envelope.nbytes) != (receive.dtype, receive.message.nbytes):
+            self._reject(letter, self._mismatch(envelope, receive))
+        elif letter.send is not None:
+            self._copy(letter.send, receive)
+        elif letter.content is not None:
+            self._fill(letter, 0, memoryview(letter.content))
+        else:
+            self._letters[letter.node, letter.number] = letter
+            self._enqueue(letter.node, note(FrameType.GRANT, letter.number))
+
+    def _copy(self, send: Call, receive: Call) -> None:
+        """Both ranks are here: nothing can fail any more, and a copy must not hold up others."""
+        self._calls -= {send, receive}
+
+        def copy() -> None:
+            receive.memory.copy_(send.memory)
+            send.tell()
+            receive.tell(source=send.rank)
+
+        if send.message.nbytes <= INLINE_BYTES:
+            copy()
+        else:
+            self._workers.submit(copy)
+
+    def _fill(self, letter: Letter, offset: int, content: memoryview) -> None:
+        assert letter.receive is not None
+        if content:
+            piece = torch.frombuffer(content, dtype=torch.uint8)
+            letter.receive.memory[offset : offset + len(content)].copy_(piece)
+        letter.received += len(content)
+        if letter.received == letter.envelope.nbytes:
+            self._complete(letter)
+
+    def _complete(self, letter: Letter) -> None:
+        assert letter.receive is not None
+        self._letters.pop((letter.node, letter.number), None)
+        self._enqueue(letter.node, note(FrameType.TAKEN, letter.number))
+        self._end(letter.receive, source=letter.envelope.source)
+
+    def _mismatch(self, envelope: Envelope, receive: Call) -> MismatchError:
+        return MismatchError(
+            f"in group '{self._plan.group}' rank {envelope.source} sends rank {envelope.target} "
+            f"a {envelope.describe_tensor()} with tag {envelope.tag}, but the receive that takes "
+            f"it is {receive.describe()}. Nothing was moved and the group is usable; make both "
+            "agree.",
+            group=self._plan.group,
+            ranks=[envelope.source, envelope.target],
+        )
+
+    def _reject(self, letter: Letter, error: AllfoldError) -> None:
+        """Both sides of a message that is not received get the same error."""
+        self._letters.pop((letter.node, letter.number), None)
+        if letter.send is not None:
+            self._end(letter.send, error)
+        else:
+            self._enqueue(letter.node, error_note(FrameType.REFUSED, letter.number, error))
+        if letter.receive is not None:
+            self._end(letter.receive, error)
+
+    def _end(self, call: Call, error: AllfoldError | None = None, source: int = -1) -> None:
+        if call in self._calls:
+            self._calls.remove(call)
+            call.tell(error, source)
+
+    # Frames
+
+    def _enqueue(self, node: int, note: Note) -> None:
+        self.edges.out(node).enqueue(note)
+        self._touched.add(node)
+
+    def sink_for(self, _source: int, _header: FrameHeader, _seconds: float) -> Pairs:
+        """All frames of these edges are for this object."""
+        return self
+
+    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        """An in-edge is gone for good."""
+        self._edge_lost(source, error)
+
+    def incoherent(self, _seq: int, error: AllfoldError) -> None:
+        """A frame does not fit, or is damaged: its edge cannot be trusted any more."""
+        raise error
+
+    def admit(self, source: int, header: FrameHeader) -> Spot | None:
+        """Where to receive a frame."""
+        if header.type is FrameType.PARCEL:
+            with self._lock:
+                letter = self._letters.get((source, header.seq))
+            if letter is None:
+                return None  # withdrawn, or its receive has failed
+            fits = header.offset + header.length <= letter.envelope.nbytes
+        else:
+            fits = header.length <= _LONGEST_NOTE
+        if not fits or header.type in (FrameType.DATA, FrameType.SIGNAL):
+            raise PeerSentIncoherentTensor(
+                f"message {header.seq}: a {header.type.name} of {header.length} bytes at "
+                f"{header.offset} cannot be"
+            )
+        buffer = self._buffers.take(header.length)
+        return Spot(source, header, buffer.view[: header.length], buffer)
+
+    def retract(self, _source: int, landing: Spot) -> None:
+        """The frame broke off."""
+        landing.release()
+
+    def all_received(self, _source: int) -> bool:
+        """Every frame is acknowledged at once: its sender may be waiting to leave."""
+        return True
+
+    def received(self, landing: Spot) -> None:
+        """Read a frame that has landed."""
+        try:
+            with self._turn():
+                self._handle(landing.source, landing.header, landing.view)
+        finally:
+            landing.release()
+
+    def _handle(self, source: int, header: FrameHeader, view: memoryview) -> None:
+        number = header.seq
+        match header.type:
+            case FrameType.OFFER:
+                envelope = Envelope.unpack(view)
+                content = bytes(view[ENVELOPE_SIZE:])
+                complete = len(content) == envelope.nbytes
+                self._arrive(
+                    Letter(envelope, source, number, content=content if complete else None)
+                )
+            case FrameType.GRANT:
+                self._send_content(source, number)
+            case FrameType.PARCEL:
+                letter = self._letters.get((source, number))
+                if letter is not None:
+                    self._fill(letter, header.offset, view)
+            case FrameType.TAKEN:
+                self._conclude(number, None)
+            case FrameType.REFUSED:
+                self._conclude(number, from_dict(json.loads(bytes(view))))
+            case FrameType.WITHDRAWN:
+                self._forget(source, number, from_dict(json.loads(bytes(view))))
+
+    def _send_content(self, node: int, number: int) -> None:
+        call = self._sends.get(number)
+        if call is None:
+            return
+        content = self._contents[number] = content_note(number, call.memory)
+        self._enqueue(node, content)
+
+    def _conclude(self, number: int, error: AllfoldError | None) -> None:
+        """The outcome of a send, as the receiver says."""
+        call = self._sends.pop(number, None)
+        content = self._contents.pop(number, None)
+        if content is not None:
+            content.cancelled = True
+        if call is not None:
+            self._end(call, error)
+
+    def _forget(self, node: int, number: int, error: AllfoldError) -> None:
+        """The sender has given up."""
+        letter = self._letters.pop((node, number), None)
+        if letter is not None and letter.receive is not None:
+            self._end(letter.receive, error)
+            return
+        self._mailbox.withdraw_if(lambda kept: (kept.node, kept.number) == (node, number))
+
+    # Outcomes that are no success
+
+    def expire(self, now: float) -> None:
+        """Fail the calls whose deadline has passed."""
+        if not self._calls:
+            return
+        with self._turn():
+            for call in [each for each in self._calls if now >= each.deadline]:
+                self._give_up(call, self._overdue(call))
+
+    def _overdue(self, call: Call) -> PeerMissing:
+        message = call.message
+        if call.is_send:
+            what = f"rank {message.peer} has not received it"
+        else:
+            peer = "no rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+            what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
+        return PeerMissing(
+            f"{call.describe()} of rank {call.rank} in group '{self._plan.group}' missed its "
+            f"deadline of {message.timeout:g} s: {what} (a message is received by a recv with the "
+            "same tag, and the dtype and size are compared then)",
+            group=self._plan.group,
+            missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],
+            timeout=message.timeout,
+        )
+
+    def _give_up(self, call: Call, error: AllfoldError) -> None:
+        """End a call, and tell the other side where it has one."""
+        if not call.is_send:
+            self._mailbox.cancel(call)
+            for letter in [each for each in self._letters.values() if each.receive is call]:
+                self._reject(letter, error)
+        elif (number := self._number_of(call)) is not None:
+            self._conclude(number, error)
+            node = self._plan.index_of_rank(call.message.peer)
+            self._enqueue(node, error_note(FrameType.WITHDRAWN, number, error))
+        else:
+            self._mailbox.withdraw_if(lambda kept: kept.send is call)
+        self._end(call, error)
+
+    def _number_of(self, call: Call) -> int | None:
+        return next((number for number, each in self._sends.items() if each is call), None)
+
+    def _peer_has_left(self, call: Call) -> PeerLost | None:
+        message = call.message
+        others = {message.peer}
+        if message.peer == ANY_SOURCE:
+            others = set(range(self._plan.world_size)) - {call.rank}
+        if not others <= self._left:
+            return None
+        who = "every other rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+        return PeerLost(
+            f"{call.describe()} of rank {call.rank} can never be done: {who} has left group "
+            f"'{self._plan.group}'",
+            ranks=sorted(others),
+        )
+
+    def rank_left(self, rank: int) -> None:
+        """A rank has left in order: it neither sends nor receives any more."""
+        with self._turn():
+            self._left.add(rank)
+            for call in list(self._calls):
+                error = self._peer_has_left(call)
+                if error is not None:
+                    self._give_up(call, error)
+
+    def break_(self, error: AllfoldError) -> None:
+        """The group has lost a member: fail what waits, and whatever comes."""
+        with self._turn():
+            if self._broken is None:
+                self._broken = error
+            for call in list(self._calls):
+                self._end(call, self._broken)
+            self._mailbox = Mailbox()
+            for number in list(self._sends):
+                self._conclude(number, self._broken)
+            self._letters.clear()
+
+    def finish(self, deadline: float) -> None:
+        """Let peers hear what they are owed, until ``deadline`` (monotonic)."""
+        self.edges.finish(deadline)
+
+    def close(self) -> None:
+        """End the edges."""
+        self.edges.close()
