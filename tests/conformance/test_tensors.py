@@ -35,7 +35,7 @@ def test_scalars_empty_tensors_and_many_dimensions_keep_their_shape(
         ("a list", "list"),
         ("a read-only array", "read-only"),
         ("an array of another byte order", "byte order"),
-        ("complex numbers", "complex64.*supported"),
+        ("greatest complex number", "max of complex numbers is not defined"),
         ("elements that share memory", "share"),
         ("array elements that share memory", "share"),
         ("a root beyond the group", "root"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from itertools import pairwise
 
 import pytest
 
@@ -27,6 +28,7 @@ class Node:
         self.waits = [task.waits_for for task in flow.tasks]
         self.done = [False] * len(flow.tasks)
         self.scratch: dict[int, list[int | None]] = {}
+        self.codes: dict[int, list[int | None]] = {}
         self.send_position: dict[int, int] = defaultdict(int)
         self.receive_position: dict[int, int] = defaultdict(int)
 
@@ -56,13 +58,15 @@ class Node:
                 self.work[part] = self.inputs[part]
             case TaskKind.SEND | TaskKind.SIGNAL:
                 self.send_position[task.peer] += 1
-                wires[self.index, task.peer].append(self.work[part])
+                code = self.work[part] if task.code < 0 else self.codes[task.code]
+                assert code == self.work[part], "what is sent is not what this node keeps"
+                wires[self.index, task.peer].append(code)
             case TaskKind.RECEIVE | TaskKind.RECEIVE_OPERAND | TaskKind.AWAIT:
                 self.receive_position[task.peer] += 1
                 got = wires[task.peer, self.index].popleft()
                 assert len(got) == task.stop - task.start, "the two ends cut other frames"
                 if task.kind is TaskKind.RECEIVE:
-                    self.work[part] = got
+                    self.work[part] = self.codes[task.index] = got
                 elif task.kind is TaskKind.RECEIVE_OPERAND:
                     self.scratch[task.index] = got
             case TaskKind.FOLD:
@@ -71,6 +75,8 @@ class Node:
                     for index in task.operands
                 ]
                 self.work[part] = [sum(column) for column in zip(*operands, strict=True)]  # type: ignore[arg-type]
+            case TaskKind.ENCODE:
+                self.codes[task.index] = self.work[part]
             case TaskKind.FENCE:
                 pass
         self.done[task.index] = True
@@ -78,7 +84,7 @@ class Node:
             self.waits[successor] -= 1
 
 
-def run(schedule: Schedule, chunk: int, order: random.Random) -> list[Node]:
+def run(schedule: Schedule, chunk: int, order: random.Random, *, encoded: bool) -> list[Node]:
     """Run all nodes' graphs to the end, always choosing any of the ready tasks."""
     nodes = [
         Node(
@@ -88,9 +94,10 @@ def run(schedule: Schedule, chunk: int, order: random.Random) -> list[Node]:
                 node=index,
                 numel=schedule.numel,
                 chunk=chunk,
-                has_result=schedule.has_result(index),
+                results=results(schedule, index),
+                encoded=encoded,
             ),
-            [10**index * (1 + element % 3) for element in range(schedule.numel)],
+            [given(index, element) for element in range(schedule.numel)],
         )
         for index, program in enumerate(schedule.programs)
     ]
@@ -104,62 +111,112 @@ def run(schedule: Schedule, chunk: int, order: random.Random) -> list[Node]:
     return nodes
 
 
-CASES = [
-    (kind, strategy)
-    for kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST, Kind.BARRIER)
-    for strategy in strategies_for(kind)
-]
+def given(node: int, element: int) -> int:
+    return int(10**node) * (1 + element % 3)
 
 
+def blocks_of(schedule: Schedule) -> list[tuple[int, Slice]]:
+    return list(enumerate(schedule.blocks or (Slice(0, schedule.numel),)))
+
+
+def results(schedule: Schedule, node: int) -> list[Slice]:
+    return [
+        block for index, block in blocks_of(schedule) if schedule.has_result(node, index) and block
+    ]
+
+
+def expected(schedule: Schedule, block: int, element: int) -> int:
+    origin = schedule.origin(block)
+    if origin >= 0:
+        return given(origin, element)
+    return sum(given(node, element) for node in range(schedule.nodes))
+
+
+def cut(kind: Kind, numel: int, nodes: int, order: random.Random) -> tuple[Slice, ...] | None:
+    """Random blocks that make up ``numel`` elements; ``None`` for a kind that has none."""
+    if not kind.has_blocks:
+        return None
+    count = nodes * nodes if kind is Kind.ALL_TO_ALL else nodes
+    inner = sorted(order.randrange(numel + 1) for _ in range(count - 1))
+    bounds = [0, *inner, numel]
+    blocks = [Slice(start, stop) for start, stop in pairwise(bounds)]
+    if kind is Kind.ALL_TO_ALL:  # what stays on a node is not moved
+        blocks = [
+            Slice(each.start, each.start) if index % (nodes + 1) == 0 else each
+            for index, each in enumerate(blocks)
+        ]
+    return tuple(blocks)
+
+
+CASES = [(kind, strategy) for kind in Kind for strategy in strategies_for(kind)]
+
+
+@pytest.mark.parametrize("encoded", [False, True])
 @pytest.mark.parametrize(("kind", "strategy"), CASES)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 8])
 def test_any_order_of_ready_tasks_gives_the_result_of_the_program(
-    kind: Kind, strategy: str, nodes: int
+    kind: Kind, strategy: str, nodes: int, encoded: bool
 ) -> None:
     order = random.Random(f"{kind} {strategy} {nodes}")
     for numel, chunk in [(0, 4), (1, 4), (nodes, 1), (nodes + 1, 2), (29, 3), (29, 64)]:
         root = order.randrange(nodes) if kind.has_root else -1
-        schedule = compile_schedule(kind, strategy, nodes=nodes, numel=numel, root=root)
-        expected = [sum(10**n for n in range(nodes)) * (1 + e % 3) for e in range(schedule.numel)]
-        if kind is Kind.BROADCAST:
-            expected = [10**root * (1 + e % 3) for e in range(schedule.numel)]
-        for node in run(schedule, chunk, order):
-            if schedule.has_result(node.index):
-                assert node.work == expected
+        blocks = cut(kind, numel, nodes, order)
+        schedule = compile_schedule(
+            kind, strategy, nodes=nodes, numel=numel, root=root, blocks=blocks
+        )
+        for node in run(schedule, chunk, order, encoded=encoded):
+            for index, block in blocks_of(schedule):
+                if schedule.has_result(node.index, index):
+                    right = [
+                        expected(schedule, index, element)
+                        for element in range(block.start, block.stop)
+                    ]
+                    assert node.work[block.start : block.stop] == right
 
 
 def test_a_send_waits_only_for_the_chunks_that_it_sends() -> None:
-    flow = build(
-        (Fold(Slice(0, 8), (1, 0)), Send(Slice(0, 8), 1)), node=0, numel=8, chunk=4, has_result=True
-    )
+    flow = build((Fold(Slice(0, 8), (1, 0)), Send(Slice(0, 8), 1)), node=0, numel=8, chunk=4)
     sends = [flow.tasks[index] for index in flow.sends[1]]
     folds = [task for task in flow.tasks if task.kind is TaskKind.FOLD]
     assert [fold.successors for fold in folds] == [[send.index] for send in sends]
 
 
 def test_a_chunk_is_overwritten_only_after_it_was_sent() -> None:
-    flow = build(
-        (Send(Slice(0, 4), 1), Receive(Slice(0, 4), 1)), node=0, numel=4, chunk=4, has_result=True
-    )
+    flow = build((Send(Slice(0, 4), 1), Receive(Slice(0, 4), 1)), node=0, numel=4, chunk=4)
     send, receive = flow.tasks[flow.sends[1][0]], flow.tasks[flow.receives[1][0]]
     assert receive.index in send.successors
     assert not send.snapshot, "the peer's answer proves that the frame arrived"
 
 
 def test_a_send_that_is_folded_over_keeps_a_copy() -> None:
-    flow = build(
-        (Send(Slice(0, 4), 1), Fold(Slice(0, 4), (0, 1))), node=0, numel=4, chunk=4, has_result=True
-    )
+    flow = build((Send(Slice(0, 4), 1), Fold(Slice(0, 4), (0, 1))), node=0, numel=4, chunk=4)
     assert flow.tasks[flow.sends[1][0]].snapshot
 
 
 def test_received_operands_that_wait_for_their_fold_are_bounded() -> None:
-    flow = build((Fold(Slice(0, 100), (0, 1, 2)),), node=0, numel=100, chunk=1, has_result=True)
+    flow = build((Fold(Slice(0, 100), (0, 1, 2)),), node=0, numel=100, chunk=1, results=[])
     first = [flow.tasks[index] for index in flow.receives[1]]
     assert [task.waits_for for task in first[:FOLD_WINDOW]] == [0] * FOLD_WINDOW
     assert all(task.waits_for == 1 for task in first[FOLD_WINDOW:])
 
 
+def test_what_came_in_a_code_is_passed_on_in_the_same_one() -> None:
+    program = (Receive(Slice(0, 8), 1), Send(Slice(0, 8), 2), Send(Slice(0, 4), 3))
+    flow = build(program, node=0, numel=8, chunk=4, encoded=True)
+    assert not [task for task in flow.tasks if task.kind is TaskKind.ENCODE]
+    assert [flow.tasks[index].code for index in flow.sends[2]] == list(flow.receives[1])
+    assert [flow.tasks[index].code for index in flow.sends[3]] == [flow.receives[1][0]]
+
+
+def test_one_code_serves_all_nodes_that_it_is_sent_to() -> None:
+    flow = build(
+        (Send(Slice(0, 8), 1), Send(Slice(0, 8), 2)), node=0, numel=8, chunk=4, encoded=True
+    )
+    encodes = [task.index for task in flow.tasks if task.kind is TaskKind.ENCODE]
+    assert [flow.tasks[index].code for index in flow.sends[1]] == encodes
+    assert [flow.tasks[index].code for index in flow.sends[2]] == encodes
+
+
 def test_a_chunk_without_elements_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 element, got 0"):
-        build((), node=0, numel=1, chunk=0, has_result=True)
+        build((), node=0, numel=1, chunk=0, results=[])

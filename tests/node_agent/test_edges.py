@@ -15,14 +15,16 @@ import torch
 
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import build
-from allfold_agent.exchange import Exchange
+from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.folding import Arithmetic
 from allfold_agent.in_edge import Dial, InEdge
-from allfold_agent.out_edge import OutEdge, Outgoing
+from allfold_agent.job import Job
+from allfold_agent.out_edge import OutEdge
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.frames import FrameHeader
 from allfold_core.operations import Fingerprint, Kind
+from allfold_core.parts import End, Layout, Part
 from allfold_core.schedule import Program, Receive, Send, Slice
 
 NUMEL = 50_000
@@ -30,6 +32,10 @@ CHUNK = 3_000
 EPOCH = 7
 FINGERPRINT = 1234
 DEADLINE = 20.0
+
+
+def content(seq: int) -> torch.Tensor:
+    return torch.full((NUMEL,), float(seq)) + torch.arange(NUMEL)
 
 
 class Side:
@@ -43,13 +49,13 @@ class Side:
         self.problem = Event()
         fingerprint = Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (NUMEL,), 0, "auto")
         arithmetic = Arithmetic(fingerprint, 2)
-        flow = build(program, node=node, numel=NUMEL, chunk=CHUNK, has_result=True)
+        flow = build(program, node=node, numel=NUMEL, chunk=CHUNK)
+        whole = Part(Slice(0, NUMEL), (End(0, 0),), (End(0, 0),))
+        layout = Layout((whole,), None, NUMEL, NUMEL)
         self.exchanges = [
             Exchange(
                 flow,
-                arithmetic,
-                NUMEL,
-                [torch.full((NUMEL,), float(seq)) + torch.arange(NUMEL)],
+                Job(layout, arithmetic, {0: content(seq)}, {}),
                 self.buffers,
                 on_sendable=lambda _: None,
                 on_finished=done.set,
@@ -58,7 +64,7 @@ class Side:
             for seq, done in enumerate(self.done)
         ]
 
-    def exchange_for(self, header: FrameHeader, seconds: float) -> Exchange | None:
+    def sink_for(self, source: int, header: FrameHeader, seconds: float) -> Exchange | None:
         return self.exchanges[header.seq]
 
     def edge_lost(self, source: int, error: AllfoldError) -> None:
@@ -126,7 +132,7 @@ def pair(
     receiver = Side(count, (Receive(whole, 0),), 1)
     out_edge = OutEdge(1, EPOCH, "test-0-1")
     for seq, exchange in enumerate(sender.exchanges):
-        out_edge.enqueue(Outgoing(exchange, seq, FINGERPRINT, 4))
+        out_edge.enqueue(Outgoing(exchange, 1, seq, FINGERPRINT))
         for task in exchange.start():
             exchange.contribute(task)
     wire = Wire(out_edge, budgets)
@@ -148,7 +154,7 @@ def forever(value: int | None) -> Iterator[int | None]:
 def check_results(receiver: Side) -> None:
     for seq, exchange in enumerate(receiver.exchanges):
         assert receiver.done[seq].wait(DEADLINE), f"op {seq} was not received"
-        assert exchange.work.equal(torch.full((NUMEL,), float(seq)) + torch.arange(NUMEL))
+        assert exchange.work.equal(content(seq))
 
 
 def test_ops_arrive_over_one_connection() -> None:

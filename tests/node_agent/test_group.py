@@ -203,13 +203,13 @@ def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
     """Twice, and two later ops would work in the same memory."""
     with local_groups([[0], [1]]) as local:
         group = local.groups[0]
-        started = group._start
+        started = group._runner.start
 
         def fail_first(op: object) -> None:
             group.fail(0, missing(1))
             started(op)  # type: ignore[arg-type]
 
-        group._start = fail_first  # type: ignore[method-assign]
+        group._runner.start = fail_first  # type: ignore[method-assign]
         local.ranks[0].call(0, [1.0])
         assert local.ranks[0].outcome()[1] is not None
         pool = local.buffers

@@ -19,12 +19,20 @@ import numpy as np
 import torch
 
 from allfold_agent.buffers import BufferPool
+from allfold_agent.edge_request import Lane
 from allfold_agent.group import Group
 from allfold_agent.in_edge import Dial
 from allfold_agent.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost, from_dict
-from allfold_core.local_wire import OpMessage, Region, unpack_outcome
+from allfold_core.local_wire import (
+    FIRST_PAIR,
+    Message,
+    OpMessage,
+    PairMessage,
+    Region,
+    unpack_outcome,
+)
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import LinkModel, Member, Plan
 
@@ -64,8 +72,9 @@ class LocalRank:
         return self._bytes[region.offset : region.offset + nbytes]
 
     def send(self, message: bytes) -> None:
-        _, seq, error = unpack_outcome(message)
-        self._outcomes.put((seq, from_dict(error) if error else None))
+        _, seq, body = unpack_outcome(message)
+        failed = message[0] == Message.FAILED
+        self._outcomes.put((seq, from_dict(body or {}) if failed else None))
 
     def call(
         self,
@@ -85,8 +94,30 @@ class LocalRank:
         self._bytes[self._free : self._free + len(data)] = data
         self._free += len(data)
         print_ = Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, (len(values),), -1, strategy)
-        message = OpMessage(0, seq, timeout, place, place, len(data), print_.pack())
+        message = OpMessage(0, seq, timeout, place, place, print_.pack())
         self.group.submit(self.rank, self, 0, message)
+
+    def exchange(
+        self,
+        kind: Message,
+        number: int,
+        values: Any,
+        peer: int,
+        *,
+        tag: int = 0,
+        timeout: float = SECONDS,
+    ) -> None:
+        """A send or receive of float32 values."""
+        data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
+        place = Region(0, self._free)
+        seq = FIRST_PAIR + number
+        self._places[seq] = (self._free, len(data))
+        self._bytes[self._free : self._free + len(data)] = data
+        self._free += len(data)
+        message = PairMessage(
+            kind, 0, seq, timeout, peer, tag, DType.FLOAT32.code, place, len(data)
+        )
+        self.group.pairs.submit(self.rank, self, 0, message)
 
     def outcome(self, seconds: float = SECONDS) -> tuple[int, AllfoldError | None]:
         """The next one: which op, and its error."""
@@ -165,11 +196,11 @@ class LocalGroups:
             thread.join(timeout=10.0)
         self._workers.close()
 
-    def _dial(self, plan: Plan, source: int, destination: int) -> Dial:
+    def _dial(self, plan: Plan, source: int, destination: int, lane: Lane) -> Dial:
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
             if self.refused & {source, destination}:
                 raise PeerLost("connection refused")
-            take = self.groups[source].serve_edge(destination).attach(from_frame)
+            take = self.groups[source].serve_edge(destination, lane).attach(from_frame)
             ours, theirs = socket.socketpair()
             with self._lock:
                 self.connections += 1

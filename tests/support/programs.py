@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from threading import Thread
 from typing import Any
 
@@ -229,8 +230,8 @@ def refused(group: allfold.Group, what: str) -> None:
             group.all_reduce(values)
         case "an array of another byte order":
             group.all_reduce(values.astype(">f4"))
-        case "complex numbers":
-            group.all_reduce(values.astype(np.complex64))
+        case "greatest complex number":
+            group.all_reduce(values.astype(np.complex64), "max")
         case "elements that share memory":
             import torch
 
@@ -360,12 +361,13 @@ def bookkeeping(group: allfold.Group) -> dict[str, int]:
 
 def speak_for_another_group(group: allfold.Group) -> None:
     """Send the agent an op of a group that this process is not in, past the SDK's own checks."""
+    numbers = copy(group._op_numbers)
     group._number += 1000
     try:
         group.all_reduce(np.ones(2), timeout=5.0)
     finally:
         group._number -= 1000
-        group._next_seq -= 1
+        group._op_numbers = numbers
 
 
 def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict[str, Any]:
@@ -403,7 +405,7 @@ def in_flight_with_an_odd_one(
 
 def counted(group: allfold.Group) -> int:
     """How many ops this rank has called."""
-    return group._next_seq
+    return next(copy(group._op_numbers))
 
 
 def call_twice(group: allfold.Group, timeout: float) -> list[str]:

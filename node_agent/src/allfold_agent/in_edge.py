@@ -159,7 +159,7 @@ class InEdge:
     def _fill(self, view: memoryview) -> None:
         """Receive exactly ``len(view)`` bytes."""
         assert self._socket is not None
-        if self._early:
+        if self._early and view:
             count = min(len(view), len(self._early))
             view[:count] = self._early[:count]
             self._early = self._early[count:]
