@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +85,54 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(allfold: C
     assert " is below 1.01; " in line
     assert "; the ranks hold different weights; " in line
     assert "; the weights differ from a single process's by " in line
+
+
+def losses(allfold: Commands, backend: str, *options: str) -> list[float]:
+    """The losses of all steps of the plain torch training."""
+    file = allfold.folder / f"losses-{backend}.json"
+    arguments = ("--backend", backend, "--losses", file, *options)
+    status, out = run(allfold, *shape(2, 2), EXAMPLES / "train_ddp.py", *arguments)
+    assert status == 0, out
+    assert re.search(rf"on {backend}: ok accuracy=0\.9[5-9]\d\d", out.splitlines()[-1])
+    found: list[float] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+@pytest.mark.parametrize("options", [(), ("--fsdp",)])
+def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
+    allfold: Commands, options: tuple[str, ...]
+) -> None:
+    ours, theirs = (losses(allfold, backend, *options) for backend in ("allfold", "gloo"))
+    assert len(ours) == len(theirs) > 100
+    # Both add up the same float32 gradients, in another order: an error of 1e-7 per step, which
+    # the steps carry on.
+    assert ours[:40] == pytest.approx(theirs[:40], rel=1e-6)
+    assert ours == pytest.approx(theirs, rel=3e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("wire", ["native", "int8"])
+def test_mixed_precision_trains_with_float32_master_weights(allfold: Commands, wire: str) -> None:
+    script = EXAMPLES / "train_mixed_precision.py"
+    status, out = run(allfold, *shape(2, 2), script, "--wire", wire)
+    assert status == 0, out
+    last = out.splitlines()[-1]
+    assert re.fullmatch(rf"mixed precision: ok accuracy=0\.9[5-9]\d\d wire={wire}", last)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize(("nodes", "strategy"), [(1, "local"), (2, "direct")])
+def test_tensor_parallel_decoding_finds_the_tokens_of_a_single_process(
+    allfold: Commands, nodes: int, strategy: str
+) -> None:
+    script = EXAMPLES / "tensor_parallel_llm.py"
+    status, out = run(allfold, *shape(nodes, 2 // nodes), script, "--tokens", "12")
+    assert status == 0, out
+    assert re.search(r"tokens per second: \d+\.\d", out)
+    pattern = r"synchronisations: 16 per token, 4096 bytes each, median \d+ us, \d+% of the time"
+    assert re.search(rf"{pattern}, strategy {strategy}\n", out)
+    assert out.splitlines()[-1] == "tokens: the same as a single process"

@@ -263,10 +263,27 @@ def _blocks_of(
         uneven = len(set(checked)) > 1
         return (block.row_shape, checked) if uneven else (block.shape, ())
     if isinstance(whole, list | tuple):
+        _check_list(seat, whole)
         numels = tuple(_tensors.view(each, written=False, folded=False).numel for each in whole)
         if len(set(numels)) > 1:
+            _check_listed(seat.rank, block.numel, numels[seat.rank])
             return (), numels
     return block.shape, ()
+
+
+def _check_list(seat: Seat, given: Sequence[Any]) -> None:
+    if len(given) != seat.world_size:
+        raise InvalidArgument(
+            f"a list of blocks has one tensor for each of the {seat.world_size} ranks, "
+            f"got {len(given)}"
+        )
+
+
+def _check_listed(rank: int, size: int, numel: int) -> None:
+    if numel != size:
+        raise InvalidArgument(
+            f"the block of rank {rank} has {size} elements, but its tensor in the list has {numel}"
+        )
 
 
 def _checked_counts(seat: Seat, counts: Sequence[int], name: str) -> tuple[int, ...]:
@@ -298,18 +315,10 @@ def _whole(
                 f"but the tensor of all of them has {view.numel}"
             )
         return (view,)
-    if len(given) != seat.world_size:
-        raise InvalidArgument(
-            f"a list of blocks has one tensor for each of the {seat.world_size} ranks, "
-            f"got {len(given)}"
-        )
+    _check_list(seat, given)
     views = tuple(_tensors.view(each, written=written, folded=folded) for each in given)
     for rank, (view, size) in enumerate(zip(views, sizes, strict=True)):
-        if view.numel != size:
-            raise InvalidArgument(
-                f"the block of rank {rank} has {size} elements, but its tensor in the list has "
-                f"{view.numel}"
-            )
+        _check_listed(rank, size, view.numel)
     return views
 
 
@@ -321,11 +330,7 @@ def _new_whole(seat: Seat, block: TensorView, counts: tuple[int, ...]) -> Any:
 
 def _new_block(seat: Seat, inputs: Any, counts: Sequence[int] | None) -> Any:
     if isinstance(inputs, list | tuple):
-        if len(inputs) != seat.world_size:
-            raise InvalidArgument(
-                f"a list of blocks has one tensor for each of the {seat.world_size} ranks, "
-                f"got {len(inputs)}"
-            )
+        _check_list(seat, inputs)
         mine = inputs[seat.rank]
         return _tensors.like(mine, tuple(_tensors.view(mine, written=False).tensor.shape))
     shape = tuple(_tensors.view(inputs, written=False).tensor.shape)

@@ -430,6 +430,18 @@ class Group:
         nbytes = _tensors.itemsize_of(dtype) * int(np.prod(sizes, dtype=np.int64))
         return _tensors.make(self._session.arena.array(nbytes), sizes, dtype)
 
+    def strategy_for(self, kind: str, nbytes: int) -> str:
+        """What ``"auto"`` takes for an op; ``"local"`` where all ranks are on one node.
+
+        Args:
+            kind: ``"all_reduce"``, ``"broadcast"`` ...
+            nbytes: of the tensor, or of all blocks together.
+        """
+        self._check_seat()
+        request = {"number": self._number, "kind": kind, "nbytes": nbytes}
+        answer = self._session.request(Message.EXPLAIN, request, GRACE_SECONDS)
+        return str(answer["strategy"])
+
     # Running an op
 
     def _run(self, call: Call, options: Options) -> Any:

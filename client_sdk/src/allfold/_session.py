@@ -39,6 +39,11 @@ log = logging.getLogger("allfold")
 
 _RETRY_SECONDS = 0.05
 _LONGEST_POLL = 60.0  # the clocks of poll and of conditions overflow far beyond it
+_ANSWERS = {
+    Message.JOINED: Message.JOIN,
+    Message.LEFT: Message.LEAVE,
+    Message.EXPLAINED: Message.EXPLAIN,
+}
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
 
@@ -234,15 +239,13 @@ class Session:
             self._settle(error_key, {}, from_dict(body))
         elif kind == Message.WELCOME:
             self._settle(Message.HELLO, body, None)
-        elif kind == Message.JOINED:
-            self._settle((Message.JOIN, body["request"]), body, None)
-        elif kind == Message.LEFT:
-            self._settle((Message.LEAVE, body["request"]), body, None)
+        elif kind in _ANSWERS:
+            self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
 
     def _refused(self, body: dict[str, Any]) -> Hashable:
         """What a refusal refers to: a request by its number, else the greeting."""
         number = body.get("request")
-        asked = [(Message.JOIN, number), (Message.LEAVE, number)]
+        asked = [(kind, number) for kind in _ANSWERS.values()]
         return next((key for key in asked if key in self._pending), Message.HELLO)
 
     def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:

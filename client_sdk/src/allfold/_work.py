@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable
 from threading import Lock
+from time import monotonic
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
@@ -41,6 +42,7 @@ class Work:
         self._pending = pending
         self._describe = describe
         self._timeout = timeout
+        self._deadline = monotonic() + timeout + GRACE_SECONDS
         self._finish = finish
         self._clean_up = clean_up
         self._settling = Lock()
@@ -79,13 +81,21 @@ class Work:
             AllfoldError: the op has failed, for every rank alike.
         """
         if not self._settled:
-            limit = self._timeout + GRACE_SECONDS if timeout is None else timeout
+            limit = self._patience() if timeout is None else timeout
             if not self._session.wait_for(self._pending, limit):
                 raise self._overdue(timeout)
             self._settle()
         if self._error is not None:
             raise self._error
         return self._result
+
+    def is_overdue(self) -> bool:
+        """Whether the agent should have given an outcome long ago."""
+        return not self._settled and monotonic() > self._deadline
+
+    def _patience(self) -> float:
+        """Seconds for the agent's word, some even where it is overdue: it may just be unread."""
+        return max(self._deadline - monotonic(), GRACE_SECONDS)
 
     def _overdue(self, timeout: float | None) -> Exception:
         if timeout is not None:
@@ -118,10 +128,14 @@ class Work:
 
 
 def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
-    """Those that have an outcome, waiting up to ``timeout`` seconds for the first.
+    """Those that have an outcome or are overdue, waiting up to ``timeout`` seconds for the first.
 
     All are of one session. More may be added meanwhile: their answers are noticed as well.
     """
-    session = next(iter(works))._session
-    session.wait_until(lambda: any(work._pending.done for work in list(works)), timeout)
-    return [work for work in list(works) if work._pending.done]
+    watched = list(works)
+    if not watched:
+        return []
+    session, first = watched[0]._session, min(work._deadline for work in watched)
+    seconds = max(0.0, min(timeout, first - monotonic()))
+    session.wait_until(lambda: any(work._pending.done for work in list(works)), seconds)
+    return [work for work in list(works) if work._pending.done or work.is_overdue()]

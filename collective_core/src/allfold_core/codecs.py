@@ -20,7 +20,7 @@ class Wire(Enum):
     bits as they do, and whoever passes data on passes the same bytes.
 
     * ``FLOAT32``, ``BFLOAT16``, ``FLOAT16``: each element is rounded to nearest, ties to even; a
-      relative error of at most 2^-24, 2^-9 and 2^-11 in the normal range of the type. What is
+      relative error of at most 2^-24, 2^-8 and 2^-11 in the normal range of the type. What is
       beyond that range becomes infinite.
     * ``INT8``: blocks of 256 elements share a float32 scale s, the greatest magnitude divided by
       127 (rounded up to 16 significant bits), and each element is the nearest multiple of s: an

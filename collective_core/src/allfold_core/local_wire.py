@@ -28,7 +28,7 @@ class Message(IntEnum):
     SEGMENT = 3  # rank: SEGMENT struct, one file descriptor
     JOIN = 4  # rank: JSON
     JOINED = 5  # agent: JSON
-    REFUSED = 6  # agent: JSON, the error of a HELLO, JOIN or LEAVE
+    REFUSED = 6  # agent: JSON, the error of a HELLO or of a request
     LEAVE = 7  # rank: JSON
     LEFT = 8  # agent: JSON
     OP = 9  # rank: OP struct, fingerprint
@@ -36,6 +36,8 @@ class Message(IntEnum):
     FAILED = 11  # agent: OUTCOME struct, JSON error
     SEND = 12  # rank: PAIR struct
     RECV = 13  # rank: PAIR struct
+    EXPLAIN = 14  # rank: JSON
+    EXPLAINED = 15  # agent: JSON
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:

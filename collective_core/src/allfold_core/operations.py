@@ -188,7 +188,7 @@ class Fingerprint:
             self.wire.code,
             self.root,
             len(self.counts),
-            self.factor,
+            self.factor + 0.0,  # -0.0 equals 0.0, so it has the same bytes
             self.feedback,
             strategy,
         )

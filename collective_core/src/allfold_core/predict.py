@@ -34,8 +34,10 @@ Of blocks, m is the size of all P together. With equal blocks
 ==================  ===========================================================================
 direct              α + (P-2)o + (P-1)/P · mβ; reduce-scatter also γ
 ring                (P-1)α + (P-1)/P · mβ, and γ
-halving_doubling    log2 P · α + (P-1)/P · mβ, and γ; beyond a power of two + α + mβ, and γ
-gather, scatter     2d(α + (k-1)o) + (P-1)/P · mβ in tree(k): the port of the root passes all of it
+halving_doubling    log2 P · α + (P-1)/P · mβ, and γ; beyond a power of two + 2α + mβ, and γ
+scatter             d(α + (k-1)o) + α + (P-2)o + (P-1)/P · mβ + (d-1)(α + mβ/P) in tree(k): the
+                    root sends block by block, and the last one goes all the way down
+gather              d(α + (k-1)o) + max(d(α + (k-1)o), α + (P-2)o) + (P-1)/P · mβ in tree(k)
 ==================  ===========================================================================
 
 An all-gather or reduce-scatter in a tree is a gather or scatter one way and a broadcast or reduce
@@ -177,12 +179,22 @@ def _of_blocks(kind: Kind, spec: StrategySpec, nodes: int, nbytes: int, links: L
         return (nodes - 1) * links.latency + moved
     steps = _halvings(nodes)
     if spec.name == "halving_doubling":
-        extra = links.latency + nbytes * per_byte if nodes > 1 << steps else 0.0
+        extra = 2 * links.latency + nbytes * per_byte if nodes > 1 << steps else 0.0
         return steps * links.latency + moved + extra
-    arity = _arity(spec, nodes)
-    depth = _heap_depth(nodes, arity)
-    time = 2 * depth * _burst(arity, links) + moved
-    if kind.has_root:
+    return _tree_of_blocks(kind, _arity(spec, nodes), nodes, nbytes, links, per_byte)
+
+
+def _tree_of_blocks(
+    kind: Kind, arity: int, nodes: int, nbytes: int, links: LinkModel, per_byte: float
+) -> float:
+    depth, block = _heap_depth(nodes, arity), nbytes / nodes
+    # One way for signals, or for what is folded; the root's port for the other blocks.
+    way, passed = depth * _burst(arity, links), _burst(nodes - 1, links)
+    moved = (nodes - 1) * block * per_byte
+    if kind is Kind.SCATTER:
+        return way + passed + moved + (depth - 1) * (links.latency + block * per_byte)
+    time = way + max(way, passed) + moved
+    if kind is Kind.GATHER:
         return time
     # What comes back is the whole tensor to each of k children, on every level.
     return time + depth * arity * nbytes * per_byte

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
@@ -163,7 +162,8 @@ class _Proof:
         expected = [-1] * len(self.blocks)
         for node, cells in enumerate(self.graph.final_cells):
             for segment, cell in enumerate(cells):
-                if self.schedule.has_result(node, self.blocks[segment]):
+                block = self.blocks[segment]
+                if block >= 0 and self.schedule.has_result(node, block):
                     self._check_result(node, segment, self.values[cell], expected)
 
     def _check_result(self, node: int, segment: int, value: int, expected: list[int]) -> None:
@@ -200,11 +200,16 @@ class _Proof:
 
 
 def _block_numbers(bounds: Sequence[int], blocks: Sequence[Slice]) -> Iterator[int]:
-    """For each segment the block that it lies in; 0 where there are none."""
-    owners = sorted((block.start, number) for number, block in enumerate(blocks) if block)
-    starts = [start for start, _ in owners]
+    """For each segment the block that it lies in, -1 between blocks; 0 where there are none."""
+    if not blocks:
+        yield from [0] * (len(bounds) - 1)
+        return
+    starts = {block.start: (number, block.stop) for number, block in enumerate(blocks) if block}
+    number, stop = -1, 0
     for bound in bounds[:-1]:
-        yield owners[bisect_right(starts, bound) - 1][1] if owners else 0
+        if bound in starts:
+            number, stop = starts[bound]
+        yield number if bound < stop else -1
 
 
 def _members(mask: int) -> str:

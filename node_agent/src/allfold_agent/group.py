@@ -20,11 +20,12 @@ from allfold_agent.pairs import Pairs
 from allfold_agent.records import OpRecord, record
 from allfold_agent.runner import Runner
 from allfold_agent.workers import WorkerPool
+from allfold_core.choose import choose
 from allfold_core.compiler import AUTO, strategy_of
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
 from allfold_core.local_wire import Message, OpMessage, pack_outcome
-from allfold_core.operations import Fingerprint
+from allfold_core.operations import Fingerprint, Kind
 from allfold_core.parts import check_counts, input_numel, output_numel
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
+LOCAL = "local"
 
 NumelOf = Callable[[Fingerprint, int, int], int]
 
@@ -195,6 +197,14 @@ class Group:
     def strategy_for(self, fingerprint: Fingerprint) -> str:
         """The strategy that every node uses for such an op."""
         return self._runner.strategy_for(fingerprint)
+
+    def explain(self, kind: str, nbytes: int) -> str:
+        """The strategy that is chosen for an op of a size; ``InvalidArgument`` for no kind."""
+        found = next((each for each in Kind if each.label == kind), None)
+        if found is None:
+            known = ", ".join(each.label for each in Kind)
+            raise InvalidArgument(f"{kind!r} is no collective; there are {known}")
+        return LOCAL if len(self.plan.members) == 1 else choose(found, self.plan, nbytes)
 
     def settle(self, op: Op) -> bool:
         """Decide that the op succeeds; false where it has failed before."""

@@ -230,6 +230,8 @@ class Hub:
             self._join(process, body)
         elif kind == Message.LEAVE:
             self._leave(process, body)
+        elif kind == Message.EXPLAIN:
+            self._explain(process, body)
         else:
             raise InvalidArgument(f"unknown message type {kind}")
 
@@ -301,6 +303,15 @@ class Hub:
             raise MultipleUnregister("this process is not in the group that it leaves")
         answer = pack_json(Message.LEFT, {"request": body["request"]})
         self._registrar.leave(membership).add_done_callback(lambda _: process.send(answer))
+
+    @staticmethod
+    def _explain(process: RankProcess, body: dict[str, Any]) -> None:
+        membership = process.memberships.get(body["number"])
+        if membership is None:
+            raise RegisterNotFirstOperation("this process is not in the group that it asks about")
+        strategy = membership.group.explain(body["kind"], int(body["nbytes"]))
+        answer = {"request": body["request"], "strategy": strategy}
+        process.send(pack_json(Message.EXPLAINED, answer))
 
     def _gone(self, process: RankProcess) -> None:
         """The process has ended; what it did not leave in order is lost."""

@@ -16,6 +16,7 @@ FAILED, UNREACHABLE = 1, 3
 # Command: (module, what it does). The text stands here so that --help imports no command.
 _COMMANDS = {
     "run": ("_run", "Run a script as the ranks of a job."),
+    "bench": ("_bench", "Measure and check the collectives."),
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
     "orchestrator": ("_services", "Become the orchestrator."),

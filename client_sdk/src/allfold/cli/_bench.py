@@ -1,0 +1,107 @@
+"""``allfold bench``: the collectives' speed and correctness, as nccl-tests shows them."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from allfold.cli._bench_rank import DTYPES, KINDS, OPS
+from allfold.cli._run import run
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes: 4096, 4K, 16M, 1G."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)([KMG]?)i?B?", value.strip(), re.IGNORECASE)
+        if found is None:
+            self.fail(f"{value!r} is not a size such as 4096, 4K or 16M", param, ctx)
+        return int(found[1]) * _UNITS[found[2].upper()]
+
+
+@click.command(short_help="Measure and check the collectives.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes to start on this machine.  [1]")
+@click.option("--nproc-per-node", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--agent", "agents", multiple=True, metavar="SOCKET", help="Use a running agent.")
+@click.option("--nnodes", type=click.IntRange(1), help="Machines that take part.")
+@click.option("--node-rank", type=click.IntRange(0), help="Which of them this is.")
+@click.option("--group", envvar="ALLFOLD_GROUP", help="The ranks' group.  [one for this run]")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(["all", *KINDS]), help="[all]")
+@click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="[sum]")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="[float32]")
+@click.option("--min-bytes", type=_Size(), default="4K", show_default=True)
+@click.option("--max-bytes", type=_Size(), default="16M", show_default=True)
+@click.option(
+    "--factor", type=click.IntRange(2), default=8, show_default=True, help="From size to size."
+)
+@click.option("--iterations", type=click.IntRange(1), help="Ops per figure.  [by size]")
+@click.option("--strategy", default="auto", show_default=True)
+@click.option("--wire", default="native", show_default=True)
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    *,
+    nodes: int | None,
+    nproc_per_node: int,
+    agents: tuple[str, ...],
+    nnodes: int | None,
+    node_rank: int | None,
+    group: str | None,
+    kinds: tuple[str, ...],
+    ops: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    min_bytes: int,
+    max_bytes: int,
+    factor: int,
+    iterations: int | None,
+    strategy: str,
+    wire: str,
+) -> None:
+    """Measure and check the collectives on the nodes that `allfold run` would use.
+
+    The inputs are small integers, so that every result is known exactly; #wrong counts the elements
+    of all ranks that are not equal to it (with a lossy --wire: that are further away than the wire
+    format's error bound). The time is that of the slowest rank. algbw is size / time; busbw is what
+    a link of every rank must carry for it, as nccl-tests defines it: comparable between collectives
+    and numbers of ranks.
+
+    The status is 1 if anything was wrong.
+    """
+    wanted = KINDS if not kinds or "all" in kinds else kinds
+    arguments = [
+        *(f"--kind={kind}" for kind in wanted),
+        *(f"--op={op}" for op in ops or ("sum",)),
+        *(f"--dtype={dtype}" for dtype in dtypes or ("float32",)),
+        f"--min-bytes={min_bytes}",
+        f"--max-bytes={max_bytes}",
+        f"--factor={factor}",
+        f"--iterations={iterations or 0}",
+        f"--strategy={strategy}",
+        f"--wire={wire}",
+    ]
+    ctx.invoke(
+        run,
+        nodes=nodes,
+        nproc_per_node=nproc_per_node,
+        agents=agents,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        group=group,
+        timeout=None,
+        grace=5.0,
+        keep_going=False,
+        quiet_others=True,
+        no_prefix=True,
+        module=True,
+        script="allfold.cli._bench_rank",
+        arguments=tuple(arguments),
+    )
