@@ -14,7 +14,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from allfold import _ranks
-from allfold._group import Group, Options, checked_members, checked_seconds
+from allfold._calls import checked_wire
+from allfold._group import NATIVE, Group, Options, checked_members, checked_seconds
 from allfold._session import Session
 from allfold_core.compiler import parse_overrides
 from allfold_core.errors import (
@@ -51,6 +52,7 @@ def init(
     timeout: float | None = None,
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
+    wire: str | None = None,
 ) -> Group:
     """Take this process's seat in a group, and wait until every rank has taken its own.
 
@@ -68,6 +70,8 @@ def init(
         init_timeout: seconds for all of the registration (``ALLFOLD_INIT_TIMEOUT``, else 60).
         strategies: by kind, as a mapping or as ``"all_reduce=ring;broadcast=tree(4)"``
             (``ALLFOLD_STRATEGY``). Must be the same on every rank.
+        wire: how the data of reductions travels between nodes, where a call does not say
+            (``ALLFOLD_WIRE``, else "native"). Must be the same on every rank.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
@@ -88,6 +92,7 @@ def init(
         timeout=timeout,
         init_timeout=init_timeout,
         strategies=strategies,
+        wire=wire,
     )
 
 
@@ -100,6 +105,7 @@ def open_group(
     timeout: float | None = None,
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
+    wire: str | None = None,
 ) -> Group:
     """Like :func:`init` for a seat that the caller knows, whatever the environment says of ranks.
 
@@ -109,6 +115,7 @@ def open_group(
     seconds = _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT)
     patience = _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT)
     overrides = _overrides(strategies)
+    wire_format = checked_wire(wire or os.environ.get("ALLFOLD_WIRE") or NATIVE)
     with _lock:
         _forget_lost_agent()
         if name in _groups:
@@ -123,7 +130,7 @@ def open_group(
                 f"this process uses the node agent at {_session.path} already, and can use only "
                 f"one at a time, not also {agent}; leave its groups first"
             )
-        opened = Group(_session, name, rank, world_size, _left)
+        opened = Group(_session, name, rank, world_size, _left, wire_format.label)
         try:
             opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
         except BaseException:
@@ -140,6 +147,7 @@ def new_group(
     timeout: float | None = None,
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
+    wire: str | None = None,
 ) -> Group | None:
     """A group of some ranks of another one, numbered from 0 in the order given.
 
@@ -150,8 +158,8 @@ def new_group(
     Args:
         ranks: of ``group`` (by default the first group of the process), each once.
         group: the group that they are ranks of.
-        timeout, init_timeout, strategies: as for :func:`init`; ``timeout`` is by default that of
-            ``group``.
+        timeout, init_timeout, strategies, wire: as for :func:`init`; ``timeout`` and ``wire`` are
+            by default those of ``group``.
 
     Raises:
         InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
@@ -169,6 +177,7 @@ def new_group(
         timeout=parent.timeout if timeout is None else timeout,
         init_timeout=init_timeout,
         strategies=strategies,
+        wire=parent.wire if wire is None else wire,
     )
     parent.count_child(members)
     return opened

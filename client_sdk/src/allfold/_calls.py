@@ -55,23 +55,44 @@ class Call:
     in_place: bool = False
     result: Any = None
 
-    def with_options(self, strategy: str, wire: str, feedback: str | None) -> Call:
-        """The same with a strategy and a wire format; ``InvalidArgument`` for what cannot work."""
-        return replace(self, fingerprint=_with_options(self.fingerprint, strategy, wire, feedback))
+    def with_options(
+        self, strategy: str, wire: str | None, feedback: str | None, usual_wire: str
+    ) -> Call:
+        """The same with a strategy and a wire format; ``InvalidArgument`` for what cannot work.
+
+        Args:
+            strategy: the name of one, or "auto".
+            wire: the format; ``None`` for ``usual_wire`` where it can serve.
+            feedback: the name of a series of calls.
+            usual_wire: the group's: for reductions of types that can travel in it.
+        """
+        print_ = self.fingerprint
+        format_ = _wire(print_, wire, usual_wire)
+        if feedback is not None and format_.effective(print_.kept_dtype) is Wire.NATIVE:
+            raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
+        key = _feedback_key(feedback)
+        return replace(
+            self, fingerprint=replace(print_, strategy=strategy, wire=format_, feedback=key)
+        )
 
 
-def _with_options(
-    fingerprint: Fingerprint, strategy: str, wire: str, feedback: str | None
-) -> Fingerprint:
-    try:
-        format_ = Wire.from_label(wire)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:
+    if asked is None:
+        format_ = checked_wire(usual)
+        serves = fingerprint.kind.reduces and not format_.refusal(fingerprint.kept_dtype)
+        return format_ if serves else Wire.NATIVE
+    format_ = checked_wire(asked)
     if refusal := format_.refusal(fingerprint.kept_dtype):
         raise InvalidArgument(refusal)
-    if feedback is not None and format_.effective(fingerprint.kept_dtype) is Wire.NATIVE:
-        raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
-    return replace(fingerprint, strategy=strategy, wire=format_, feedback=_feedback_key(feedback))
+    return format_
+
+
+def checked_wire(name: str) -> Wire:
+    """The wire format of a name; ``InvalidArgument`` lists what there is."""
+    try:
+        return Wire.from_label(name)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
 
 
 def _feedback_key(name: str | None) -> int:
@@ -134,8 +155,8 @@ def reduce(seat: Seat, tensor: Any, root: int, op: str | ReduceOp, factor: float
     return Call(print_, given.views, outputs, in_place=True, result=tensor)
 
 
-def broadcast(seat: Seat, tensor: Any, root: int, wire: str) -> Call:
-    rounded = wire != Wire.NATIVE.label
+def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> Call:
+    rounded = wire not in (None, Wire.NATIVE.label)
     is_root = seat.rank == root
     given = _tensors_of(tensor, written=not is_root or rounded, folded=False)
     print_ = Fingerprint(

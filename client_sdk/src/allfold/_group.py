@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
 
     timeout: float | None
     strategy: str
-    wire: str
+    wire: str | None
     feedback: str | None
     async_op: bool
 
@@ -61,7 +61,7 @@ class CallOptions:
 
     timeout: float | None = None
     strategy: str = AUTO
-    wire: str = NATIVE
+    wire: str | None = None
     feedback: str | None = None
     async_op: bool = False
 
@@ -78,7 +78,8 @@ class Group:
             group's.
         strategy: ``"ring"``, ``"tree(4)"`` ... for this op; default ``"auto"``.
         wire: how the data travels between nodes: ``"native"``, or rounded to ``"bfloat16"``,
-            ``"float16"`` or ``"int8"``, with the same bits on every rank. See docs/precision.md.
+            ``"float16"`` or ``"int8"``, with the same bits on every rank; see docs/precision.md.
+            Default: the group's for reductions, ``"native"`` for whatever is only moved.
         feedback: the name of a series of calls on tensors of one shape; what a lossy ``wire`` cost
             one of them is added to the next.
         async_op: return a handle instead of waiting.
@@ -99,6 +100,7 @@ class Group:
         rank: int,
         world_size: int,
         on_left: Callable[[Group], None],
+        wire: str = NATIVE,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -106,6 +108,7 @@ class Group:
         self.epoch = -1
         self.nodes = 0
         self.timeout = 0.0
+        self.wire = wire
         self.seat = Seat(name, rank, world_size)
         self._session = session
         self._on_left = on_left
@@ -258,8 +261,8 @@ class Group:
         """
         if root is None:
             tensor, root = self._find_source(tensor, options.get("timeout"))
-        wire = options.get("wire", NATIVE)
-        return self._run(_calls.broadcast(self.seat, tensor, root, wire), options)
+        call = _calls.broadcast(self.seat, tensor, root, options.get("wire"))
+        return self._run(call, options)
 
     def all_gather(
         self,
@@ -451,7 +454,7 @@ class Group:
     def _submit(self, call: Call, options: CallOptions) -> Work:
         self._check_seat()
         _calls.check_one_dtype(call.inputs + call.outputs)
-        call = call.with_options(options.strategy, options.wire, options.feedback)
+        call = call.with_options(options.strategy, options.wire, options.feedback, self.wire)
         packed = _pack(call.fingerprint)
         timeout = self._seconds(options.timeout)
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import inf
 
+from allfold_core.codecs import Wire
 from allfold_core.compiler import AUTO, strategies_for, strategy_of
+from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel, Plan
 from allfold_core.predict import predict
@@ -17,29 +19,49 @@ from allfold_core.predict import predict
 WIDER_TREES = ("tree(4)", "tree(8)")
 """What ``auto`` tries beside the plain names: wider trees cost fewer latencies."""
 
+JOINING = frozenset({"halving_doubling"})
+"""Strategies that send several results as one slice."""
+
 MAX_TABLE_BYTES = 1 << 34
 _SAME_TIME = 1e-9
 
 
-def choose(kind: Kind, plan: Plan, nbytes: int) -> str:
+def choose(
+    kind: Kind, plan: Plan, nbytes: int, *, asked: str = AUTO, wire: Wire = Wire.NATIVE
+) -> str:
     """The canonical name of the strategy for one op of ``nbytes``.
 
     Between strategies that take the same time (at two nodes the ring is ``direct2``) the one that
     :func:`candidates` names first is taken.
 
+    Args:
+        kind: the collective.
+        plan: whose override wins over the cost model.
+        nbytes: what travels, of the tensor or of all blocks.
+        asked: the call's own choice, which wins over the plan's.
+        wire: the format in which it travels.
+
     Raises:
-        InvalidArgument: for an override in the plan that cannot run ``kind``.
+        InvalidArgument: for a choice that cannot run ``kind``, or not with ``wire``.
     """
-    override = plan.strategies.get(kind.label, AUTO)
-    if override != AUTO:
-        return str(strategy_of(kind, override))
-    return _cheapest(kind, len(plan.members), nbytes, plan.links)
+    chosen = asked if asked != AUTO else plan.strategies.get(kind.label, AUTO)
+    if chosen == AUTO:
+        return _cheapest(kind, len(plan.members), nbytes, plan.links, wire.has_blocks)
+    strategy = strategy_of(kind, chosen)
+    if wire.has_blocks and strategy.name in JOINING:
+        raise InvalidArgument(
+            f"{strategy} cannot run with wire={wire.label!r}: it sends results in other slices "
+            "than those in which they were made, so the ranks would round them differently"
+        )
+    return str(strategy)
 
 
 @lru_cache(maxsize=4096)
-def _cheapest(kind: Kind, nodes: int, nbytes: int, links: LinkModel) -> str:
+def _cheapest(kind: Kind, nodes: int, nbytes: int, links: LinkModel, keeps_slices: bool) -> str:
     best, best_time = "", inf
     for strategy in candidates(kind):
+        if keeps_slices and strategy in JOINING:
+            continue
         time = predict(kind, strategy, nodes, nbytes, links)
         if not best or time < best_time * (1 - _SAME_TIME):
             best, best_time = strategy, time

@@ -46,6 +46,14 @@ class Wire(Enum):
                 return numel + _SCALE_BYTES * -(-numel // INT8_BLOCK)
         return numel * DType.from_label(self.label).itemsize
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether elements share a scale, so that cut elsewhere they encode to other bytes.
+
+        Results must then travel in the slices in which they were made.
+        """
+        return self is Wire.INT8
+
     def effective(self, kept: DType) -> Wire:
         """``NATIVE`` where the format is that of the accumulation type anyway."""
         return Wire.NATIVE if self.label == kept.label else self

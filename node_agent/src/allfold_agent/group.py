@@ -21,7 +21,6 @@ from allfold_agent.records import OpRecord, record
 from allfold_agent.runner import Runner
 from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
-from allfold_core.compiler import AUTO, strategy_of
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
 from allfold_core.local_wire import Message, OpMessage, pack_outcome
@@ -148,14 +147,13 @@ class Group:
                 f"root {fingerprint.root} is not a rank of group '{self.name}': "
                 f"its ranks are 0 to {self.plan.world_size - 1}"
             )
-        if fingerprint.strategy != AUTO:
-            strategy_of(fingerprint.kind, fingerprint.strategy)
         for region in (message.source, message.target):
             if region.offset % dtype.itemsize:
                 raise InvalidArgument(f"a {dtype.label} cannot lie at byte {region.offset}")
         if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
             raise InvalidArgument(refusal)
         check_counts(fingerprint, self.plan.world_size)
+        self._runner.strategy_for(fingerprint)
         return fingerprint
 
     def _size(self, fingerprint: Fingerprint, rank: int, numel: NumelOf) -> int:
@@ -193,10 +191,6 @@ class Group:
         connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
 
     # Ends of ops
-
-    def strategy_for(self, fingerprint: Fingerprint) -> str:
-        """The strategy that every node uses for such an op."""
-        return self._runner.strategy_for(fingerprint)
 
     def explain(self, kind: str, nbytes: int) -> str:
         """The strategy that is chosen for an op of a size; ``InvalidArgument`` for no kind."""

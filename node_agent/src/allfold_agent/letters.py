@@ -69,7 +69,7 @@ class Letter:
     node: int
     number: int = -1
     send: Call | None = None
-    content: bytes | None = None
+    content: bytearray | None = None
     receive: Call | None = None
     received: int = 0
 

@@ -84,7 +84,8 @@ class Pairs:
         self._calls: set[Call] = set()
         self._numbers = count()
         self._sends: dict[int, Call] = {}
-        self._contents: dict[int, Note] = {}
+        # The last thing of each that was queued, its offer or its content: it may still be unsent.
+        self._queued: dict[int, Note] = {}
         self._letters: dict[tuple[int, int], Letter] = {}
         self._left: set[int] = set()
         self._broken: AllfoldError | None = None
@@ -161,7 +162,8 @@ class Pairs:
         self._sends[number] = call
         content = call.memory.numpy().tobytes() if message.nbytes <= EAGER_BYTES else b""
         self.edges.open_in(node)
-        self._enqueue(node, note(FrameType.OFFER, number, envelope.pack() + content))
+        offer = self._queued[number] = note(FrameType.OFFER, number, envelope.pack() + content)
+        self._enqueue(node, offer)
 
     def _receive(self, call: Call) -> None:
         message = call.message
@@ -308,7 +310,7 @@ class Pairs:
         match header.type:
             case FrameType.OFFER:
                 envelope = Envelope.unpack(view)
-                content = bytes(view[ENVELOPE_SIZE:])
+                content = bytearray(view[ENVELOPE_SIZE:])
                 complete = len(content) == envelope.nbytes
                 self._arrive(
                     Letter(envelope, source, number, content=content if complete else None)
@@ -330,15 +332,15 @@ class Pairs:
         call = self._sends.get(number)
         if call is None:
             return
-        content = self._contents[number] = content_note(number, call.memory)
+        content = self._queued[number] = content_note(number, call.memory)
         self._enqueue(node, content)
 
     def _conclude(self, number: int, error: AllfoldError | None) -> None:
         """The outcome of a send, as the receiver says."""
         call = self._sends.pop(number, None)
-        content = self._contents.pop(number, None)
-        if content is not None:
-            content.cancelled = True
+        queued = self._queued.pop(number, None)
+        if queued is not None:
+            queued.cancelled = True
         if call is not None:
             self._end(call, error)
 

@@ -19,7 +19,7 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
 from allfold_core.chunking import wire_chunk
 from allfold_core.codecs import INT8_BLOCK, Wire
-from allfold_core.compiler import AUTO, compile_program
+from allfold_core.compiler import compile_program
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.parts import Layout, Part, block_numels, exchange_layout, layout
 from allfold_core.plan import Plan
@@ -84,11 +84,10 @@ class Runner:
         self._compiled = lru_cache(maxsize=128)(self._compile)
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
-        """The strategy that every node uses for such an op: asked for, or chosen by the plan."""
-        if fingerprint.strategy != AUTO:
-            return fingerprint.strategy
-        numel = sum(self._sizes(fingerprint))
-        return choose(fingerprint.kind, self.plan, numel * fingerprint.kept_dtype.itemsize)
+        """The strategy that every node uses for such an op; ``InvalidArgument`` if none can."""
+        wire = fingerprint.wire.effective(fingerprint.kept_dtype)
+        nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
+        return choose(fingerprint.kind, self.plan, nbytes, asked=fingerprint.strategy, wire=wire)
 
     def prepare(self, op: Op) -> None:
         """Set an op up while the order of ops is locked; :meth:`start` sets it going."""
