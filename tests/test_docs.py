@@ -150,6 +150,13 @@ def table(head: list[str], lines: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *lines])
 
 
+def test_the_table_of_kinds_has_every_strategy_of_each() -> None:
+    lines = [
+        [kind.label, ", ".join(f"`{name}`" for name in strategies_for(kind))] for kind in Kind
+    ]
+    assert checked("kinds") == table(["collective", "strategies"], lines)
+
+
 def test_the_table_of_bytes_is_what_schedules_send() -> None:
     counts = (2, 4, 6, 8, 16, 64)
     names = [*strategies_for(Kind.ALL_REDUCE), "tree(4)"]
