@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allfold.cli._ending import TIMED_OUT, Ending
-from allfold.cli._inflight import ops_in_flight
+from allfold.cli._inflight import messages_in_flight, ops_in_flight
 from allfold.cli._output import LineCutter
 
 # --- the ending
@@ -206,3 +206,15 @@ def test_ops_in_flight_are_listed_oldest_first() -> None:
     statuses = [agent("a", {0: 9}, op(8, 0.5), op(9, 0.1)), agent("b", {1: 8}, op(8, 0.7))]
     assert [(each.seq, each.age) for each in ops_in_flight(statuses)] == [(8, 0.7), (9, 0.1)]
     assert ops_in_flight([agent("a", {0: 3})]) == []
+
+
+def test_a_message_in_flight_says_who_waits_for_whom() -> None:
+    def status(node: str, *messages: tuple[int, str, float]) -> dict[str, Any]:
+        waiting = [{"rank": rank, "what": what, "age": age} for rank, what, age in messages]
+        return {"node": node, "groups": [{"name": "dp", "messages": waiting}]}
+
+    statuses = [status("a", (0, "send(int8[1], to rank 3, tag 0)", 1.0)), status("b", (3, "r", 2.5))]
+    assert [message.sentence() for message in messages_in_flight(statuses)] == [
+        "rank 3 on node b waits in r in group dp, 2.5 s",
+        "rank 0 on node a waits in send(int8[1], to rank 3, tag 0) in group dp, 1.0 s",
+    ]

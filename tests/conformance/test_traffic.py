@@ -33,7 +33,7 @@ def edges(services: Services, job: Job, direction: str) -> Traffic:
     found: Traffic = {}
     for node in job.node_names:
         for edge in services.group_status(node, job.name)["edges"]:
-            if edge["direction"] == direction:
+            if (edge["lane"], edge["direction"]) == ("ops", direction):
                 ends = (node, edge["peer"]) if direction == "out" else (edge["peer"], node)
                 found[ends] = edge["payload_bytes"]
     return found

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
+from allfold_agent.edge_request import Lane
 from allfold_agent.group import Group
 from allfold_agent.out_edge import EdgeCounters
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, from_dict
@@ -130,15 +131,23 @@ def _describe(group: Group) -> Json:
             for op in sorted(group.ops.values(), key=lambda op: op.seq)
             if op.arrivals
         ],
+        "messages": [
+            {"rank": call.rank, "what": call.describe(), "age": now - call.began}
+            for call in group.pairs.waiting_calls()
+        ],
         "edges": [
-            _describe_edge(group, peer, direction, counters)
-            for direction, peer, counters in group.edges.counters()
+            _describe_edge(group, lane, peer, direction, counters)
+            for lane, edges in ((Lane.OPS, group.edges), (Lane.PAIRS, group.pairs.edges))
+            for direction, peer, counters in edges.counters()
         ],
     }
 
 
-def _describe_edge(group: Group, peer: int, direction: str, counters: EdgeCounters) -> Json:
+def _describe_edge(
+    group: Group, lane: Lane, peer: int, direction: str, counters: EdgeCounters
+) -> Json:
     return {
+        "lane": lane.value,
         "peer": group.plan.members[peer].node,
         "direction": direction,
         "payload_bytes": counters.payload_bytes,

@@ -29,7 +29,11 @@ class Call:
     group_number: int
     message: PairMessage
     memory: torch.Tensor
-    deadline: float
+    began: float
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.message.timeout
 
     @property
     def is_send(self) -> bool:

@@ -104,6 +104,11 @@ class Pairs:
         """Whether a local rank waits for anything."""
         return bool(self._calls)
 
+    def waiting_calls(self) -> list[Call]:
+        """The sends and receives of local ranks that have no outcome yet, the oldest first."""
+        with self._lock:
+            return sorted(self._calls, key=lambda call: call.began)
+
     def serve_edge(self, destination: int) -> OutEdge:
         """The out-edge that another node has opened."""
         with self._lock:
@@ -148,8 +153,7 @@ class Pairs:
         if message.nbytes % dtype.itemsize:
             raise InvalidArgument(f"{message.nbytes} bytes are no {dtype.label} elements")
         memory = connection.memory(message.memory, message.nbytes)
-        deadline = monotonic() + message.timeout
-        return Call(rank, connection, number, message, memory, deadline)
+        return Call(rank, connection, number, message, memory, monotonic())
 
     def _send(self, call: Call) -> None:
         message = call.message

@@ -54,6 +54,43 @@ class OpInFlight:
         return "is being worked on"
 
 
+@dataclass(frozen=True)
+class MessageInFlight:
+    """A send or receive that waits for its other side.
+
+    Attributes:
+        what: the call, e.g. ``recv(float32[12], from rank 1, tag 0)``.
+        age: seconds since the call.
+    """
+
+    group: str
+    rank: int
+    node: str
+    what: str
+    age: float
+
+    def sentence(self) -> str:
+        """``rank 3 on node b waits in send(...) in group dp, 1.2 s``."""
+        place = f"rank {self.rank} on node {self.node}"
+        return f"{place} waits in {self.what} in group {self.group}, {self.age:.1f} s"
+
+    def to_dict(self) -> Json:
+        return {**asdict(self), "sentence": self.sentence()}
+
+
+def messages_in_flight(statuses: Iterable[Json]) -> list[MessageInFlight]:
+    """The sends and receives that wait, oldest first."""
+    messages = [
+        MessageInFlight(
+            group["name"], message["rank"], status["node"], message["what"], message["age"]
+        )
+        for status in statuses
+        for group in status["groups"]
+        for message in group["messages"]
+    ]
+    return sorted(messages, key=lambda message: -message.age)
+
+
 def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
     """The ops in flight of every group, oldest first.
 

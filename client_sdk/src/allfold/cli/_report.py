@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allfold.cli._http import get_json
-from allfold.cli._inflight import OpInFlight, ops_in_flight
+from allfold.cli._inflight import (
+    MessageInFlight,
+    OpInFlight,
+    messages_in_flight,
+    ops_in_flight,
+)
 from allfold_core.errors import AgentUnreachable, OrchestratorUnreachable, ServiceError
 
 _SECONDS = 3.0
@@ -26,7 +31,8 @@ class Report:
         nodes: as ``GET /v1/nodes`` has them.
         groups: as ``GET /v1/groups`` has them.
         agents: the agents' own status, by their control URL.
-        ops: what is in flight.
+        ops: the collectives in flight.
+        messages: the sends and receives that wait.
         problems: why an agent did not answer, by its control URL.
     """
 
@@ -35,6 +41,7 @@ class Report:
     groups: list[Json] = field(default_factory=list)
     agents: dict[str, Json] = field(default_factory=dict)
     ops: list[OpInFlight] = field(default_factory=list)
+    messages: list[MessageInFlight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> Json:
@@ -44,6 +51,7 @@ class Report:
             "groups": self.groups,
             "agents": self.agents,
             "ops_in_flight": [op.to_dict() for op in self.ops],
+            "messages_in_flight": [message.to_dict() for message in self.messages],
             "problems": self.problems,
         }
 
@@ -64,6 +72,7 @@ def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
     if lost:
         raise AgentUnreachable(f"no agent answers: tried {'; '.join(lost)}")
     report.ops = ops_in_flight(report.agents.values())
+    report.messages = messages_in_flight(report.agents.values())
     return report
 
 

@@ -58,7 +58,9 @@ def _show(report: Report) -> None:
         console.print(_group_table(report.groups))
     else:
         console.print(_agent_table(report.agents.values()))
-    lines = [op.sentence() for op in report.ops] or ["no op is in flight"]
+    lines = [op.sentence() for op in report.ops]
+    lines += [message.sentence() for message in report.messages]
+    lines = lines or ["no op is in flight"]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
         console.print(line, soft_wrap=True)
