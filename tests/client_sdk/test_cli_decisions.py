@@ -213,7 +213,8 @@ def test_a_message_in_flight_says_who_waits_for_whom() -> None:
         waiting = [{"rank": rank, "what": what, "age": age} for rank, what, age in messages]
         return {"node": node, "groups": [{"name": "dp", "messages": waiting}]}
 
-    statuses = [status("a", (0, "send(int8[1], to rank 3, tag 0)", 1.0)), status("b", (3, "r", 2.5))]
+    sends = status("a", (0, "send(int8[1], to rank 3, tag 0)", 1.0))
+    statuses = [sends, status("b", (3, "r", 2.5))]
     assert [message.sentence() for message in messages_in_flight(statuses)] == [
         "rank 3 on node b waits in r in group dp, 2.5 s",
         "rank 0 on node a waits in send(int8[1], to rank 3, tag 0) in group dp, 1.0 s",

@@ -41,6 +41,7 @@ log = logging.getLogger("allfold")
 NATIVE = Wire.NATIVE.label
 LONGEST_SECONDS = 30 * 24 * 3600
 _TIDY_EVERY = 64
+_ABANDON_SECONDS = 1.0
 # A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
 _NAME_KEPT = 107
 
@@ -175,12 +176,16 @@ class Group:
             self._on_left(self)
 
     def abandon(self) -> None:
-        """Leave without waiting for anything, because of an error: the others cannot go on.
-
-        They hear of it when this process has left its last group, or has ended.
-        """
-        if not self._left:
-            self._left = True
+        """Leave without waiting for what is in flight: the others lose this rank, at once."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            request = {"number": self._number, "lost": True}
+            self._session.request(Message.LEAVE, request, _ABANDON_SECONDS)
+        except (AgentLost, TimeoutError) as error:
+            log.warning("gave up group '%s' without the agent: %s", self.name, error or "late")
+        finally:
             self._on_left(self)
 
     def quiesce(self, seconds: float) -> bool:

@@ -27,7 +27,13 @@ _SAME_TIME = 1e-9
 
 
 def choose(
-    kind: Kind, plan: Plan, nbytes: int, *, asked: str = AUTO, wire: Wire = Wire.NATIVE
+    kind: Kind,
+    plan: Plan,
+    nbytes: int,
+    *,
+    asked: str = AUTO,
+    wire: Wire = Wire.NATIVE,
+    feedback: bool = False,
 ) -> str:
     """The canonical name of the strategy for one op of ``nbytes``.
 
@@ -40,18 +46,22 @@ def choose(
         nbytes: what travels, of the tensor or of all blocks.
         asked: the call's own choice, which wins over the plan's.
         wire: the format in which it travels.
+        feedback: whether every encoding adds what earlier ones have cost, so that a slice that is
+            encoded again comes out different.
 
     Raises:
         InvalidArgument: for a choice that cannot run ``kind``, or not with ``wire``.
     """
+    keeps_slices = wire.has_blocks or feedback
     chosen = asked if asked != AUTO else plan.strategies.get(kind.label, AUTO)
     if chosen == AUTO:
-        return _cheapest(kind, len(plan.members), nbytes, plan.links, wire.has_blocks)
+        return _cheapest(kind, len(plan.members), nbytes, plan.links, keeps_slices)
     strategy = strategy_of(kind, chosen)
-    if wire.has_blocks and strategy.name in JOINING:
+    if keeps_slices and strategy.name in JOINING:
+        what = f"wire={wire.label!r}" if wire.has_blocks else "feedback="
         raise InvalidArgument(
-            f"{strategy} cannot run with wire={wire.label!r}: it sends results in other slices "
-            "than those in which they were made, so the ranks would round them differently"
+            f"{strategy} cannot run with {what}: it sends results in other slices than those in "
+            "which they were made, so the ranks would round them differently"
         )
     return str(strategy)
 

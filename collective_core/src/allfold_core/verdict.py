@@ -117,7 +117,7 @@ def judge_deadline(plan: Plan, evidence: Evidence, waited: float) -> PeerMissing
         reason = "every rank has called it, but the data did not arrive in time"
         advice = "Look at the links between the nodes, or give the op more time."
     return PeerMissing(
-        f"{what} missed its deadline of {waited:g} s: {reason}. {advice}",
+        f"{what} missed its timeout of {waited:g} s: {reason}. {advice}",
         seq=evidence.seq,
         group=plan.group,
         missing_ranks=absent,

@@ -22,7 +22,7 @@ from allfold_agent.in_edge import Dial
 from allfold_agent.orchestrator_client import OrchestratorClient
 from allfold_agent.peers import Peers
 from allfold_agent.ranks import Membership
-from allfold_agent.registry import Registry
+from allfold_agent.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensor_store import TensorStore
 from allfold_agent.workers import WorkerPool
@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 _IDLE_BUFFER_BYTES = 256 << 20
 _DIAL_SECONDS = 5.0
-_PLAN_LAG_SECONDS = 4.0
 _LINGER_SECONDS = 5.0
 
 
@@ -223,8 +222,7 @@ class Agent:
         return dial
 
     def _open_edge(self, request: EdgeRequest) -> SocketTaker:
-        # The peer may have got its plan a moment before this node did.
-        group = self.registry.find(request.group, request.epoch, _PLAN_LAG_SECONDS)
+        group = self.registry.find(request.group, request.epoch, PLAN_LAG_SECONDS)
         return group.serve_edge(request.dst, request.lane).attach(request.from_frame)
 
 

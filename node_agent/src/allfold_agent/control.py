@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -16,6 +17,7 @@ from allfold_agent.agent import Agent
 from allfold_agent.edge_request import Lane
 from allfold_agent.group import Group
 from allfold_agent.out_edge import EdgeCounters
+from allfold_agent.registry import PLAN_LAG_SECONDS
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, from_dict
 
 _OPEN_PATHS = ("/healthz", "/readyz", "/version")
@@ -199,7 +201,9 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
         loss = from_dict(error)
         if not isinstance(loss, PeerLost):
             raise InvalidArgument(f"a loss is a PeerLost, got {type(loss).__name__}")
-        agent.registry.find(name, epoch).break_(loss)
+        group = await asyncio.to_thread(agent.registry.look_for, name, epoch, PLAN_LAG_SECONDS)
+        if group is not None:
+            group.break_(loss)
         return {}
 
     @app.post(base + "/departures")
@@ -207,5 +211,7 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
         name: str, epoch: int, rank: Annotated[int, Body()], last_seq: Annotated[int, Body()]
     ) -> Json:
         """A rank has left the group in order."""
-        agent.registry.find(name, epoch).rank_left(rank, last_seq)
+        group = await asyncio.to_thread(agent.registry.look_for, name, epoch, PLAN_LAG_SECONDS)
+        if group is not None:
+            group.rank_left(rank, last_seq)
         return {}

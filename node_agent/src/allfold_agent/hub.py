@@ -302,6 +302,10 @@ class Hub:
         if membership is None:
             raise MultipleUnregister("this process is not in the group that it leaves")
         answer = pack_json(Message.LEFT, {"request": body["request"]})
+        if body.get("lost"):
+            self._registrar.lose(membership)
+            process.send(answer)
+            return
         self._registrar.leave(membership).add_done_callback(lambda _: process.send(answer))
 
     @staticmethod

@@ -375,7 +375,7 @@ class Pairs:
             what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
         return PeerMissing(
             f"{call.describe()} of rank {call.rank} in group '{self._plan.group}' missed its "
-            f"deadline of {message.timeout:g} s: {what} (a message is received by a recv with the "
+            f"timeout of {message.timeout:g} s: {what} (a message is received by a recv with the "
             "same tag, and the dtype and size are compared then)",
             group=self._plan.group,
             missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],

@@ -10,6 +10,8 @@ from allfold_agent.group import Group
 from allfold_core.errors import RegisterNotFirstOperation
 from allfold_core.plan import Plan
 
+# A peer may have got its plan a moment before this node did.
+PLAN_LAG_SECONDS = 4.0
 _CLOSED_KEPT = 1024
 
 
@@ -46,6 +48,13 @@ class Registry:
                     raise RegisterNotFirstOperation(f"group '{name}' epoch {epoch} {state} here")
                 self._changed.wait(timeout=left)
             return self._groups[key]
+
+    def look_for(self, name: str, epoch: int, wait: float) -> Group | None:
+        """Like :meth:`find`; ``None`` where there is none, for news that only a group can use."""
+        try:
+            return self.find(name, epoch, wait)
+        except RegisterNotFirstOperation:
+            return None
 
     def remove(self, group: Group) -> None:
         """Forget a group that is over."""

@@ -87,7 +87,14 @@ class Runner:
         """The strategy that every node uses for such an op; ``InvalidArgument`` if none can."""
         wire = fingerprint.wire.effective(fingerprint.kept_dtype)
         nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
-        return choose(fingerprint.kind, self.plan, nbytes, asked=fingerprint.strategy, wire=wire)
+        return choose(
+            fingerprint.kind,
+            self.plan,
+            nbytes,
+            asked=fingerprint.strategy,
+            wire=wire,
+            feedback=bool(fingerprint.feedback),
+        )
 
     def prepare(self, op: Op) -> None:
         """Set an op up while the order of ops is locked; :meth:`start` sets it going."""

@@ -1,0 +1,30 @@
+"""Makes torch know the backend ``allfold`` as soon as it is imported.
+
+``import torch`` calls :func:`register`, as the entry point of ``torch.backends`` in our
+``pyproject.toml`` asks it to, and fails where such a function does. So this is a module of its own,
+which imports nothing of Allfold before somebody makes a group, and nothing leaves it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger("allfold")
+
+
+def register() -> None:
+    """Register the backend with ``torch.distributed``, where torch has that."""
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available():
+            dist.Backend.register_backend("allfold", _create, devices=["cpu"])
+    except Exception:
+        log.debug("the backend is not registered", exc_info=True)
+
+
+def _create(*arguments: Any) -> Any:
+    from allfold.torch import create
+
+    return create(*arguments)

@@ -1,0 +1,22 @@
+"""Allfold as a backend of ``torch.distributed``.
+
+    import torch.distributed as dist
+
+    dist.init_process_group("allfold")
+
+DDP, FSDP2, DTensor and the functional collectives then run on it, on CPU tensors. ``import torch``
+registers the backend, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` forbids that; importing this
+module does so in any case. :mod:`allfold.torch.hook` averages the gradients of DDP alone, for
+trainings that keep another backend.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from allfold.torch._process_group import BACKEND, ProcessGroup
+from allfold.torch._rendezvous import create
+
+__all__ = ["BACKEND", "ProcessGroup", "create"]
+
+dist.Backend.register_backend(BACKEND, create, devices=["cpu"])

@@ -1,0 +1,48 @@
+"""torch's options of a collective, in Allfold's words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import ReduceOp
+
+_OPS = {
+    "SUM": ReduceOp.SUM,
+    "AVG": ReduceOp.MEAN,
+    "PRODUCT": ReduceOp.PRODUCT,
+    "MIN": ReduceOp.MIN,
+    "MAX": ReduceOp.MAX,
+    "BAND": ReduceOp.BAND,
+    "BOR": ReduceOp.BOR,
+    "BXOR": ReduceOp.BXOR,
+    "PREMUL_SUM": ReduceOp.PREMUL_SUM,
+}
+
+
+def reduction(opts: Any) -> tuple[ReduceOp, float | None]:
+    """The reduce operation of options, or of a torch ``ReduceOp`` in their place; and its factor.
+
+    Without options it is a sum, as everywhere in torch.
+    """
+    if opts is None:
+        return ReduceOp.SUM, None
+    given = getattr(opts, "reduceOp", opts)
+    name = getattr(given, "op", given).name
+    if name not in _OPS:
+        raise InvalidArgument(f"torch's reduce operation {name} is unknown here")
+    found = _OPS[name]
+    return found, float(given.factor) if found is ReduceOp.PREMUL_SUM else None
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """A timeout of torch's: zero and less mean that none was set."""
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return timeout.total_seconds()
+
+
+def timeout_of(opts: Any) -> float | None:
+    """The timeout in options, if there are any."""
+    return seconds(getattr(opts, "timeout", None))

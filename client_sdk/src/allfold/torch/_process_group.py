@@ -1,0 +1,290 @@
+"""A torch process group whose collectives Allfold runs."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from allfold._group import Group, Options
+from allfold._work import Work as Op
+from allfold.torch._options import reduction, seconds, timeout_of
+from allfold.torch._progress import Progress
+from allfold.torch._work import Work
+from allfold_core.errors import AllfoldError, InvalidArgument
+
+log = logging.getLogger("allfold")
+
+BACKEND = "allfold"
+_SHUTDOWN_SECONDS = 1.0
+_LAST_SECONDS = 0.2
+
+Tensor = torch.Tensor
+# torch's stubs list the overloads of C++, of which a Python class implements one each.
+_Base: Any = dist.ProcessGroup
+
+
+class ProcessGroup(_Base):  # type: ignore[misc]
+    """The ranks of one torch group, over an Allfold group of their own.
+
+    Every method starts its ops and returns a :class:`Work` at once. Some have two names: that of
+    torch 2.13 and later, and the one before.
+    """
+
+    def __init__(self, group: Group) -> None:
+        # The form with a store makes an object that C++ would not call back (torch <= 2.13).
+        super().__init__(group.rank, group.world_size)
+        self.group = group
+        self._progress = Progress(f"allfold-{group.name}")
+        self._messages = Progress(f"allfold-{group.name}-messages", ordered=False)
+        self._name = self._description = ""
+        self._pid = os.getpid()
+        self._left = False
+        _open_groups.add(self)
+
+    # What it is
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return BACKEND
+
+    def getRank(self) -> int:  # noqa: N802
+        return self.group.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self.group.world_size
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def _get_backend(self, _device: torch.device) -> Any:
+        """torch asks for the backend of a device where it knows several; here there is one."""
+        return self
+
+    # Its end
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Seconds until an op fails, for those that are called from now on."""
+        self.group.timeout = seconds(timeout) or self.group.timeout
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Leave the group. What is in flight then has a second to end, or is given up."""
+        self.leave(_SHUTDOWN_SECONDS)
+
+    def abort(self) -> None:
+        """Leave the group without waiting for anything."""
+        self.leave(0.0)
+
+    def leave(self, seconds: float) -> None:
+        """Leave the group, in order if what is in flight ends within so many seconds."""
+        if self._left or self._pid != os.getpid():
+            return
+        self._left = True
+        if not self.group.quiesce(seconds):
+            log.warning("ops were in flight as group '%s' was left", self.group.name)
+            self.group.abandon()
+            return
+        try:
+            self.group.shutdown()
+        except AllfoldError as error:
+            log.warning("could not leave group '%s' in order: %s", self.group.name, error)
+        self.end_threads(seconds)
+
+    def end_threads(self, seconds: float) -> None:
+        """End what completes futures; waits so long for each callback that is running."""
+        self._progress.close(seconds)
+        self._messages.close(seconds)
+
+    # Collectives
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        return self.allreduce_coalesced(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        op, factor = reduction(opts)
+        ops = [
+            self.group.all_reduce(batch, op, factor=factor, **_options(opts))
+            for batch in _batches(tensors)
+        ]
+        return self._work(ops, tensors)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
+        op = self.group.broadcast(_one(tensors), opts.rootRank, **_options(opts))
+        return self._work([op], tensors)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
+        kind, factor = reduction(opts)
+        op = self.group.reduce(_one(tensors), opts.rootRank, kind, factor=factor, **_options(opts))
+        return self._work([op], tensors)
+
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        return self._all_gather(outputs, inputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """``outputs[r]`` has the tensors of rank r: the other way round than in ``allgather``."""
+        return self._all_gather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        return self._all_gather([output], [input], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        return self._all_gather(outputs, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather(self, outputs: Sequence[Any], inputs: Sequence[Tensor], opts: Any) -> Work:
+        ops = [
+            self.group.all_gather(tensor, output, **_options(opts))
+            for output, tensor in zip(outputs, inputs, strict=True)
+        ]
+        return self._work(ops, _flat(outputs))
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
+        target = _one(outputs) if outputs else None
+        op = self.group.gather(_one(inputs), opts.rootRank, target, **_options(opts))
+        return self._work([op], _flat(outputs))
+
+    def gather_single(self, output: Tensor | None, input: Tensor, opts: Any) -> Work:
+        target = output if opts.rootRank == self.group.rank else None
+        op = self.group.gather(input, opts.rootRank, target, **_options(opts))
+        return self._work([op], [] if target is None else [target])
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
+        source = _one(inputs) if inputs else None
+        op = self.group.scatter(_one(outputs), source, opts.rootRank, **_options(opts))
+        return self._work([op], outputs)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> Work:
+        return self._reduce_scatter(outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        return self._reduce_scatter([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        return self._reduce_scatter(outputs, inputs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Any], opts: Any) -> Work:
+        kind, factor = reduction(opts)
+        ops = [
+            self.group.reduce_scatter(blocks, output, kind, factor=factor, **_options(opts))
+            for output, blocks in zip(outputs, inputs, strict=True)
+        ]
+        return self._work(ops, outputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+    ) -> Work:
+        op = self.group.all_to_all(
+            input,
+            output,
+            send_counts=input_splits or None,
+            receive_counts=output_splits or None,
+            **_options(opts),
+        )
+        return self._work([op], [output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        op = self.group.all_to_all(inputs, outputs, **_options(opts))
+        return self._work([op], outputs)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._work([self.group.barrier(timeout=timeout_of(opts), async_op=True)], [])
+
+    # Between two ranks
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
+        return self._message(self.group.send(_one(tensors), to, tag=tag, async_op=True), tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
+        op = self.group.recv(_one(tensors), source, tag=tag, async_op=True)
+        return self._message(op, tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
+        return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
+
+    def _message(self, op: Op, tensors: Sequence[Tensor]) -> Work:
+        return Work([op], tensors, self._messages)
+
+    def _work(self, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
+        return Work(ops, tensors, self._progress)
+
+
+def _options(opts: Any) -> Options:
+    return {"timeout": timeout_of(opts), "async_op": True}
+
+
+def _one(tensors: Sequence[Any]) -> Any:
+    """torch's lists have one element per device of a rank."""
+    if len(tensors) != 1:
+        raise InvalidArgument(f"a rank brings one tensor, or list of tensors, got {len(tensors)}")
+    return tensors[0]
+
+
+def _batches(tensors: Sequence[Tensor]) -> list[Any]:
+    """What can travel as one op: the tensors of each dtype."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return [batch if len(batch) > 1 else batch[0] for batch in by_dtype.values()]
+
+
+def _flat(tensors: Sequence[Any]) -> list[Tensor]:
+    return [
+        each for item in tensors for each in (item if isinstance(item, list | tuple) else [item])
+    ]
+
+
+_open_groups: WeakSet[ProcessGroup] = WeakSet()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """For scripts that do not destroy their groups, or do not come to it."""
+    groups = list(_open_groups)
+    deadline = monotonic() + _SHUTDOWN_SECONDS
+    for group in groups:
+        group.leave(max(0.0, deadline - monotonic()))
+    # The connection is closed by now, so nothing is in flight any more.
+    for group in groups:
+        group.end_threads(_LAST_SECONDS)

@@ -1,0 +1,123 @@
+"""Futures need somebody who completes them while nobody waits: threads that start on demand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Condition, Thread, current_thread
+from typing import TypeVar
+
+import torch
+
+from allfold._work import Work, wait_for_any
+
+log = logging.getLogger("allfold")
+
+T = TypeVar("T")
+
+_LOOK_AGAIN_SECONDS = 60.0
+
+
+class Progress:
+    """Completes futures when their ops are done, and so calls what waits for them.
+
+    The thread starts with the first op that it watches, and sleeps while there are none.
+
+    Args:
+        name: of the thread.
+        ordered: complete futures in the order in which they were asked for, even where an op is
+            done before another: who calls collectives from callbacks relies on an order that is the
+            same on all ranks. Messages between two ranks have none.
+    """
+
+    def __init__(self, name: str, *, ordered: bool = True) -> None:
+        self._name = name
+        self._ordered = ordered
+        self._changed = Condition()
+        self._watched: dict[Work, Callable[[], None]] = {}
+        self._closed = False
+        self._thread: Thread | None = None
+        self._nested: Progress | None = None
+
+    def future(self, ops: Sequence[Work], outcome: Callable[[], T]) -> torch.futures.Future[T]:
+        """A future that has ``outcome()`` when all of the ops are done, or fails as that does.
+
+        An exception that is *set* on a future would reach DDP as if it were a tensor. One that is
+        raised by the function of a ``then`` is an error for C++ as well.
+        """
+        over: torch.futures.Future[None] = torch.futures.Future()
+        given: torch.futures.Future[T] = over.then(lambda _: outcome())
+        self._complete(over, list(ops))
+        return given
+
+    def close(self, seconds: float) -> None:
+        """End the threads after what they watch has an outcome, but wait no longer than that."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._nested is not None:
+            self._nested.close(seconds)
+        if self._thread is not None and self._thread is not current_thread():
+            self._thread.join(seconds)
+
+    def _complete(self, over: torch.futures.Future[None], ops: list[Work]) -> None:
+        """Complete ``over`` now, or when its ops are done."""
+        _drop_the_done(ops)
+        if ops:
+            self._watch(ops[0], partial(self._resume, over, ops))
+        else:
+            over.set_result(None)
+
+    def _resume(self, over: torch.futures.Future[None], ops: list[Work]) -> None:
+        """One of its ops is done: the next one has the same place in the order."""
+        _drop_the_done(ops)
+        if ops:
+            with self._changed:
+                self._watched = {ops[0]: partial(self._resume, over, ops), **self._watched}
+        else:
+            over.set_result(None)
+
+    def _watch(self, work: Work, then: Callable[[], None]) -> None:
+        """Call ``then`` once ``work`` has an outcome or is overdue."""
+        if current_thread() is self._thread:
+            # A callback asks for a future, and may wait for it here and now.
+            if self._nested is None:
+                self._nested = Progress(self._name, ordered=self._ordered)
+            self._nested._watch(work, then)
+            return
+        with self._changed:
+            self._watched[work] = then
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        # Its answer may have come before it was watched, and no other need follow.
+        if not self._ordered and work.is_completed():
+            self._call_back(work)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._watched:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                watched = list(self._watched)[:1] if self._ordered else self._watched
+            for work in wait_for_any(watched, _LOOK_AGAIN_SECONDS):
+                self._call_back(work)
+
+    def _call_back(self, work: Work) -> None:
+        """Once, whoever of two threads comes first."""
+        then = self._watched.pop(work, None)
+        if then is None:
+            return
+        try:
+            then()
+        except Exception:
+            log.exception("a callback of a future failed")
+
+
+def _drop_the_done(ops: list[Work]) -> None:
+    while ops and (ops[0].is_completed() or ops[0].is_overdue()):
+        ops.pop(0)

@@ -1,0 +1,69 @@
+"""Average the gradients of DDP with Allfold, and leave the rest to another backend.
+
+from allfold.torch.hook import HookState, hook
+
+model = DistributedDataParallel(model)  # over Gloo, say
+model.register_comm_hook(HookState(allfold.init(), wire="int8"), hook)
+"""
+
+# No annotations as text here: DDP compares those of a hook with the types themselves.
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+import allfold
+from allfold._group import Options
+from allfold.torch._progress import Progress
+from allfold_core.codecs import Wire
+from allfold_core.dtypes import DType
+from allfold_core.operations import ReduceOp
+
+__all__ = ["HookState", "hook"]
+
+
+@dataclass
+class HookState:
+    """What the hook of one model knows.
+
+    Attributes:
+        group: the ranks that DDP has, in the same order; by default the first group of the process.
+        wire: how gradients travel between nodes, as in :meth:`allfold.Group.all_reduce`; ``None``
+            for the group's own way.
+        feedback: add what a lossy wire cost a bucket to the same bucket of the next step.
+        name: of the model, where several have such a hook over one group.
+    """
+
+    group: allfold.Group | None = None
+    wire: str | None = None
+    feedback: bool = True
+    name: str = "ddp"
+    _progress: Progress = field(
+        default_factory=partial(Progress, "allfold-hook"), init=False, repr=False
+    )
+
+    def options(self, bucket: GradBucket) -> Options:
+        """How a bucket is to travel."""
+        if self.wire is None:
+            return {"async_op": True}
+        if not self.feedback or not self._loses(bucket.buffer().dtype):
+            return {"async_op": True, "wire": self.wire}
+        # DDP makes its buckets anew after the first step, of other sizes.
+        series = f"{self.name}.{bucket.index()}.{bucket.buffer().numel()}"
+        return {"async_op": True, "wire": self.wire, "feedback": series}
+
+    def future(self, work: allfold.Work) -> torch.futures.Future[torch.Tensor]:
+        """What DDP waits for; it fails when the op does."""
+        return self._progress.future([work], work.wait)
+
+    def _loses(self, dtype: torch.dtype) -> bool:
+        label = str(dtype).removeprefix("torch.")
+        kept = ReduceOp.MEAN.accumulation_dtype(DType.from_label(label))
+        return Wire.from_label(self.wire or "").effective(kept) is not Wire.NATIVE
+
+
+def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket; for ``model.register_comm_hook``."""
+    work = allfold.all_reduce(bucket.buffer(), "mean", group=state.group, **state.options(bucket))
+    return state.future(work)

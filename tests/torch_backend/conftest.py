@@ -1,0 +1,74 @@
+"""One Allfold of two nodes for all tests of the backend, and workers that play its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.support.ranks import Call, Program, RankPool, results
+from tests.support.services import Services
+
+SHAPES = {"1x2": (0, 0), "2x2": (0, 0, 1, 1)}
+PROGRAM_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    with Services() as services:
+        services.start_orchestrator()
+        services.start_agents("node0", "node1")
+        yield services
+
+
+@pytest.fixture(scope="module")
+def pool(services: Services) -> Iterator[RankPool]:
+    with RankPool(services) as pool:
+        yield pool
+
+
+class TorchJob:
+    """Ranks that form a torch group in each of their programs."""
+
+    def __init__(
+        self, services: Services, pool: RankPool, nodes: Sequence[int], ending: ExitStack
+    ) -> None:
+        self._services = services
+        self._pool = pool
+        self._nodes = nodes
+        self._ending = ending
+
+    def run(self, program: Program, **arguments: Any) -> list[Any]:
+        """Let all ranks run a program inside a group of their own; their results in rank order."""
+        return results(self.start(program, **arguments), PROGRAM_SECONDS)
+
+    def start(self, program: Program, **arguments: Any) -> list[Call]:
+        """Like :meth:`run`, without waiting for the results."""
+        job = self._ending.enter_context(self._pool.unregistered(self._nodes))
+        store = str(self._services.folder / f"store-{job.name}")
+        return [
+            job.ranks[rank].start(
+                program,
+                rank=rank,
+                world_size=len(self._nodes),
+                agent=self._services.socket_of(f"node{node}"),
+                store=store,
+                **arguments,
+            )
+            for rank, node in enumerate(self._nodes)
+        ]
+
+
+@pytest.fixture(params=SHAPES)
+def torch_job(
+    request: pytest.FixtureRequest, services: Services, pool: RankPool
+) -> Iterator[TorchJob]:
+    with ExitStack() as ending:
+        yield TorchJob(services, pool, SHAPES[request.param], ending)
+
+
+@pytest.fixture
+def two_nodes(services: Services, pool: RankPool) -> Iterator[TorchJob]:
+    with ExitStack() as ending:
+        yield TorchJob(services, pool, SHAPES["2x2"], ending)

@@ -1,0 +1,89 @@
+"""Errors reach the training script as exceptions: never as values, never as a wait for ever."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.cli import Commands, commands
+from tests.support.services import Services
+from tests.support.waiting import wait_until
+from tests.torch_backend import failing_programs as programs
+from tests.torch_backend.conftest import TorchJob
+
+ENDS_WITHIN_SECONDS = 2.0
+
+
+@pytest.fixture
+def cli() -> Iterator[Commands]:
+    with commands() as running:
+        yield running
+
+
+def test_a_mismatch_raises_on_every_rank_however_it_waits(torch_job: TorchJob) -> None:
+    for messages in torch_job.run(programs.different_shapes):
+        for way, message in messages.items():
+            assert "MismatchError" in message, (way, message)
+            assert "float32[3]" in message, (way, message)
+            assert "float32[4]" in message, (way, message)
+
+
+def test_what_cannot_work_is_refused_at_the_call(two_nodes: TorchJob) -> None:
+    for messages in two_nodes.run(programs.refused):
+        assert all(message.startswith("InvalidArgument") for message in messages), messages
+
+
+def test_backward_raises_when_an_agent_dies(
+    two_nodes: TorchJob, services: Services, tmp_path: Path
+) -> None:
+    calls = two_nodes.start(programs.train_for_ever, folder=str(tmp_path))
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "all ranks train", 30.0)
+    services.kill_agent("node1")
+    messages = [call.result(10.0) for call in calls]
+    services.restart_dead_agents()
+    assert all("PeerLost" in message for message in messages[:2]), messages
+    assert all("AgentLost" in message for message in messages[2:]), messages
+
+
+# Registered first, the function at exit is called last.
+SCRIPT = """
+import atexit, os, time
+atexit.register(lambda: print("ended", time.monotonic(), flush=True))
+import torch
+import torch.distributed as dist
+import allfold.torch
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("allfold")
+rank = dist.get_rank()
+other = dist.new_group()
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+for step in range(1000):
+    loss = model(torch.ones(2, 64)).sum()
+    if step == 5 and rank == 3:
+        dist.all_reduce(torch.ones(1), group=other, async_op=True).get_future()
+        print("failed", time.monotonic(), flush=True)
+        {failure}
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "ends"),
+    [("os._exit(9)", 3), ("raise ValueError('out of luck')", 4)],
+    ids=["dies", "raises"],
+)
+def test_a_failed_rank_ends_the_others_at_once(cli: Commands, failure: str, ends: int) -> None:
+    script = cli.script(SCRIPT.format(failure=failure))
+    status = 9 if ends == 3 else 1
+    arguments = ["run", "--nodes", "2", "--nproc-per-node", "2", script]
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(cli.folder / "inductor")}  # or else it is left behind
+    command = cli.run(*arguments, status=status, env=env)
+    (failed,) = re.findall(r"failed ([\d.]+)", command.out)
+    ended = re.findall(r"ended ([\d.]+)", command.out)
+    assert len(ended) == ends, (command.out, command.err)
+    took = max(map(float, ended)) - float(failed)
+    assert took < ENDS_WITHIN_SECONDS, (took, command.out, command.err)
+    assert command.err.count("PeerLost") >= 3, command.err

@@ -1,0 +1,94 @@
+"""torch's own tests of a distributed backend, unedited: Allfold passes those that run on CPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.services import ROOT, Services
+from tests.torch_backend.torch_suite_table import NOT_RUN, PASSED
+
+from allfold.cli._processes import Child, stop_all, wait_for
+
+RESULT_SECONDS = 110.0
+
+
+class Suite:
+    """The process that runs the methods, one after the other."""
+
+    def __init__(self, services: Services, methods: list[str]) -> None:
+        self._log = services.folder / "torch_suite.log"
+        sockets = ",".join(agent.socket for agent in services.agents.values())
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        env = services.environment() | {"ALLFOLD_SOCKETS": sockets, "PYTHONPATH": python_path}
+        env["TMPDIR"] = str(services.folder)  # torch leaves files behind
+        with self._log.open("wb") as log:
+            command = [sys.executable, "-m", "tests.torch_backend.torch_suite", *methods]
+            self._child = Child(
+                "torch's suite", command, env=env, stdout=subprocess.PIPE, stderr=log
+            )
+        self._unread = b""
+        self._results: dict[str, dict[str, Any]] = {}
+        self.methods: list[str] = json.loads(self._line())
+
+    def result(self, method: str) -> dict[str, Any]:
+        """What came of a method."""
+        while method not in self._results:
+            answer = json.loads(self._line())
+            self._results[answer["method"]] = answer
+        return self._results[method]
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def close(self) -> None:
+        stop_all([self._child])
+        assert self._child.stdout is not None
+        self._child.stdout.close()
+
+    def _line(self) -> bytes:
+        stream = self._child.stdout
+        assert stream is not None
+        while b"\n" not in self._unread:
+            assert wait_for([stream], RESULT_SECONDS), f"no result in time\n{self.tail()}"
+            read = os.read(stream.fileno(), 1 << 16)
+            assert read, f"the suite ended\n{self.tail()}"
+            self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+@pytest.fixture(scope="module")
+def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
+    """Runs what was selected of this module, in the order of its tests."""
+    selected = [
+        item.callspec.params["method"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.module is request.module
+        and "method" in item.fixturenames
+    ]
+    with Services() as services:
+        services.start_orchestrator()
+        services.start_agents("node0", "node1")
+        running = Suite(services, selected)
+        yield running
+        running.close()
+
+
+@pytest.mark.parametrize("method", PASSED)
+def test_a_method_of_torchs_own_tests_passes(suite: Suite, method: str) -> None:
+    result = suite.result(method)
+    assert result["outcome"] == "passed", f"{result['message']}\n{suite.tail()}"
+
+
+def test_every_method_that_torch_has_is_run_or_excused(suite: Suite) -> None:
+    excused = {method for methods in NOT_RUN.values() for method in methods}
+    run = {method.partition("@")[0] for method in PASSED}
+    assert run | excused == set(suite.methods)
+    assert not run & excused

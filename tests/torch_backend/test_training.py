@@ -1,0 +1,75 @@
+"""Trainings with DDP, FSDP2 and DTensor on Allfold, against the same ones on Gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ranks import Program
+from tests.torch_backend import training_programs as programs
+from tests.torch_backend.conftest import TorchJob
+
+
+@pytest.mark.parametrize("options", [{}, {"sometimes": True}, {"no_sync": True}], ids=str)
+def test_ddp_has_the_gradients_of_gloo(torch_job: TorchJob, options: dict[str, Any]) -> None:
+    torch_job.run(programs.ddp, **options)
+
+
+def test_ddp_goes_on_where_ranks_run_out_of_inputs(two_nodes: TorchJob) -> None:
+    two_nodes.run(programs.ddp_with_uneven_inputs)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_fsdp2_has_the_losses_of_gloo(torch_job: TorchJob, half: bool) -> None:
+    torch_job.run(programs.fsdp2, half=half)
+
+
+def test_fsdp2_over_a_mesh_of_two_dimensions(two_nodes: TorchJob) -> None:
+    two_nodes.run(programs.hybrid_fsdp2)
+
+
+def test_dtensor(torch_job: TorchJob) -> None:
+    torch_job.run(programs.dtensor)
+
+
+def test_functional_collectives(torch_job: TorchJob) -> None:
+    torch_job.run(programs.functional)
+
+
+def test_a_distributed_checkpoint_is_saved_and_loaded(two_nodes: TorchJob, tmp_path: Path) -> None:
+    two_nodes.run(programs.checkpoint, folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [programs.pipeline, programs.tensor_parallel, programs.hooks_of_torch],
+    ids=lambda program: program.__name__,
+)
+def test_what_torch_builds_on_it(two_nodes: TorchJob, program: Program) -> None:
+    two_nodes.run(program)
+
+
+@pytest.mark.parametrize(
+    ("wire", "feedback", "within"),
+    [
+        (None, True, 1e-5),
+        ("float32", True, 1e-5),
+        ("bfloat16", True, 1e-2),
+        ("int8", True, 1e-2),
+        ("int8", False, 1e-2),
+    ],
+)
+def test_the_hook_averages_gradients_beside_gloo(
+    two_nodes: TorchJob, wire: str | None, feedback: bool, within: float
+) -> None:
+    apart = two_nodes.run(programs.ddp_hook, backend="gloo", wire=wire, feedback=feedback)
+    assert max(map(max, apart)) < within
+    if wire in ("bfloat16", "int8"):
+        assert max(map(max, apart)) > 1e-7, "nothing was rounded"
+
+
+def test_an_error_in_the_hook_raises_in_backward_on_every_rank(two_nodes: TorchJob) -> None:
+    first, *others = two_nodes.run(programs.a_hook_that_fails, backend="gloo")
+    assert all("MismatchError" in message and "rank 0" in message for message in others), others
+    assert "PeerLost" in first  # the others, done with it, had left by then

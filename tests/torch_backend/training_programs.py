@@ -1,0 +1,313 @@
+"""Trainings on Allfold beside the same trainings on Gloo, step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
+from tests.torch_backend.in_group import check, in_group, total
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint import load, save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import allfold
+from allfold.torch.hook import HookState, hook
+
+STEPS = 8
+RELATIVE = 1e-6
+
+
+class Network(nn.Module):
+    """Three layers, one of which is used in every second step alone."""
+
+    def __init__(self, sometimes: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.other = nn.Linear(64, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.last = nn.Linear(64, 4)
+        self.sometimes = sometimes
+
+    def forward(self, batch: torch.Tensor, step: int) -> torch.Tensor:
+        hidden = self.norm(self.first(batch).relu())
+        if not self.sometimes or step % 2:
+            hidden = self.other(hidden).relu()
+        return self.last(hidden)
+
+
+def _seeded(make: Callable[[], nn.Module]) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+def _batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(8, 16, generator=generator) for _ in range(steps))
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+def _pair(make: Callable[[Any], Any]) -> list[Any]:
+    """The same model over the default group, which is Allfold's, and over Gloo."""
+    gloo = dist.new_group(backend="gloo")
+    return [make(dist.group.WORLD), make(gloo)]
+
+
+def _close(ours: list[torch.Tensor], theirs: list[torch.Tensor], relative: float) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        scale = other.abs().max().item()
+        torch.testing.assert_close(one, other, rtol=relative, atol=relative * max(scale, 1e-6))
+
+
+@in_group
+def ddp(rank: int, size: int, *, sometimes: bool = False, no_sync: bool = False) -> None:
+    """Gradients like Gloo's in every step; several buckets."""
+
+    def make(group: Any) -> Any:
+        return DistributedDataParallel(
+            _seeded(lambda: Network(sometimes)),
+            process_group=group,
+            bucket_cap_mb=0.004,
+            find_unused_parameters=sometimes,
+        )
+
+    models = _pair(make)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.05) for model in models]
+    for step, batch in enumerate(_batches(rank)):
+        alone = no_sync and step % 2 == 0
+        for model in models:
+            with model.no_sync() if alone else nullcontext():
+                model(batch, step).square().mean().backward()
+        if alone:
+            continue
+        _close(_gradients(models[0]), _gradients(models[1]), RELATIVE)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        models[1].load_state_dict(models[0].state_dict())
+
+
+@in_group
+def ddp_with_uneven_inputs(rank: int, size: int) -> None:
+    models = _pair(lambda group: DistributedDataParallel(nn.Linear(16, 4), process_group=group))
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        with Join([model]):
+            for batch in _batches(rank, 3 + 2 * rank):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    _close(list(models[0].parameters()), list(models[1].parameters()), RELATIVE)
+
+
+@in_group
+def fsdp2(rank: int, size: int, *, half: bool = False) -> None:
+    """Losses like Gloo's; with bfloat16 gradients, those are folded in float32 and rounded once."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+
+    def make(group: Any) -> Any:
+        mesh = dist.DeviceMesh.from_group(group, "cpu")
+        model = _seeded(
+            lambda: nn.Sequential(nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 33), nn.Linear(33, 4))
+        )
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    models = _pair(make)
+    losses: list[list[float]] = [[], []]
+    for model, seen in zip(models, losses, strict=True):
+        # Gloo has no average: FSDP divides by itself there.
+        model.set_force_sum_reduction_for_comms(model is models[1])
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        for batch in _batches(rank):
+            loss = model(batch).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+    torch.testing.assert_close(
+        torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=1e-7
+    )
+
+
+@in_group
+def hybrid_fsdp2(rank: int, size: int) -> None:
+    """Sharded within pairs, replicated over them."""
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(_seeded(lambda: nn.Linear(16, 4)), mesh=mesh)
+    plain = _seeded(lambda: nn.Linear(16, 4))
+    for batch in _batches(rank, 3):
+        model(batch).square().mean().backward()
+        plain(batch).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        average = theirs.grad.clone()
+        dist.all_reduce(average, dist.ReduceOp.AVG)
+        torch.testing.assert_close(ours.grad.full_tensor(), average)
+
+
+@in_group
+def dtensor(rank: int, size: int) -> None:
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(6.0 * size * size).reshape(2 * size, 3 * size)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    check(rows.to_local(), whole[2 * rank : 2 * rank + 2])
+    check(rows.full_tensor(), whole)
+    columns = rows.redistribute(mesh, [Shard(1)])
+    check(columns.to_local(), whole[:, 3 * rank : 3 * rank + 3])
+    partial = DTensor.from_local(torch.full((2 * size,), float(rank + 1)), mesh, [Partial()])
+    check(partial.redistribute(mesh, [Replicate()]).to_local(), [total(size)] * 2 * size)
+    check(partial.redistribute(mesh, [Shard(0)]).to_local(), [total(size)] * 2)
+    product = rows @ distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])
+    check(product.full_tensor(), whole @ whole.T)
+
+
+@in_group
+def functional(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    mine = torch.full((2,), float(rank + 1))
+    check(functional_collectives.all_reduce(mine, "sum", group), [total(size)] * 2)
+    check(
+        functional_collectives.all_gather_tensor(mine, 0, group),
+        [each + 1 for each in range(size) for _ in range(2)],
+    )
+    check(
+        functional_collectives.reduce_scatter_tensor(mine.repeat(size), "avg", 0, group),
+        [total(size) / size] * 2,
+    )
+    sums = functional_collectives.all_reduce_coalesced([mine, mine[:1] * 2], "sum", group)
+    check([sums[0], sums[1]], [[total(size)] * 2, [2 * total(size)]])
+    check(functional_collectives.broadcast(mine, size - 1, group), [size] * 2)
+    blocks = functional_collectives.all_to_all_single(
+        torch.arange(float(size)) + 10 * rank, None, None, group
+    )
+    check(blocks, [10 * source + rank for source in range(size)])
+    learned = torch.full((2,), float(rank + 1), requires_grad=True)
+    functional_collectives.all_gather_tensor_autograd(learned, 0, group).sum().backward()
+    assert learned.grad is not None
+    check(learned.grad, [size] * 2)
+
+
+@in_group
+def checkpoint(rank: int, size: int, *, folder: str) -> None:
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(4.0 * size)
+    state = {"weights": distribute_tensor(whole, mesh, [Shard(0)]), "step": 7}
+    save(state, checkpoint_id=Path(folder) / "checkpoint")
+    empty = {"weights": distribute_tensor(torch.zeros(4 * size), mesh, [Shard(0)]), "step": 0}
+    load(empty, checkpoint_id=Path(folder) / "checkpoint")
+    assert empty["step"] == 7
+    check(empty["weights"].full_tensor(), whole)
+
+
+@in_group
+def pipeline(rank: int, size: int) -> None:
+    """Stages that send activations forth and gradients back."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(size)]
+    batch, target = torch.randn(8, 8), torch.randn(8, 8)
+    stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    losses: list[torch.Tensor] = []
+    inputs = [batch] if rank == 0 else []
+    last = {"target": target, "losses": losses} if rank == size - 1 else {}
+    schedule.step(*inputs, **last)
+    gradient = layers[rank].weight.grad
+    layers[rank].weight.grad = None
+    result = batch
+    for layer in layers:
+        result = layer(result)
+    nn.functional.mse_loss(result, target).backward()
+    torch.testing.assert_close(gradient, layers[rank].weight.grad)
+
+
+@in_group
+def tensor_parallel(rank: int, size: int) -> None:
+    model, plain = (
+        _seeded(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))) for _ in "12"
+    )
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (size,)), plan)
+    batch = torch.arange(16.0).reshape(2, 8)
+    torch.testing.assert_close(model(batch), plain(batch))
+
+
+@in_group
+def hooks_of_torch(rank: int, size: int) -> None:
+    """Some wait for one future in the callback of another."""
+    for hook_, state in (
+        (default_hooks.allreduce_hook, None),
+        (default_hooks.fp16_compress_hook, None),
+        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)),
+    ):
+        model = DistributedDataParallel(_seeded(lambda: nn.Linear(16, 4)))
+        model.register_comm_hook(state, hook_)
+        for batch in _batches(rank, 4):
+            model(batch).square().mean().backward()
+        gradients = [torch.empty_like(model.module.weight) for _ in range(size)]
+        dist.all_gather(gradients, model.module.weight.grad)
+        assert all(torch.equal(each, gradients[0]) for each in gradients)
+
+
+_hooked = itertools.count()
+
+
+@in_group
+def ddp_hook(rank: int, size: int, *, wire: str | None, feedback: bool = True) -> list[float]:
+    """DDP over Gloo whose gradients Allfold averages; the losses of plain DDP come close."""
+    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
+    hooked, plain = (DistributedDataParallel(_seeded(Network), bucket_cap_mb=0.004) for _ in "12")
+    hooked.register_comm_hook(HookState(group, wire=wire, feedback=feedback), hook)
+    losses: list[list[float]] = [[], []]
+    for model, seen in ((hooked, losses[0]), (plain, losses[1])):
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for step, batch in enumerate(_batches(rank)):
+            loss = model(batch, step).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+    for parameter in hooked.parameters():
+        others = [torch.empty_like(parameter) for _ in range(size)]
+        dist.all_gather(others, parameter.detach())
+        assert all(torch.equal(other, parameter) for other in others), "ranks differ"
+    allfold.shutdown(group)
+    return [abs(one - other) for one, other in zip(*losses, strict=True)]
+
+
+@in_group
+def a_hook_that_fails(rank: int, size: int) -> str:
+    """What backward raises where rank 0 has called something else before."""
+    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model.register_comm_hook(HookState(group), hook)
+    if rank == 0:
+        group.barrier(async_op=True)
+    message = "nothing"
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        message = str(error)
+    allfold.shutdown(group)
+    return message
