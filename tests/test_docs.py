@@ -151,9 +151,7 @@ def table(head: list[str], lines: list[list[str]]) -> str:
 
 
 def test_the_table_of_kinds_has_every_strategy_of_each() -> None:
-    lines = [
-        [kind.label, ", ".join(f"`{name}`" for name in strategies_for(kind))] for kind in Kind
-    ]
+    lines = [[kind.label, ", ".join(f"`{name}`" for name in strategies_for(kind))] for kind in Kind]
     assert checked("kinds") == table(["collective", "strategies"], lines)
 
 

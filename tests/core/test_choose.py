@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.choose import MAX_TABLE_BYTES, candidates, choose, strategy_table
-from allfold_core.compiler import compile_schedule, parse_strategy, strategies_for
+from allfold_core.compiler import compile_program, compile_schedule, parse_strategy, strategies_for
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel, Member, Plan
 from allfold_core.predict import predict
+from allfold_core.price import price
 
 
 def plan_of(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
@@ -54,6 +55,19 @@ def test_every_choice_compiles(kind: Kind) -> None:
             compile_schedule(kind, name, nodes=nodes, numel=nbytes // 4, root=root)
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_up_to_64_nodes_and_a_gigabyte_the_choice_has_a_program(kind: Kind) -> None:
+    for nodes in range(1, 65):
+        plan, root = plan_of(nodes), nodes // 2 if kind.has_root else -1
+        for nbytes in (0, 4, 1000, 10**6, 10**9):
+            name = choose(kind, plan, nbytes)
+            for node in {0, nodes - 1}:
+                program = compile_program(
+                    kind, name, nodes=nodes, numel=nbytes // 4, node=node, root=root
+                )
+                assert bool(program) == (nodes > 1)
+
+
 def test_short_tensors_take_the_mesh_and_long_ones_a_strategy_of_few_bytes() -> None:
     for nodes in (2, 4, 8, 16):
         assert choose(Kind.ALL_REDUCE, plan_of(nodes), 4096) == "direct"
@@ -78,6 +92,38 @@ def test_of_equals_the_first_candidate_is_taken() -> None:
     assert choose(Kind.ALL_REDUCE, plan_of(2, links), 1 << 17) == "direct2"
     free = LinkModel(0.0, 0.0, 0.0, 0.0)
     assert choose(Kind.ALL_REDUCE, plan_of(9, free), 1000) == "direct"
+
+
+def test_blocks_take_the_mesh_until_its_messages_cost_more_than_further_steps() -> None:
+    for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
+        for nodes in (2, 3, 4, 8):
+            for nbytes in (4, 4096, 64 << 20):
+                assert choose(kind, plan_of(nodes), nbytes) == "direct"
+        for nodes in (32, 64):
+            assert choose(kind, plan_of(nodes), 4096) == "halving_doubling"
+    for kind in (Kind.GATHER, Kind.SCATTER):
+        assert choose(kind, plan_of(4), 4096) == "centralized"
+        assert choose(kind, plan_of(64), 4096).startswith("tree")
+    assert choose(Kind.ALL_TO_ALL, plan_of(64), 4096) == "direct"
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind.has_blocks])
+@pytest.mark.parametrize("nodes", [3, 8, 13, 24])
+def test_what_is_chosen_for_blocks_is_near_the_cheapest_on_the_simulated_clock(
+    kind: Kind, nodes: int
+) -> None:
+    """Within a fifth: where a tree is not full, its formula is only a bound."""
+    root = 0 if kind.has_root else -1
+    for block in (4, 40_000):
+        nbytes = block * nodes
+        clock = {
+            name: price(
+                compile_schedule(kind, name, nodes=nodes, numel=nbytes // 4, root=root), LinkModel()
+            )
+            for name in candidates(kind)
+        }
+        assert clock[choose(kind, plan_of(nodes), nbytes)] < 1.2 * min(clock.values())
 
 
 @given(

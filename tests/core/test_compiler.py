@@ -86,6 +86,17 @@ def test_any_text_is_a_strategy_or_refused_properly(text: str) -> None:
             " All_Reduce = direct2 ; reduce=tree; barrier = AUTO;",
             {"all_reduce": "direct2", "reduce": "tree(2)", "barrier": "auto"},
         ),
+        (
+            "all_gather=ring;reduce_scatter=halving_doubling;gather=chain;scatter=tree(8);"
+            "all_to_all=direct",
+            {
+                "all_gather": "ring",
+                "reduce_scatter": "halving_doubling",
+                "gather": "chain",
+                "scatter": "tree(8)",
+                "all_to_all": "direct",
+            },
+        ),
     ],
 )
 def test_overrides_are_read(text: str, overrides: dict[str, str]) -> None:
@@ -100,6 +111,9 @@ def test_overrides_are_read(text: str, overrides: dict[str, str]) -> None:
         ("allreduce=ring", "unknown collective 'allreduce'.*all_reduce, reduce, broadcast"),
         ("all_reduce=rung", "unknown strategy 'rung'"),
         ("broadcast=ring", r"ring cannot run broadcast; broadcast has tree\(arity\), central"),
+        ("all_gather=direct2", "direct2 cannot run all_gather; all_gather has direct, halving_"),
+        ("scatter=ring", "ring cannot run scatter"),
+        ("all_to_all=tree", "cannot run all_to_all; all_to_all has direct$"),
         ("reduce=tree;reduce=chain", "reduce is set twice"),
         ("all_reduce=ring,broadcast=tree", "unknown strategy 'ring,broadcast=tree'"),
     ],
@@ -119,6 +133,9 @@ def test_wrong_overrides_are_explained(text: str, match: str) -> None:
         ({"root": 0}, "all_reduce has no root"),
         ({"kind": Kind.REDUCE}, "needs a root among the nodes 0..3: -1"),
         ({"kind": Kind.BROADCAST, "root": 4}, "needs a root"),
+        ({"kind": Kind.SCATTER, "root": -1}, "scatter needs a root among the nodes 0..3"),
+        ({"kind": Kind.GATHER, "root": 5}, "gather needs a root among the nodes 0..3"),
+        ({"kind": Kind.ALL_TO_ALL, "root": 0, "strategy": "direct"}, "all_to_all has no root"),
         ({"kind": Kind.BROADCAST, "root": 1, "strategy": "direct"}, "cannot run broadcast"),
         ({"strategy": "auto"}, "unknown strategy"),
         ({"tree_order": (0, 1, 2)}, "tree order"),
@@ -143,6 +160,13 @@ def test_each_kind_has_its_strategies() -> None:
     assert strategies_for(Kind.BROADCAST) == strategies_for(Kind.REDUCE)
     assert "ring" in strategies_for(Kind.ALL_REDUCE)
     assert strategies_for(Kind.BARRIER) == strategies_for(Kind.ALL_REDUCE)
+    assert (
+        strategies_for(Kind.GATHER) == strategies_for(Kind.SCATTER) == strategies_for(Kind.REDUCE)
+    )
+    halves = {"direct", "halving_doubling", "ring", "tree", "centralized"}
+    assert set(strategies_for(Kind.ALL_GATHER)) == halves
+    assert strategies_for(Kind.REDUCE_SCATTER) == strategies_for(Kind.ALL_GATHER)
+    assert strategies_for(Kind.ALL_TO_ALL) == ("direct",)
 
 
 def test_a_schedule_carries_its_canonical_name() -> None:

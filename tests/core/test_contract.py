@@ -1,4 +1,4 @@
-"""What travels between processes comes out as it went in: fingerprints, errors, plans."""
+"""What travels between processes comes out as it went in: errors, plans, codes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core import errors
-from allfold_core.compiler import parse_strategy, strategies_for
 from allfold_core.dtypes import DType
-from allfold_core.operations import (
-    Fingerprint,
-    Kind,
-    ReduceOp,
-    kind_from_code,
-    reduce_op_from_code,
-)
+from allfold_core.operations import Kind, ReduceOp, kind_from_code, reduce_op_from_code
 from allfold_core.plan import LinkModel, Member, Plan
 
-HALVES = (DType.FLOAT16, DType.BFLOAT16)
 CLASSES = list(errors.error_classes().values())
 
-fingerprints = st.builds(
-    Fingerprint,
-    st.sampled_from(list(Kind)),
-    st.none() | st.sampled_from(list(ReduceOp)),
-    st.sampled_from(list(DType)),
-    st.lists(st.integers(0, 2**63 - 1), max_size=64).map(tuple),
-    st.integers(-1, 2**31 - 1),
-    st.sampled_from(
-        ["auto", "tree(1000)", *map(str, map(parse_strategy, strategies_for(Kind.ALL_REDUCE)))]
-    ),
-)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -49,37 +30,6 @@ members = st.builds(
     st.sampled_from(["cpu", "cuda"]),
     st.text(max_size=5),
 )
-
-
-@given(fingerprints)
-def test_a_fingerprint_survives_the_wire(fingerprint: Fingerprint) -> None:
-    packed = fingerprint.pack()
-    assert Fingerprint.unpack(packed) == fingerprint
-    assert Fingerprint.unpack(memoryview(packed)) == fingerprint
-
-
-@given(fingerprints, fingerprints)
-def test_only_equal_fingerprints_have_equal_bytes(one: Fingerprint, two: Fingerprint) -> None:
-    assert (one.pack() == two.pack()) == (one == two) == (one.differences(two) == [])
-
-
-@given(st.binary(max_size=120))
-def test_bytes_that_are_no_fingerprint_are_refused(data: bytes) -> None:
-    try:
-        fingerprint = Fingerprint.unpack(data)
-    except ValueError:
-        return
-    assert Fingerprint.unpack(fingerprint.pack()) == fingerprint
-
-
-def test_a_fingerprint_names_what_differs_and_reads_well() -> None:
-    one = Fingerprint(Kind.REDUCE, ReduceOp.SUM, DType.FLOAT32, (2, 3), 1, "auto")
-    two = Fingerprint(Kind.REDUCE, ReduceOp.MAX, DType.FLOAT32, (2, 4), 1, "chain")
-    assert one.differences(two) == ["reduce_op", "shape", "strategy"]
-    assert one.describe() == "reduce(sum, float32[2, 3], root=1)"
-    assert two.describe() == "reduce(max, float32[2, 4], root=1, strategy=chain)"
-    assert one.numel == 6
-    assert Fingerprint(Kind.BARRIER, None, DType.BOOL, (), -1, "auto").describe() == "barrier()"
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
@@ -174,25 +124,3 @@ def test_unknown_codes_are_refused(read: Any) -> None:
 def test_an_unknown_dtype_lists_what_is_supported() -> None:
     with pytest.raises(ValueError, match=r"complex64 is not supported; supported: float32, "):
         DType.from_label("complex64")
-
-
-def test_half_types_are_summed_in_float32_and_compared_as_they_are() -> None:
-    for dtype in DType:
-        for op in ReduceOp:
-            rounds = op not in (ReduceOp.MIN, ReduceOp.MAX)
-            expected = DType.FLOAT32 if dtype in HALVES and rounds else dtype
-            assert op.accumulation_dtype(dtype) is expected
-        assert dtype.is_half == (dtype in HALVES)
-
-
-def test_only_means_of_integers_are_refused() -> None:
-    for dtype in DType:
-        for op in ReduceOp:
-            refused = op is ReduceOp.MEAN and not dtype.is_float
-            assert bool(op.refusal(dtype)) == refused
-    assert "int32" in (ReduceOp.MEAN.refusal(DType.INT32) or "")
-
-
-def test_kinds_know_whether_they_reduce_and_have_a_root() -> None:
-    assert [kind for kind in Kind if kind.reduces] == [Kind.ALL_REDUCE, Kind.REDUCE]
-    assert [kind for kind in Kind if kind.has_root] == [Kind.REDUCE, Kind.BROADCAST]

@@ -133,6 +133,7 @@ PIPELINED = {
 }
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("name", PIPELINED)
 @pytest.mark.parametrize("chunks", [4, 16])
 @pytest.mark.parametrize("chunk_bytes", [64 * 1024, SMALLEST_CHUNK, 4 * SMALLEST_CHUNK])

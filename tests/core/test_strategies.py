@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.cases import PLAIN, labels_of, names_for, pairs_of, roots_of
+from tests.core.proofs import Proofs
 
 from allfold_core.compiler import compile_program, compile_schedule, strategies_for
 from allfold_core.operations import Kind
@@ -27,22 +28,15 @@ from allfold_core.strategies.phases import Place
 from allfold_core.strategies.tree import place_in_heap, preorder_ranks
 from allfold_core.verify import verify
 
-NUMELS: dict[str, Callable[[int], int]] = {
-    "0": lambda nodes: 0,
-    "1": lambda nodes: 1,
-    "P-1": lambda nodes: nodes - 1,
-    "P": lambda nodes: nodes,
-    "P+1": lambda nodes: nodes + 1,
-    "3P+2": lambda nodes: 3 * nodes + 2,
-}
 TREES = ("tree(3)", "tree(4)")
-ALL = [(kind, name) for kind in Kind for name in (*strategies_for(kind), *TREES)]
-ALL_REDUCES = (*strategies_for(Kind.ALL_REDUCE), *TREES)
-NAMES = [f"{kind.label}-{name}" for kind, name in ALL]
+ALL = pairs_of(list(Kind), *TREES)
+WHOLE = pairs_of(PLAIN, *TREES)
+ALL_REDUCES = names_for(Kind.ALL_REDUCE, *TREES)
+NAMES = labels_of(ALL)
 
 
-def roots_of(kind: Kind, nodes: int) -> tuple[int, ...]:
-    return tuple(sorted({0, nodes // 2, nodes - 1})) if kind.has_root else (-1,)
+def numels_of(nodes: int) -> tuple[int, ...]:
+    return 0, 1, nodes - 1, nodes, nodes + 1, 3 * nodes + 2
 
 
 def schedules(kind: Kind, name: str, nodes: int, numel: int) -> list[Schedule]:
@@ -62,28 +56,24 @@ def data_steps(schedule: Schedule) -> list[Send | Receive | Fold]:
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize(
-    ("kind", "name", "numel"),
-    [
-        pytest.param(kind, name, numel, id=f"{kind.label}-{name}-{numel}")
-        for kind, name in ALL
-        for numel in (("0",) if kind is Kind.BARRIER else NUMELS)
-    ],
-)
-def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str, numel: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
+def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str) -> None:
     for nodes in range(1, 65):
-        for schedule in schedules(kind, name, nodes, NUMELS[numel](nodes)):
-            verify(schedule)
+        proofs = Proofs()
+        for numel in (0,) if kind is Kind.BARRIER else numels_of(nodes):
+            for schedule in schedules(kind, name, nodes, numel):
+                proofs.prove(schedule)
 
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("nodes", [100, 128, 257])
-@pytest.mark.parametrize(("kind", "name"), ALL, ids=NAMES)
+@pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
 def test_every_strategy_is_right_for_many_nodes(kind: Kind, name: str, nodes: int) -> None:
     numels = (3, nodes + 1) if name not in ("ring", "direct", "direct2") else (nodes,)
+    proofs = Proofs()
     for numel in numels if nodes < 200 else (3,):
         for schedule in schedules(kind, name, nodes, numel):
-            verify(schedule)
+            proofs.prove(schedule)
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL, ids=NAMES)

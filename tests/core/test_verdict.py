@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import LinkModel, Member, Plan
-from allfold_core.verdict import Evidence, judge_deadline, judge_mismatch, name_ranks
+from allfold_core.verdict import (
+    Evidence,
+    judge_deadline,
+    judge_mismatch,
+    name_ranks,
+    unmatched_pair,
+)
 
 
 def call(*shape: int, op: ReduceOp = ReduceOp.SUM) -> Fingerprint:
@@ -57,11 +71,92 @@ def test_three_sides_are_all_shown() -> None:
     assert all(text in error.message for text in ("float32[1]", "float32[2]", "float32[3]"))
 
 
+@pytest.mark.parametrize(
+    ("change", "field", "shown"),
+    [
+        ({"wire": Wire.INT8}, "wire", "wire=int8"),
+        ({"factor": 0.5}, "factor", "factor=0.5"),
+        ({"feedback": 7}, "feedback", "premul_sum"),
+        ({"kind": Kind.REDUCE_SCATTER, "counts": (1, 2, 3, 5)}, "counts", "rows (1, 2, 3, 5)"),
+        ({"strategy": "ring", "wire": Wire.FLOAT16}, "strategy, wire", "strategy=ring"),
+    ],
+)
+def test_whatever_differs_is_named(change: dict[str, Any], field: str, shown: str) -> None:
+    kind = change.get("kind", Kind.ALL_REDUCE)
+    counts = (1, 2, 3, 4) if kind.has_blocks else ()
+    right = replace(call(8, op=ReduceOp.PREMUL_SUM), kind=kind, factor=0.25, counts=counts)
+    calls = {0: right, 1: right, 2: replace(right, **change), 3: right}
+    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    assert error is not None
+    assert error.details["odd_ranks"] == [2]
+    assert f"which differs in {field};" in error.message
+    assert shown in error.details["got"]["2"]
+    assert error.details["expected"] == right.describe()
+
+
+def exchange(rank: int, matrix: list[list[int]], dtype: DType = DType.FLOAT32) -> Fingerprint:
+    """What a rank calls when rank i sends ``matrix[i][j]`` rows to rank j."""
+    counts = (*matrix[rank], *(row[rank] for row in matrix))
+    return Fingerprint(Kind.ALL_TO_ALL, None, dtype, (8,), -1, "auto", counts=counts)
+
+
+matrices = st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=4, max_size=4)
+
+
+@given(matrix=matrices, present=st.sets(st.integers(0, 3)))
+def test_an_all_to_all_whose_pairs_agree_is_no_mismatch(
+    matrix: list[list[int]], present: set[int]
+) -> None:
+    calls = {rank: exchange(rank, matrix) for rank in present}
+    assert unmatched_pair(calls) is None
+    assert judge_mismatch(PLAN, Evidence(3, calls, {})) is None
+
+
+@given(matrix=matrices, giver=st.integers(0, 3), taker=st.integers(0, 3), more=st.integers(1, 5))
+def test_an_all_to_all_whose_pair_disagrees_names_both_ranks(
+    matrix: list[list[int]], giver: int, taker: int, more: int
+) -> None:
+    """Whoever of the two is wrong."""
+    calls = {rank: exchange(rank, matrix) for rank in range(4)}
+    counts = list(calls[taker].counts)
+    counts[4 + giver] += more
+    calls[taker] = replace(calls[taker], counts=tuple(counts))
+    assert unmatched_pair(calls) == (giver, taker)
+    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    assert error is not None
+    assert error.details["odd_ranks"] == sorted({giver, taker})
+    sent = matrix[giver][taker]
+    nodes = "aabb"
+    assert (
+        f"rank {giver} (node {nodes[giver]}) sends {sent} rows to rank {taker} "
+        f"(node {nodes[taker]}), which expects {sent + more}: "
+    ) in error.message
+    assert f"receives ({', '.join(map(str, counts[4:]))})" in error.message
+
+
+def test_a_pair_of_which_one_rank_has_not_come_cannot_disagree() -> None:
+    calls = {rank: exchange(rank, [[1, 2, 3, 4]] * 4) for rank in range(4)}
+    calls[3] = replace(calls[3], counts=(9, 9, 9, 4, 4, 4, 4, 4))
+    assert unmatched_pair(calls) == (3, 0)
+    del calls[3]
+    assert unmatched_pair(calls) is None
+
+
+def test_of_an_all_to_all_what_all_must_agree_on_comes_before_the_pairs() -> None:
+    """The ranks of another type are odd, whatever sizes they have."""
+    calls = {rank: exchange(rank, [[1] * 4] * 4) for rank in range(4)}
+    calls[1] = exchange(1, [[5] * 4] * 4, DType.FLOAT64)
+    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    assert error is not None
+    assert error.details["odd_ranks"] == [1]
+    assert "which differs in dtype;" in error.message
+
+
 def test_a_missed_deadline_names_the_missing_rank_its_node_and_its_last_op() -> None:
     evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6})
     error = judge_deadline(PLAN, evidence, 1.5)
     assert error.details["missing_ranks"] == [3]
-    assert "missed its deadline of 1.5 s" in error.message
+    assert "missed its timeout of 1.5 s" in error.message
     assert "rank 3 on node b has not called it (its last op was 6)" in error.message
 
 

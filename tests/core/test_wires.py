@@ -9,19 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
 from allfold_core.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 from allfold_core.local_wire import (
+    FIRST_PAIR,
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
     Message,
     OpMessage,
+    PairMessage,
     Region,
     pack_json,
     pack_outcome,
     unpack_json,
     unpack_outcome,
 )
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.operations import MAX_DIMENSIONS, Fingerprint, Kind
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -55,29 +60,84 @@ def test_a_header_that_is_cut_off_or_of_an_unknown_type_is_no_frame() -> None:
         FrameHeader.unpack(body + struct.pack("<I", zlib.crc32(body)))
 
 
-FINGERPRINT = Fingerprint(Kind.REDUCE, ReduceOp.MEAN, DType.BFLOAT16, (3, 0, 7), 2, "tree(4)")
+FINGERPRINT = Fingerprint(
+    Kind.SCATTER, None, DType.BFLOAT16, (3, 0, 7), 2, "tree(4)", Wire.INT8, 0.5, 9, (4, 0, 1)
+)
+regions = st.builds(Region, U32, U64)
 
 
-@given(U32, U64, st.floats(0.001, 1e9), U32, U64, U64)
+def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
+    """Whoever changes one counts the number up, which agents and ranks compare."""
+    op = OpMessage(1, 2, 3.0, Region(0, 0), Region(0, 0), b"")
+    pair = PairMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4)
+    barrier = Fingerprint(Kind.BARRIER, None, DType.UINT8, (), -1, "auto")
+    sizes = [len(each.pack()) for each in (op, pair, barrier)]
+    assert (PROTOCOL_VERSION, sizes) == (2, [48, 56, 64])
+
+
+@given(U32, U64, st.floats(0.001, 1e9), regions, regions)
 def test_an_op_message_comes_out_as_it_went_in(
-    group: int, seq: int, timeout: float, segment: int, offset: int, nbytes: int
+    group: int, seq: int, timeout: float, source: Region, target: Region
 ) -> None:
-    message = OpMessage(
-        group,
-        seq,
-        timeout,
-        Region(segment, offset),
-        Region(0, 64),
-        nbytes,
-        FINGERPRINT.pack(),
-    )
-    assert OpMessage.unpack(message.pack()) == message
+    message = OpMessage(group, seq, timeout, source, target, FINGERPRINT.pack())
+    packed = message.pack()
+    assert packed[0] == Message.OP
+    assert OpMessage.unpack(packed) == message
     assert message.parsed_fingerprint() == FINGERPRINT
 
 
 def test_a_short_op_message_is_refused_with_both_sizes() -> None:
-    with pytest.raises(ValueError, match="at least 56 bytes, got 3"):
+    with pytest.raises(ValueError, match="at least 48 bytes, got 3"):
         OpMessage.unpack(b"\x09\0\0")
+
+
+def test_an_op_message_whose_fingerprint_is_cut_off_is_refused_when_it_is_read() -> None:
+    packed = OpMessage(1, 2, 3.0, Region(0, 0), Region(0, 0), FINGERPRINT.pack()).pack()
+    with pytest.raises(ValueError, match="3 dimensions and 3 counts cannot have"):
+        OpMessage.unpack(packed[:-1]).parsed_fingerprint()
+
+
+def test_the_calls_of_large_groups_fit_into_a_message() -> None:
+    """An all-to-all of 2048 ranks, each of which names all others twice."""
+    fingerprint = Fingerprint(
+        Kind.ALL_TO_ALL,
+        None,
+        DType.FLOAT32,
+        (1,) * MAX_DIMENSIONS,
+        -1,
+        "auto",
+        counts=(1 << 40,) * 4096,
+    )
+    packed = OpMessage(1, 2, 3.0, Region(0, 0), Region(0, 0), fingerprint.pack()).pack()
+    assert len(packed) <= MAX_MESSAGE
+
+
+@given(
+    st.builds(
+        PairMessage,
+        kind=st.sampled_from([Message.SEND, Message.RECV]),
+        group=U32,
+        seq=st.integers(FIRST_PAIR, 2**64 - 1),
+        timeout=st.floats(0.001, 1e9),
+        peer=st.integers(-1, 2**31 - 1),
+        tag=st.integers(0, 2**63 - 1),
+        dtype=st.sampled_from([dtype.code for dtype in DType]),
+        memory=regions,
+        nbytes=U64,
+    )
+)
+def test_a_send_or_receive_comes_out_as_it_went_in(message: PairMessage) -> None:
+    packed = message.pack()
+    assert packed[0] == message.kind
+    assert PairMessage.unpack(packed) == message
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_send_of_another_size_is_refused(more: int) -> None:
+    packed = PairMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4).pack()
+    data = (packed + b"\0")[: len(packed) + more]
+    with pytest.raises(ValueError, match=f"has {len(packed)} bytes, got {len(data)}"):
+        PairMessage.unpack(data)
 
 
 def test_outcomes_carry_their_error() -> None:

@@ -22,8 +22,12 @@ _FOLDS: dict[str, Callable[[Values, Values], Values]] = {
     "sum": np.add,
     "mean": np.add,
     "product": np.multiply,
+    "premul_sum": np.add,
     "min": np.minimum,
     "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
 _UNSIGNED = ("uint8", "bool")
 
@@ -57,13 +61,21 @@ def inputs(op: str, dtype: str, numel: int, rank: int) -> Values:
 @lru_cache(maxsize=4096)
 def expected(op: str, dtype: str, numel: int, world_size: int) -> Bytes:
     """The bytes of the result on every rank."""
-    total = inputs(op, dtype, numel, 0)
-    for rank in range(1, world_size):
-        total = _FOLDS[op](total, inputs(op, dtype, numel, rank))
-    if op != "mean":
-        return encode(total, dtype)
+    brought = [inputs(op, dtype, numel, rank) for rank in range(world_size)]
+    return fold(op, dtype, brought)
+
+
+def fold(op: str, dtype: str, brought: Sequence[Values], factor: float = 1.0) -> Bytes:
+    """The bytes of the fold of what ranks bring, one after the other."""
+    total = brought[0]
+    for values in brought[1:]:
+        total = _FOLDS[op](total, values)
     wide = "float64" if dtype == "float64" else "float32"
-    return encode(total.astype(wide) / np.array(world_size, wide), dtype)
+    if op == "mean":
+        return encode(total.astype(wide) / np.array(len(brought), wide), dtype)
+    if op == "premul_sum":
+        return encode(total.astype(wide) * np.array(factor, wide), dtype)
+    return encode(total, dtype)
 
 
 def encode(values: npt.NDArray[Any], dtype: str) -> Bytes:

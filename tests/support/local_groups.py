@@ -10,15 +10,16 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 
-from allfold_agent.buffers import BufferPool
+from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.edge_request import Lane
 from allfold_agent.group import Group
 from allfold_agent.in_edge import Dial
@@ -39,7 +40,7 @@ from allfold_core.plan import LinkModel, Member, Plan
 SECONDS = 20.0
 # In bytes; long enough for the largest frame, which is what must get through at once.
 LONGEST_LIFE = 160_000
-_ROOM = 1 << 22
+_ROOM = 1 << 25
 
 
 def make_plan(ranks: Sequence[Sequence[int]]) -> Plan:
@@ -67,6 +68,7 @@ class LocalRank:
         self._free = 0
         self._places: dict[int, tuple[int, int]] = {}
         self._outcomes: SimpleQueue[tuple[int, AllfoldError | None]] = SimpleQueue()
+        self.sources: dict[int, int] = {}
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         return self._bytes[region.offset : region.offset + nbytes]
@@ -74,6 +76,8 @@ class LocalRank:
     def send(self, message: bytes) -> None:
         _, seq, body = unpack_outcome(message)
         failed = message[0] == Message.FAILED
+        if not failed and body is not None:
+            self.sources[seq] = body["source"]
         self._outcomes.put((seq, from_dict(body or {}) if failed else None))
 
     def call(
@@ -108,7 +112,7 @@ class LocalRank:
         timeout: float = SECONDS,
     ) -> None:
         """A send or receive of float32 values."""
-        data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
+        data = torch.from_numpy(np.asarray(values, np.float32).view(np.uint8))
         place = Region(0, self._free)
         seq = FIRST_PAIR + number
         self._places[seq] = (self._free, len(data))
@@ -143,20 +147,55 @@ class Notes:
         group.break_(error)
 
 
+class CountedPool(BufferPool):
+    """Knows how many of its buffers are held by somebody."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        self.held = 0
+
+    def take(self, nbytes: int) -> Buffer:
+        buffer = super().take(nbytes)
+        with self.lock:
+            self.held += 1
+        return buffer
+
+    def give_back(self, buffer: Buffer) -> None:
+        self.held -= 1
+        super().give_back(buffer)
+
+
+@dataclass(frozen=True)
+class Dam:
+    """Holds the messages from one node to another after so many bytes, until it is opened."""
+
+    source: int
+    destination: int
+    after: int
+    opened: Event = field(default_factory=Event)
+
+
 class LocalGroups:
     """One group per node.
 
     Args:
         cuts: from it, after how many bytes each connection breaks; never without it.
+        dam: stops point-to-point messages on their way.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[int]], cuts: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Sequence[int]],
+        cuts: random.Random | None = None,
+        dam: Dam | None = None,
+    ) -> None:
         plan = make_plan(ranks)
         self.notes = Notes()
-        self.buffers = BufferPool(1 << 30)
+        self.buffers = CountedPool()
         self.connections = 0
         self.refused: set[int] = set()
         self._cuts = cuts
+        self._dam = dam
         self._lock = Lock()
         self._relays: list[Thread] = []
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
@@ -206,6 +245,9 @@ class LocalGroups:
                 self.connections += 1
                 if self._cuts is not None:
                     theirs = self._relayed(theirs, self._cuts.randrange(1, LONGEST_LIFE))
+                dam = self._dam
+                if dam and (source, destination, lane) == (dam.source, dam.destination, Lane.PAIRS):
+                    theirs = self._relayed(theirs, dam.after, dam.opened)
             self._sockets[source].append(theirs)
             self._sockets[destination].append(ours)
             take(theirs)
@@ -213,28 +255,40 @@ class LocalGroups:
 
         return dial
 
-    def _relayed(self, towards_receiver: socket.socket, budget: int) -> socket.socket:
+    def _relayed(
+        self, towards_receiver: socket.socket, budget: int, opened: Event | None = None
+    ) -> socket.socket:
         near, far = socket.socketpair()
-        thread = Thread(target=_relay, args=(far, towards_receiver, budget), daemon=True)
+        arguments = (far, towards_receiver, budget, opened)
+        thread = Thread(target=_relay, args=arguments, daemon=True)
         thread.start()
         self._relays.append(thread)
         return near
 
 
-def _relay(sender: socket.socket, receiver: socket.socket, budget: int) -> None:
-    """Pass bytes on in both directions, but only so many to the receiver; then end both ends."""
+def _relay(
+    sender: socket.socket, receiver: socket.socket, budget: int, opened: Event | None
+) -> None:
+    """Pass bytes on in both directions, but only so many to the receiver; then end both ends.
+
+    Or go on, once something is ``opened``.
+    """
     with sender, receiver:
         back = Thread(target=_forward, args=(receiver, sender, sys.maxsize), daemon=True)
         back.start()
-        _forward(sender, receiver, budget)
+        _forward(sender, receiver, budget, opened)
         back.join()
 
 
-def _forward(source: socket.socket, target: socket.socket, budget: int) -> None:
+def _forward(
+    source: socket.socket, target: socket.socket, budget: int, opened: Event | None = None
+) -> None:
     with suppress(OSError):
         while budget and (data := source.recv(min(budget, 65536))):
             target.sendall(data)
             budget -= len(data)
+            if not budget and opened is not None and opened.wait(SECONDS):
+                budget = sys.maxsize
     for each in (source, target):
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
@@ -242,12 +296,14 @@ def _forward(source: socket.socket, target: socket.socket, budget: int) -> None:
 
 @contextmanager
 def local_groups(
-    ranks: Sequence[Sequence[int]], cuts: random.Random | None = None
+    ranks: Sequence[Sequence[int]], cuts: random.Random | None = None, dam: Dam | None = None
 ) -> Iterator[LocalGroups]:
-    groups = LocalGroups(ranks, cuts)
+    groups = LocalGroups(ranks, cuts, dam)
     try:
         yield groups
     finally:
+        if dam is not None:
+            dam.opened.set()
         groups.close()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import allfold
+
+_TORCH_ONLY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def from_integers(values: npt.NDArray[np.int64], dtype: str, *, torch: bool = False) -> Any:
@@ -17,6 +20,37 @@ def from_integers(values: npt.NDArray[np.int64], dtype: str, *, torch: bool = Fa
 
         return library.from_numpy(values).to(getattr(library, dtype))
     return values.astype(dtype)
+
+
+def from_bytes(data: bytes, shape: Sequence[int], dtype: str, *, torch: bool = False) -> Any:
+    """A tensor of a dtype with these bits; what NumPy lacks is always torch's."""
+    raw = np.frombuffer(bytearray(data), np.uint8)
+    if not torch and dtype not in _TORCH_ONLY:
+        return raw.view(np.dtype(dtype)).reshape(tuple(shape))
+    import torch as library
+
+    tensor = library.empty(tuple(shape), dtype=getattr(library, dtype))
+    if data:
+        tensor.reshape(-1).view(library.uint8).copy_(library.from_numpy(raw))
+    return tensor
+
+
+def strided(tensor: Any) -> tuple[Any, Any]:
+    """A base of twice the size, and a copy of a tensor in every second element of it."""
+    shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
+    if isinstance(tensor, np.ndarray):
+        base: Any = np.zeros(shape, tensor.dtype)
+    else:
+        base = tensor.new_empty(shape)
+        base.view(dtype=_uint8()).zero_()
+    base[..., ::2] = tensor
+    return base, base[..., ::2]
+
+
+def _uint8() -> Any:
+    import torch
+
+    return torch.uint8
 
 
 def in_arena(tensor: Any, group: allfold.Group) -> Any:

@@ -591,6 +591,7 @@ def _name_of(number: int) -> str:
 
 def checked_members(group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
     """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
+    group._check_seat()
     members = tuple(ranks)
     for rank in members:
         _calls.checked_rank(group.seat, rank, "rank")
