@@ -219,11 +219,7 @@ class Exchange:
         if residual is None:
             codec.encode(values, code)
         else:
-            left = residual[self._job.layout.place(task.start) :][: len(values)]
-            torch.add(values, left, out=left)
-            values.copy_(left)
-            codec.encode(values, code)
-            torch.sub(left, values, out=left)
+            residual.encode(self._job.layout.place(task.start), values, code, codec)
         self._keep_code(task, buffer)
 
     def _keep_code(self, task: Task, buffer: Buffer) -> None:

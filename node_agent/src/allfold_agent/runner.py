@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
-import torch
-
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import Dataflow, Task, build
 from allfold_agent.edges import Edges
 from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.folding import Arithmetic
-from allfold_agent.job import Job
+from allfold_agent.job import Job, Residual
 from allfold_agent.op import INLINE_BYTES, Op, over_parts
 from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
@@ -80,7 +78,7 @@ class Runner:
         self._edges = edges
         self._outcomes = outcomes
         self._placement = tuple(member.ranks for member in plan.members)
-        self._residuals: dict[int, torch.Tensor] = {}
+        self._residuals: dict[int, Residual] = {}
         self._compiled = lru_cache(maxsize=128)(self._compile)
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
@@ -120,14 +118,14 @@ class Runner:
 
     def _residual(
         self, fingerprint: Fingerprint, arithmetic: Arithmetic, placed: Layout
-    ) -> torch.Tensor | None:
+    ) -> Residual | None:
         """What encoding has cost this series of ops so far; zero at its beginning."""
         if not fingerprint.feedback:
             return None
         kept = self._residuals.get(fingerprint.feedback)
-        if kept is None or len(kept) != placed.held or kept.dtype != arithmetic.kept_dtype:
-            kept = torch.zeros(placed.held, dtype=arithmetic.kept_dtype)
-            self._residuals[fingerprint.feedback] = kept
+        dtype = arithmetic.kept_dtype
+        if kept is None or len(kept.values) != placed.held or kept.values.dtype != dtype:
+            kept = self._residuals[fingerprint.feedback] = Residual(placed.held, dtype)
         return kept
 
     def _prepare_exchange(self, op: Op, job: Job, flow: Dataflow) -> Exchange:
