@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.cases import PLAIN, labels_of, names_for, pairs_of, roots_of
-from tests.core.proofs import Proofs
+from tests.core.proofs import prove
 
 from allfold_core.compiler import compile_program, compile_schedule, strategies_for
 from allfold_core.operations import Kind
@@ -59,10 +59,9 @@ def data_steps(schedule: Schedule) -> list[Send | Receive | Fold]:
 @pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
 def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str) -> None:
     for nodes in range(1, 65):
-        proofs = Proofs()
         for numel in (0,) if kind is Kind.BARRIER else numels_of(nodes):
             for schedule in schedules(kind, name, nodes, numel):
-                proofs.prove(schedule)
+                prove(schedule)
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -70,10 +69,9 @@ def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str) -> Non
 @pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
 def test_every_strategy_is_right_for_many_nodes(kind: Kind, name: str, nodes: int) -> None:
     numels = (3, nodes + 1) if name not in ("ring", "direct", "direct2") else (nodes,)
-    proofs = Proofs()
     for numel in numels if nodes < 200 else (3,):
         for schedule in schedules(kind, name, nodes, numel):
-            proofs.prove(schedule)
+            prove(schedule)
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL, ids=NAMES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from allfold import _tensors
@@ -193,6 +193,8 @@ def _reduce_op(
         raise InvalidArgument(refusal)
     if (factor is None) == (found is ReduceOp.PREMUL_SUM):
         raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
+    if factor is not None and not isfinite(factor):
+        raise InvalidArgument(f"factor= is a finite number, got {factor!r}")
     return found, 1.0 if factor is None else float(factor)
 
 

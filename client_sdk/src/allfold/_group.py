@@ -32,7 +32,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.local_wire import FIRST_PAIR, Message, OpMessage, PairMessage
+from allfold_core.local_wire import FIRST_PAIR, MAX_MESSAGE, Message, OpMessage, PairMessage
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Fingerprint, ReduceOp
 
@@ -42,6 +42,7 @@ NATIVE = Wire.NATIVE.label
 LONGEST_SECONDS = 30 * 24 * 3600
 _TIDY_EVERY = 64
 _ABANDON_SECONDS = 1.0
+_LONGEST_FINGERPRINT = MAX_MESSAGE - 256
 # A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
 _NAME_KEPT = 107
 
@@ -619,8 +620,14 @@ def checked_seconds(source: str, value: Any) -> float:
 
 def _pack(fingerprint: Fingerprint) -> bytes:
     try:
-        return fingerprint.pack()
+        packed = fingerprint.pack()
     except ValueError as error:
         raise InvalidArgument(
             f"{fingerprint.strategy!r} is not the name of a strategy: {error}"
         ) from None
+    if len(packed) > _LONGEST_FINGERPRINT:
+        raise InvalidArgument(
+            f"{fingerprint.kind.label} with {len(fingerprint.counts)} counts: they have to fit "
+            f"{_LONGEST_FINGERPRINT} bytes, at 8 bytes each"
+        )
+    return packed

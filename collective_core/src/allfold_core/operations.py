@@ -99,7 +99,6 @@ _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
 _HEADER = struct.Struct("<BBBBBxxxiIdQ32s")
 MAX_DIMENSIONS = 64
-MAX_COUNTS = 4096
 MAX_STRATEGY_LABEL = 32
 _SHOWN = 16
 

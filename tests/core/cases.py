@@ -1,0 +1,54 @@
+"""What the tests of schedules go through: strategies, roots and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from allfold_core.compiler import strategies_for
+from allfold_core.operations import Kind
+from allfold_core.schedule import Slice
+
+PLAIN = [kind for kind in Kind if not kind.has_blocks]
+BLOCKED = [kind for kind in Kind if kind.has_blocks]
+
+
+def names_for(kind: Kind, *trees: str) -> tuple[str, ...]:
+    """The strategies of a kind, with further trees where it has trees."""
+    names = strategies_for(kind)
+    return (*names, *trees) if "tree" in names else names
+
+
+def pairs_of(kinds: Sequence[Kind], *trees: str) -> list[tuple[Kind, str]]:
+    """Each kind with each of its strategies."""
+    return [(kind, name) for kind in kinds for name in names_for(kind, *trees)]
+
+
+def labels_of(pairs: Sequence[tuple[Kind, str]]) -> list[str]:
+    """Test ids."""
+    return [f"{kind.label}-{name}" for kind, name in pairs]
+
+
+def roots_of(kind: Kind, nodes: int) -> tuple[int, ...]:
+    return tuple(sorted({0, nodes // 2, nodes - 1})) if kind.has_root else (-1,)
+
+
+def blocks_of(sizes: Sequence[int]) -> tuple[Slice, ...]:
+    """Blocks of these sizes, one after the other."""
+    return tuple(Slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0)))
+
+
+def block_count(kind: Kind, nodes: int) -> int:
+    return nodes * nodes if kind is Kind.ALL_TO_ALL else nodes
+
+
+# The sizes of `count` blocks. The first of "some empty" is empty.
+SIZES: dict[str, Callable[[int], list[int]]] = {
+    "all equal": lambda count: [3] * count,
+    "unequal": lambda count: [1 + 7 * block % 5 for block in range(count)],
+    "one huge": lambda count: [1 << 40 if block == count // 2 else 1 for block in range(count)],
+    "some empty": lambda count: [7 * block % 3 for block in range(count)],
+    "first alone": lambda count: [5] + [0] * (count - 1),
+    "last alone": lambda count: [0] * (count - 1) + [5],
+    "all empty": lambda count: [0] * count,
+}

@@ -1,0 +1,78 @@
+"""Wire formats: their names, their sizes, and for which data they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.dtypes import DType
+
+LOSSY = [wire for wire in Wire if wire is not Wire.NATIVE]
+REAL = (DType.FLOAT32, DType.FLOAT64)
+
+
+def test_codes_and_names_are_unique_and_read_back() -> None:
+    for wire in Wire:
+        assert Wire.from_code(wire.code) is Wire.from_label(wire.label) is wire
+    assert Wire.NATIVE.code == 0
+
+
+def test_an_unknown_format_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ValueError, match="unknown wire format code 77"):
+        Wire.from_code(77)
+    with pytest.raises(
+        ValueError,
+        match="unknown wire format 'int4'; there are native, float32, bfloat16, float16, int8",
+    ):
+        Wire.from_label("int4")
+
+
+@given(numel=st.integers(0, 1 << 40), dtype=st.sampled_from(DType))
+def test_elements_have_the_size_of_the_format(numel: int, dtype: DType) -> None:
+    assert Wire.NATIVE.nbytes(numel, dtype.itemsize) == numel * dtype.itemsize
+    assert Wire.FLOAT32.nbytes(numel, dtype.itemsize) == 4 * numel
+    assert Wire.BFLOAT16.nbytes(numel, dtype.itemsize) == 2 * numel
+    assert Wire.FLOAT16.nbytes(numel, dtype.itemsize) == 2 * numel
+
+
+@pytest.mark.parametrize(
+    ("numel", "nbytes"),
+    [(0, 0), (1, 5), (255, 259), (256, 260), (257, 265), (512, 520), (513, 525)],
+)
+def test_int8_has_a_scale_for_every_block_begun(numel: int, nbytes: int) -> None:
+    assert INT8_BLOCK == 256
+    assert Wire.INT8.nbytes(numel, 4) == Wire.INT8.nbytes(numel, 8) == nbytes
+
+
+@given(st.lists(st.integers(1, 9), max_size=5), st.integers(0, 1000), st.sampled_from(Wire))
+def test_chunks_of_whole_blocks_have_the_size_of_their_slice(
+    blocks: list[int], rest: int, wire: Wire
+) -> None:
+    chunks = [count * INT8_BLOCK for count in blocks] + [rest]
+    assert sum(wire.nbytes(chunk, 4) for chunk in chunks) == wire.nbytes(sum(chunks), 4)
+
+
+def test_a_format_that_the_data_have_anyway_is_native() -> None:
+    for wire in Wire:
+        for kept in DType:
+            same = wire.label == kept.label
+            assert wire.effective(kept) is (Wire.NATIVE if same else wire)
+    assert Wire.FLOAT32.effective(DType.FLOAT32) is Wire.NATIVE
+    assert Wire.BFLOAT16.effective(DType.BFLOAT16) is Wire.NATIVE
+    assert Wire.FLOAT32.effective(DType.FLOAT64) is Wire.FLOAT32
+
+
+def test_real_numbers_travel_in_every_format_and_other_types_as_they_are() -> None:
+    for kept in DType:
+        assert Wire.NATIVE.refusal(kept) is None
+        for wire in LOSSY:
+            allowed = kept in REAL or wire.label == kept.label
+            assert (wire.refusal(kept) is None) == allowed, (wire, kept)
+
+
+def test_a_refusal_names_the_format_the_type_and_what_the_format_is_for() -> None:
+    refusal = Wire.BFLOAT16.refusal(DType.INT32) or ""
+    assert "wire='bfloat16' is for float32 and float64" in refusal
+    assert "int32 travels as it is" in refusal
