@@ -67,14 +67,15 @@ def expected(op: str, dtype: str, numel: int, world_size: int) -> Bytes:
 
 def fold(op: str, dtype: str, brought: Sequence[Values], factor: float = 1.0) -> Bytes:
     """The bytes of the fold of what ranks bring, one after the other."""
-    total = brought[0]
-    for values in brought[1:]:
-        total = _FOLDS[op](total, values)
     wide = "float64" if dtype == "float64" else "float32"
+    operands: Sequence[Any] = brought
+    if op == "premul_sum":
+        operands = [values.astype(wide) * np.array(factor, wide) for values in brought]
+    total = operands[0]
+    for values in operands[1:]:
+        total = _FOLDS[op](total, values)
     if op == "mean":
         return encode(total.astype(wide) / np.array(len(brought), wide), dtype)
-    if op == "premul_sum":
-        return encode(total.astype(wide) * np.array(factor, wide), dtype)
     return encode(total, dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -22,7 +23,11 @@ PARCEL_BYTES = 512 * 1024
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A local rank's send or receive that has no outcome yet."""
+    """A local rank's send or receive that has no outcome yet.
+
+    Attributes:
+        last_word: until when the other side, which is gone, may still be heard.
+    """
 
     rank: int
     connection: RankConnection
@@ -30,10 +35,11 @@ class Call:
     message: PairMessage
     memory: torch.Tensor
     began: float
+    last_word: float = inf
 
     @property
     def deadline(self) -> float:
-        return self.began + self.message.timeout
+        return min(self.began + self.message.timeout, self.last_word)
 
     @property
     def is_send(self) -> bool:
@@ -107,6 +113,11 @@ class Note:
         self._pieces = pieces
         self._next = 0
         self.cancelled = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of it may have arrived."""
+        return self._next > 0
 
     def is_finished(self) -> bool:
         return self.cancelled or self._next == len(self._pieces)

@@ -30,7 +30,7 @@ from allfold_agent.letters import (
     tell,
 )
 from allfold_agent.op import RankConnection
-from allfold_agent.out_edge import INLINE_BYTES, OutEdge
+from allfold_agent.out_edge import INLINE_BYTES, RECONNECT_SECONDS, OutEdge
 from allfold_agent.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import (
@@ -364,7 +364,7 @@ class Pairs:
             return
         with self._turn():
             for call in [each for each in self._calls if now >= each.deadline]:
-                self._give_up(call, self._overdue(call))
+                self._give_up(call, self._peer_has_left(call) or self._overdue(call))
 
     def _overdue(self, call: Call) -> PeerMissing:
         message = call.message
@@ -419,8 +419,18 @@ class Pairs:
             self._left.add(rank)
             for call in list(self._calls):
                 error = self._peer_has_left(call)
-                if error is not None:
+                if error is None:
+                    continue
+                if self._may_be_taken(call):
+                    # The word that it was may come after that of the departure.
+                    call.last_word = monotonic() + RECONNECT_SECONDS
+                else:
                     self._give_up(call, error)
+
+    def _may_be_taken(self, call: Call) -> bool:
+        """Whether a message has left for another node."""
+        number = self._number_of(call)
+        return number is not None and self._queued[number].has_begun
 
     def break_(self, error: AllfoldError) -> None:
         """The group has lost a member: fail what waits, and whatever comes."""

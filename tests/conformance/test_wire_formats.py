@@ -1,0 +1,275 @@
+"""Lossy wires: the same bits on all ranks, errors within their bounds, fewer bytes, only on demand.
+
+The bounds are derived in :mod:`tests.support.wires`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.conformance.test_traffic import edges, moved
+from tests.support import programs, wire_programs
+from tests.support.ranks import Job, RankPool, failures
+from tests.support.services import Services
+from tests.support.wires import LOSSY
+
+from allfold_core.choose import JOINING
+from allfold_core.codecs import INT8_BLOCK
+from allfold_core.compiler import strategies_for
+from allfold_core.errors import InvalidArgument, MismatchError
+from allfold_core.operations import Kind
+
+KINDS = [kind for kind in Kind if kind is not Kind.BARRIER]
+# All ranks have the same in the end.
+SAME = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.ALL_GATHER)
+SEVERAL_CHUNKS = 300_007
+TIMES = 25
+
+
+@pytest.fixture(scope="module", params=["1x3", "5x1", "1+2+3"])
+def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
+    with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
+        yield job
+
+
+def names(kind: Kind, wire: str, *, feedback: bool = False) -> list[str]:
+    """The strategies of a kind, and those alone that a format can travel by."""
+    keeps_slices = wire == "int8" or feedback
+    found = [name for name in strategies_for(kind) if not keeps_slices or name not in JOINING]
+    return [*found, *(["tree(4)"] if "tree" in found else []), "auto"]
+
+
+def works(job: Job) -> None:
+    total = sum(range(1, job.world_size + 1))
+    assert job.run(programs.call) == [[total] * 4] * job.world_size
+
+
+# Bits and errors
+
+
+def check(job: Job, kind: Kind, rows: list[tuple[str, str, str, str, int]], times: int = 0) -> None:
+    nodes = len(job.node_names)
+    got = job.run(wire_programs.run, rows=rows, nodes=nodes, times=times, seconds=60)
+    for number, row in enumerate(rows):
+        digests = {rank[number][0] for rank in got}
+        assert kind not in SAME or len(digests) == 1, (row, [rank[number] for rank in got])
+        assert max(rank[number][1] for rank in got) <= 1, (row, [rank[number] for rank in got])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
+def test_all_ranks_have_the_same_bits_and_errors_are_within_the_bounds(
+    job: Job, kind: Kind
+) -> None:
+    """Of every format by every strategy: that of float32 is itself, so it loses nothing."""
+    check(
+        job,
+        kind,
+        [
+            (kind.label, strategy, wire, dtype, numel)
+            for wire in LOSSY
+            for strategy in names(kind, wire)
+            for dtype, numel in (("float32", 1000), ("float64", 3))
+        ],
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
+def test_tensors_of_several_chunks_are_within_the_bounds_too(job: Job, kind: Kind) -> None:
+    check(
+        job,
+        kind,
+        [
+            (kind.label, strategy, wire, "float32", SEVERAL_CHUNKS)
+            for wire in ("int8", "bfloat16")
+            for strategy in names(kind, wire)[wire == "int8" :: 2]
+        ],
+    )
+
+
+def test_reductions_of_half_types_are_rounded_on_the_wire_as_float32_is(job: Job) -> None:
+    """They are kept in float32, which is what travels."""
+    for kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
+        check(
+            job,
+            kind,
+            [
+                (kind.label, "auto", wire, dtype, 1000)
+                for wire in LOSSY
+                for dtype in ("bfloat16", "float16")
+            ],
+        )
+
+
+@pytest.mark.parametrize("wire", LOSSY)
+def test_what_is_not_finite_stays_so_on_all_ranks(job: Job, wire: str) -> None:
+    """Nothing is saturated: NaN is NaN, and what does not fit is infinite.
+
+    In int8 a block has one scale, so all of it is NaN; no other block is.
+    """
+    strategies = names(Kind.ALL_REDUCE, wire)
+    numel = 12 * INT8_BLOCK
+    got = job.run(wire_programs.special, wire=wire, strategies=strategies, numel=numel)
+    assert all(rank == got[0] for rank in got)
+    quarters = [numel // 4, numel // 2, 3 * numel // 4]
+    for strategy, (_, (first, second, third), odd) in zip(strategies, got[0], strict=True):
+        assert first == "nan", strategy
+        if wire != "int8" or len(job.node_names) == 1:
+            assert second == "-inf", strategy
+            assert odd == quarters, strategy
+            assert (third == "inf") == (wire == "float16" and len(job.node_names) > 1), strategy
+        else:
+            assert second == "nan", strategy
+            near = [min(abs(each - quarter) for quarter in quarters) for each in odd]
+            assert max(near) < INT8_BLOCK, strategy
+
+
+def test_a_lossy_wire_is_never_chosen_by_itself(job: Job) -> None:
+    right = [float(number * 1009 * job.world_size) for number in range(1000)]
+    for options in ({}, {"wire": "native"}, {"wire": "float32"}, {"strategy": "ring"}):
+        assert job.run(wire_programs.call, **options) == [right] * job.world_size
+    if len(job.node_names) > 1:
+        assert job.run(wire_programs.call, wire="bfloat16")[0] != right, "it would show"
+
+
+# Error feedback
+
+
+@pytest.mark.parametrize("strategy", sorted({*strategies_for(Kind.ALL_REDUCE)} - JOINING))
+def test_with_feedback_the_mean_of_many_results_becomes_exact(job: Job, strategy: str) -> None:
+    """What one op loses is added to the next, so the sum of all is off by about one op's error."""
+    nodes = len(job.node_names)
+    if nodes == 1:
+        pytest.skip("nothing travels")
+    for wire in ("int8", "bfloat16"):
+        options = {"wire": wire, "strategy": strategy, "times": TIMES, "nodes": nodes}
+        with_it = job.run(wire_programs.repeated, feedback=f"{strategy} {wire}", **options)
+        without = job.run(wire_programs.repeated, feedback=None, **options)
+        for got in (with_it, without):
+            assert all(rank[2] == got[0][2] for rank in got), "the same bits on all ranks"
+        assert with_it[0][0] <= 2.5 / TIMES
+        assert len(set(without[0][2])) == 1, "each is the same, and so is its error"
+        assert without[0][1] > 4 * with_it[0][1]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
+def test_with_feedback_all_ranks_have_the_same_bits_too(job: Job, kind: Kind) -> None:
+    """And a result is off by what it has cost itself and what the one before has."""
+    check(
+        job,
+        kind,
+        [
+            (kind.label, strategy, wire, "float32", 1000)
+            for wire in ("int8", "bfloat16")
+            for strategy in names(kind, wire, feedback=True)
+        ],
+        times=3,
+    )
+
+
+@pytest.mark.parametrize("wire", ["int8", "bfloat16"])
+def test_series_of_other_names_or_shapes_have_no_errors_in_common(job: Job, wire: str) -> None:
+    found = job.run(wire_programs.series, wire=wire)
+    lossy = len(job.node_names) > 1
+    assert found == [[True, lossy, True, True, True]] * job.world_size
+
+
+# What travels
+
+
+@pytest.mark.parametrize(
+    ("wire", "share"),
+    [("float32", 1.0), ("bfloat16", 0.5), ("float16", 0.5), ("int8", (1 + 4 / INT8_BLOCK) / 4)],
+)
+def test_short_formats_have_fewer_bytes_on_every_edge(
+    pool: RankPool, services: Services, wire: str, share: float
+) -> None:
+    """Half in 16 bits; in int8 a quarter, and a scale for every 256 elements."""
+    nodes = 4
+    numel = nodes * INT8_BLOCK * 40
+    with pool.job(range(nodes), timeout=OP_SECONDS) as job:
+        before = 0
+        for kind, strategy, native in (
+            ("all_reduce", "ring", 2 * (nodes - 1) * 4 * numel),
+            ("all_reduce", "direct2", 2 * (nodes - 1) * 4 * numel),
+            ("all_reduce", "centralized", 2 * (nodes - 1) * 4 * numel),
+            ("broadcast", "chain", (nodes - 1) * 4 * numel),
+        ):
+            options: dict[str, Any] = {"root": 0} if kind == "broadcast" else {}
+            job.run(
+                programs.call, kind=kind, shape=[numel], strategy=strategy, wire=wire, **options
+            )
+            total = round(native * share)
+            sent = moved(services, job, before + total)
+            assert sum(sent.values()) == before + total, (kind, strategy)
+            before += total
+        assert edges(services, job, "out") == edges(services, job, "in")
+
+
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"wire": "bfloat16", "dtype": "int64"}, "int64 travels as it is"),
+        ({"wire": "int8", "dtype": "uint8"}, "uint8 travels as it is"),
+        ({"wire": "float16", "dtype": "bool"}, "bool travels as it is"),
+        ({"wire": "float16", "dtype": "bfloat16", "op": "max"}, "bfloat16 travels as it is"),
+        ({"wire": "int4"}, "unknown wire format 'int4'"),
+        ({"feedback": "gradients"}, "feedback= is for a lossy wire="),
+        ({"feedback": "gradients", "wire": "float32"}, "feedback= is for a lossy wire="),
+    ],
+)
+def test_a_wire_that_cannot_work_is_refused_before_anything_is_sent(
+    job: Job, options: dict[str, Any], named: str
+) -> None:
+    error = job.start(0, wire_programs.call, **options).failure().error
+    assert isinstance(error, InvalidArgument)
+    assert named in error.message
+    works(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"wire": "int8"}, "cannot run with wire='int8'"),
+        ({"wire": "bfloat16", "feedback": "a"}, "cannot run with feedback="),
+    ],
+)
+def test_a_strategy_that_rounds_a_result_twice_is_refused_where_that_would_show(
+    job: Job, options: dict[str, str], named: str
+) -> None:
+    """It is a refusal of the agent, for which all ranks have called an op."""
+    for strategy in JOINING:
+        calls = job.start_all(wire_programs.call, strategy=strategy, **options)
+        for failure in failures(calls):
+            assert isinstance(failure.error, InvalidArgument)
+            assert f"{strategy} {named}" in failure.error.message
+    works(job)
+
+
+@pytest.mark.parametrize(
+    ("own", "field"),
+    [
+        ({"wire": "int8"}, "wire"),
+        ({"wire": "native"}, "wire"),
+        ({"wire": "bfloat16", "feedback": "a"}, "feedback"),
+    ],
+)
+def test_ranks_that_ask_for_different_wires_are_all_told(
+    job: Job, own: dict[str, str], field: str
+) -> None:
+    for odd in (0, job.world_size - 1):
+        calls = [
+            job.start(rank, wire_programs.call, **(own if rank == odd else {"wire": "bfloat16"}))
+            for rank in range(job.world_size)
+        ]
+        errors = [failure.error for failure in failures(calls)]
+        assert {type(error) for error in errors} == {MismatchError}
+        assert len({str(error) for error in errors}) == 1
+        assert errors[0].details["odd_ranks"] == [odd]
+        assert field in errors[0].message
+        works(job)

@@ -1,0 +1,97 @@
+"""What a lossy wire may cost, derived from what each format promises for one rounding.
+
+One rounding: a float format errs by at most its unit roundoff u times the magnitude; int8 by half
+of its scale, which is the greatest magnitude of the block divided by 127 (times 1 + 2^-15, because
+it is rounded up).
+
+A whole op: what travels is a partial sum of some ranks' tensors, and it is rounded once each time
+that it is encoded. So an element's total error is at most the sum over all roundings of the cost of
+one. The partial sums that are encoded at the same distance from the result have no rank in common;
+together they are no greater than the sum of all magnitudes. So each distance costs at most one
+rounding of that, and what counts is how often a contribution is encoded on its way to the result:
+:func:`roundings`. What earlier roundings added to a partial sum is a factor of (1 + u) for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LOSSY = ("float32", "bfloat16", "float16", "int8")
+# Unit roundoffs, and the error of what is too small to be normal.
+_ROUNDOFF = {
+    "float32": (2**-24, 2**-150),
+    "bfloat16": (2**-8, 2**-134),
+    "float16": (2**-11, 2**-25),
+}
+_INT8_ROUNDOFF = (1 + 2**-14) / 254
+_INT8_TINY = 127 * 2**-126
+
+
+def values(numel: int, rank: int, dtype: str = "float32") -> npt.NDArray[Any]:
+    """What a rank brings: of all signs and of sizes that differ by some thousands."""
+    dice = np.random.default_rng([numel, rank])
+    drawn = dice.normal(size=numel) * 2.0 ** dice.integers(-6, 7, numel)
+    return drawn.astype(dtype)
+
+
+def roundings(kind: str, strategy: str, nodes: int) -> int:
+    """How often a contribution is encoded on its way to the result, at most.
+
+    Up a tree once per level, and a result that all get once more by who has it; along a ring at
+    every step; in halving and doubling at every halving, and once more for the odd nodes, which
+    give theirs to another one first. What is passed on is not encoded again.
+    """
+    if nodes == 1:
+        return 0
+    if kind not in ("all_reduce", "reduce", "reduce_scatter"):
+        return 1
+    result = 0 if kind == "reduce" else 1
+    name, _, arity = strategy.rstrip(")").partition("(")
+    match name:
+        case "direct":
+            return 1
+        case "direct2" | "centralized":
+            return 1 + result
+        case "ring":
+            return nodes
+        case "halving_doubling":
+            return ceil(log2(nodes)) + 1 + result
+        case "double_tree":
+            return ceil(log2(nodes)) + 1 + result
+        case "tree" if arity != "1":
+            return ceil(log2(nodes)) + result
+    return nodes - 1 + result  # a chain, or whatever is chosen
+
+
+def bound(wire: str, given: Sequence[Floats], times: int, greatest: float) -> Floats:
+    """The error that so many roundings of partial sums may cost, by element.
+
+    Args:
+        greatest: the greatest magnitude that a partial sum can have.
+    """
+    magnitudes = np.sum(np.abs(given), 0)
+    if wire == "int8":
+        unit, tiny = _INT8_ROUNDOFF, _INT8_TINY
+        magnitudes[:] = greatest
+    else:
+        unit, tiny = _ROUNDOFF[wire]
+    return times * (unit * magnitudes * (1 + unit) ** times + tiny)
+
+
+def arithmetic(dtype: str, given: Sequence[Floats]) -> Floats:
+    """What the additions themselves, and the last rounding of a half type, may cost."""
+    kept, result = {
+        "float64": (2**-53, 2**-53),
+        "float32": (2**-24, 2**-24),
+        "bfloat16": (2**-24, 2**-8),
+        "float16": (2**-24, 2**-11),
+    }[dtype]
+    magnitudes: Floats = np.sum(np.abs(given), 0)
+    return magnitudes * 1.1 * (kept * len(given) + result)
