@@ -423,9 +423,6 @@ def test_two_ranks_of_a_node_that_expect_different_sizes_of_each_other_are_named
             disagree(job, giver, taker)
 
 
-@pytest.mark.xfail(
-    reason="nodes whose own pairs agree are done before the verdict; the others wait", strict=False
-)
 @pytest.mark.parametrize("shape", ["2x2", "3x1"])
 def test_two_ranks_of_two_nodes_that_expect_different_sizes_of_each_other_are_named(
     pool: RankPool, shape: str

@@ -71,7 +71,8 @@ def test_messages_and_receives_meet_as_the_rules_say(actions: list[tuple[str, ..
             mailbox.withdraw_if(lambda kept, number=about[0]: kept == number)
             model.messages = [each for each in model.messages if each[0] != about[0]]
         else:
-            mailbox.cancel(tokens.get(about[0], object()))
+            gone = tokens.get(about[0], object())
+            mailbox.cancel_if(lambda receive, gone=gone: receive is gone)
             model.receives = [each for each in model.receives if each[0] != about[0]]
         assert met == model.meet()
 

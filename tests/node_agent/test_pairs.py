@@ -275,18 +275,39 @@ def test_a_receive_may_give_up_while_the_content_is_coming() -> None:
         assert (taker._bytes[: taken.nbytes] == 7).all()
 
 
-def test_a_sender_may_give_up_while_the_content_is_on_its_way() -> None:
+def test_a_sender_that_gives_up_while_the_content_is_on_its_way_has_the_receivers_outcome() -> None:
     with amid_a_message() as (local, dam):
         giver, taker = local.ranks
         expire(local, 0)
-        _, error = giver.outcome()
+        assert no_outcome(giver, 0.05), "the message may have been received"
+        dam.opened.set()
+        (_, error), (_, told) = giver.outcome(), taker.outcome()
         assert isinstance(error, PeerMissing)
         assert f"send(float32[{2 * LARGE}], to rank 1" in error.message
-        assert no_outcome(taker, 0.05)
-        dam.opened.set()
-        _, told = taker.outcome()
-        assert str(told) == str(error), "the receiver hears why"
+        assert str(told) == str(error)
         works(local, 1)
+
+
+def test_a_sender_does_not_wait_for_ever_for_the_receivers_outcome() -> None:
+    with amid_a_message() as (local, dam):
+        expire(local, 0)
+        expire(local, 0)
+        _, error = local.ranks[0].outcome()
+        assert isinstance(error, PeerMissing)
+        dam.opened.set()
+        assert str(local.ranks[1].outcome()[1]) == str(error)
+
+
+def test_what_a_rank_writes_after_its_send_has_ended_is_not_received() -> None:
+    with amid_a_message() as (local, dam):
+        giver, taker = local.ranks
+        expire(local, 0)
+        expire(local, 0)
+        giver.outcome()
+        giver._bytes.fill_(7)
+        dam.opened.set()
+        assert taker.outcome()[1] is not None
+        assert 7 not in taker._bytes
 
 
 def test_a_deadline_is_that_of_each_side_alone() -> None:

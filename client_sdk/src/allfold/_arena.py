@@ -6,6 +6,7 @@ name, so nothing is left behind, and no ``/dev/shm`` whose size could be too sma
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -46,9 +47,12 @@ class _Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.descriptor = os.memfd_create("allfold-arena", os.MFD_CLOEXEC)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        self.descriptor = os.memfd_create("allfold-arena", flags)
         try:
             os.ftruncate(self.descriptor, size)
+            # The agent takes no memory that could be cut while it reads there.
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             self._map = mmap.mmap(self.descriptor, size)
             self._populate()
         except (OSError, ValueError) as error:

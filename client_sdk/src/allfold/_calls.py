@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import isfinite, nan, prod
+from operator import index
 from typing import Any
 
 from allfold import _tensors
@@ -19,6 +20,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 
 AUTO = "auto"
+_LARGEST = 1 << 63
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
     "average": ReduceOp.MEAN,
@@ -98,6 +100,8 @@ def checked_wire(name: str) -> Wire:
 def _feedback_key(name: str | None) -> int:
     if name is None:
         return 0
+    if not isinstance(name, str):
+        raise InvalidArgument(f"feedback= is the name of a series of calls, got {name!r}")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 
@@ -185,7 +189,7 @@ def _reducing(
 def _reduce_op(
     op: str | ReduceOp, factor: float | None, view: TensorView
 ) -> tuple[ReduceOp, float]:
-    found = op if isinstance(op, ReduceOp) else _REDUCE_OPS.get(op)
+    found = op if isinstance(op, ReduceOp) else _REDUCE_OPS.get(str(op))
     if found is None:
         known = ", ".join(each.label for each in ReduceOp)
         raise InvalidArgument(f"unknown reduce operation {op!r}; there are {known}")
@@ -193,23 +197,40 @@ def _reduce_op(
         raise InvalidArgument(refusal)
     if (factor is None) == (found is ReduceOp.PREMUL_SUM):
         raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
-    if factor is not None and not isfinite(factor):
+    return found, 1.0 if factor is None else _finite(factor)
+
+
+def _finite(factor: float) -> float:
+    try:
+        number = float(factor)
+    except (TypeError, ValueError):
+        number = nan
+    if not isfinite(number):
         raise InvalidArgument(f"factor= is a finite number, got {factor!r}")
-    return found, 1.0 if factor is None else float(factor)
+    return number
 
 
 def _checked_root(seat: Seat, root: int) -> int:
     return checked_rank(seat, root, "root")
 
 
+def _whole_numbers(given: Any) -> tuple[int, ...] | None:
+    """The integers of a sequence, whatever library they are of; ``None`` where it has others."""
+    try:
+        return tuple(index(each) for each in given)
+    except TypeError:
+        return None
+
+
 def checked_rank(seat: Seat, rank: int, what: str) -> int:
     """The rank, if it is one of the group; ``InvalidArgument`` otherwise."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < seat.world_size:
+    found = None if isinstance(rank, bool) else _whole_numbers([rank])
+    if found is None or not 0 <= found[0] < seat.world_size:
         raise InvalidArgument(
             f"{what} {rank!r} is not a rank of group '{seat.group}': "
             f"its ranks are 0 to {seat.world_size - 1}"
         )
-    return rank
+    return found[0]
 
 
 # One block per rank
@@ -310,11 +331,15 @@ def _check_listed(rank: int, size: int, numel: int) -> None:
 
 
 def _checked_counts(seat: Seat, counts: Sequence[int], name: str) -> tuple[int, ...]:
-    checked = tuple(int(count) for count in counts)
-    if len(checked) != seat.world_size or any(count < 0 for count in checked):
+    checked = _whole_numbers(counts)
+    if (
+        checked is None
+        or len(checked) != seat.world_size
+        or any(not 0 <= count < _LARGEST for count in checked)
+    ):
         raise InvalidArgument(
-            f"{name} has one number of rows, at least 0, for each of the {seat.world_size} ranks "
-            f"of group '{seat.group}', got {list(counts)}"
+            f"{name} has one whole number of rows, at least 0, for each of the {seat.world_size} "
+            f"ranks of group '{seat.group}', got {counts!r}"
         )
     return checked
 
@@ -384,7 +409,8 @@ def all_to_all(
     source = _tensors.view(inputs, written=False, folded=False)
     sent = _split(seat, source, send_counts, "send_counts")
     if output is None:
-        rows = sum(_checked_counts(seat, receive_counts or sent, "receive_counts"))
+        expected = sent if receive_counts is None else receive_counts
+        rows = sum(_checked_counts(seat, expected, "receive_counts"))
         output = _tensors.like(inputs, (rows, *tuple(source.tensor.shape)[1:]))
     target = _tensors.view(output, written=True, folded=False)
     received = _split(seat, target, receive_counts, "receive_counts")
@@ -408,14 +434,14 @@ def _listed_all_to_all(
 ) -> Call:
     if send_counts is not None or receive_counts is not None:
         raise InvalidArgument("lists of tensors say their sizes themselves: pass no counts")
+    sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
     if output is None:
-        output = [_tensors.like(each, tuple(each.shape)) for each in inputs]
+        output = [_tensors.like(view.tensor, tuple(view.tensor.shape)) for view in sources]
     if not isinstance(output, list | tuple) or not len(inputs) == len(output) == seat.world_size:
         raise InvalidArgument(
             f"an all-to-all of lists has {seat.world_size} tensors in and as many out, got "
             f"{len(inputs)} and {len(output) if isinstance(output, list | tuple) else 'a tensor'}"
         )
-    sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
     counts = tuple(view.numel for view in sources + targets)
     print_ = Fingerprint(Kind.ALL_TO_ALL, None, sources[0].dtype, (), -1, AUTO, counts=counts)
@@ -458,13 +484,15 @@ def _message(view: TensorView) -> Fingerprint:
 
 def checked_peer(seat: Seat, rank: int, what: str) -> int:
     """Another rank of the group; ``InvalidArgument`` otherwise."""
-    if checked_rank(seat, rank, what) == seat.rank:
+    peer = checked_rank(seat, rank, what)
+    if peer == seat.rank:
         raise InvalidArgument(f"rank {rank} cannot exchange a message with itself")
-    return rank
+    return peer
 
 
 def checked_tag(tag: int) -> int:
     """A tag; ``InvalidArgument`` for what is none."""
-    if isinstance(tag, bool) or not isinstance(tag, int) or not -(1 << 63) <= tag < 1 << 63:
-        raise InvalidArgument(f"a tag is a number of 63 bits, got {tag!r}")
-    return tag
+    found = None if isinstance(tag, bool) else _whole_numbers([tag])
+    if found is None or not -_LARGEST <= found[0] < _LARGEST:
+        raise InvalidArgument(f"a tag is a whole number of 64 bits with its sign, got {tag!r}")
+    return found[0]

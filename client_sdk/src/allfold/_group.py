@@ -382,7 +382,7 @@ class Group:
         Args:
             tensor: of any shape; its dtype and number of elements are those of the receive.
             to: another rank.
-            tag: a number of 63 bits; the receive has the same.
+            tag: a whole number of 64 bits with its sign; the receive has the same.
 
         Raises:
             PeerMissing: the rank has not received it in time.
@@ -593,9 +593,7 @@ def _name_of(number: int) -> str:
 def checked_members(group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
     """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
     group._check_seat()
-    members = tuple(ranks)
-    for rank in members:
-        _calls.checked_rank(group.seat, rank, "rank")
+    members = tuple(_calls.checked_rank(group.seat, rank, "rank") for rank in ranks)
     if not members or len(set(members)) < len(members):
         raise InvalidArgument(
             f"a group has at least one rank, and each once; got {list(members)} of "

@@ -106,7 +106,7 @@ def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> Ten
         raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
     if written and not array.flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
-    _check_dimensions(array.shape, array.strides, written)
+    _check_dimensions(array.shape, array.strides, array.itemsize, written)
     contiguous = array.flags.c_contiguous and array.flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
     dtype, inner = _elements(array.dtype.name, array.dtype.itemsize, folded)
@@ -121,7 +121,7 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
         )
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
-    _check_dimensions(tensor.shape, tensor.stride(), written)
+    _check_dimensions(tensor.shape, tensor.stride(), 1, written)
     name, itemsize = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
     dtype, inner = _elements(name, itemsize, folded)
     as_it_is = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
@@ -147,15 +147,36 @@ def _elements(label: str, itemsize: int, folded: bool) -> tuple[DType, tuple[int
         return DType.UINT8, (itemsize,)
 
 
-def _check_dimensions(shape: Sequence[int], strides: Sequence[int], written: bool) -> None:
+def _check_dimensions(
+    shape: Sequence[int], strides: Sequence[int], step: int, written: bool
+) -> None:
     if len(shape) >= MAX_DIMENSIONS:
         raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
-    repeated = any(size > 1 and not stride for size, stride in zip(shape, strides, strict=True))
-    if written and repeated and all(shape):
+    if written and all(shape) and _overlaps_itself(shape, strides, step):
         raise InvalidArgument(
-            "several elements share one place in memory (an expanded or broadcast tensor), but "
-            "the result is written into the tensor; use .clone() or .copy()"
+            "several elements share one place in memory (an expanded or broadcast tensor, or "
+            "windows that overlap), but the result is written into the tensor; use .clone() or "
+            ".copy()"
         )
+
+
+def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Whether elements may share memory; ``strides`` count in what an element has ``step`` of.
+
+    As in torch, an interleaving of dimensions that happens to touch nothing twice counts as well.
+    """
+    reach = step
+    dimensions = zip(shape, map(abs, strides), strict=True)
+    for size, stride in sorted(dimensions, key=_by_stride):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+def _by_stride(dimension: tuple[int, int]) -> int:
+    return dimension[1]
 
 
 def like(tensor: Any, shape: tuple[int, ...]) -> Any:

@@ -205,7 +205,7 @@ class _Problem:
             moved = self.kind if self.numel else Kind.BARRIER
             return _builder(self.spec)(moved, self.nodes, self.numel, position)
         if self.kind is Kind.ALL_TO_ALL:
-            return direct.exchange(
+            return direct.all_to_all(
                 self.blocks[position * self.nodes : (position + 1) * self.nodes],
                 self.blocks[position :: self.nodes],
                 position,

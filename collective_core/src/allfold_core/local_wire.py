@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE = 64 * 1024
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
 
 class Message(IntEnum):
@@ -58,6 +60,7 @@ OUTCOME = struct.Struct("<BxxxIQ")
 _OP = struct.Struct("<BxxxIQdIIQQ")
 _PAIR = struct.Struct("<BBxxIQdiIqQQ")
 FIRST_PAIR = 1 << 63
+_SHORTENED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +189,24 @@ def unpack_json(data: bytes) -> dict[str, Any]:
 
 
 def pack_outcome(kind: Message, group: int, seq: int, body: dict[str, Any] | None = None) -> bytes:
-    """``DONE``, with what there is to say, or ``FAILED`` with the error's JSON form."""
+    """``DONE``, with what there is to say, or ``FAILED`` with the error's JSON form.
+
+    What would not fit a message loses the details, and the end of its text.
+    """
     head = OUTCOME.pack(kind, group, seq)
-    return head if body is None else head + json.dumps(body).encode()
+    if body is None:
+        return head
+    packed = head + json.dumps(body).encode()
+    if len(packed) <= MAX_MESSAGE:
+        return packed
+    short = {**body, "message": str(body.get("message"))[:_SHORTENED], "details": {}}
+    return head + json.dumps(short).encode()
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time limit that is none, also NaN; ``InvalidArgument``."""
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise InvalidArgument(f"a timeout is more than 0 s and at most {LONGEST_TIMEOUT:g} s")
 
 
 def unpack_outcome(data: bytes) -> tuple[int, int, dict[str, Any] | None]:

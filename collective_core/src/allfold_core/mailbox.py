@@ -102,12 +102,14 @@ class Mailbox(Generic[Sent, Waiting]):
         self._receives[wanted.target].append((wanted, receive))
         return None
 
-    def withdraw_if(self, is_withdrawn: Callable[[Sent], bool]) -> None:
-        """Forget messages that have met nobody."""
+    def withdraw_if(self, is_withdrawn: Callable[[Sent], bool]) -> int:
+        """Forget messages that have met nobody; how many they were."""
+        before = sum(map(len, self._messages.values()))
         for target, kept in self._messages.items():
             self._messages[target] = [each for each in kept if not is_withdrawn(each[1])]
+        return before - sum(map(len, self._messages.values()))
 
-    def cancel(self, receive: Waiting) -> None:
-        """Forget a receive that has met nothing."""
+    def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> None:
+        """Forget receives that have met nothing."""
         for target, kept in self._receives.items():
-            self._receives[target] = [each for each in kept if each[1] is not receive]
+            self._receives[target] = [each for each in kept if not is_cancelled(each[1])]

@@ -32,7 +32,8 @@ first chunk pays β + γ one after the other, each further one the greater of th
 Of blocks, m is the size of all P together. With equal blocks
 
 ==================  ===========================================================================
-direct              α + (P-2)o + (P-1)/P · mβ; reduce-scatter also γ
+direct              α + (P-2)o + (P-1)/P · mβ; reduce-scatter also γ; an all-to-all has a barrier
+                    behind it, another α + (P-2)o
 ring                (P-1)α + (P-1)/P · mβ, and γ
 halving_doubling    log2 P · α + (P-1)/P · mβ, and γ; beyond a power of two + 2α + mβ, and γ
 scatter             d(α + (k-1)o) + α + (P-2)o + (P-1)/P · mβ + (d-1)(α + mβ/P) in tree(k): the
@@ -173,6 +174,8 @@ def _of_blocks(kind: Kind, spec: StrategySpec, nodes: int, nbytes: int, links: L
     if kind.reduces:
         per_byte += links.fold_seconds_per_byte
     moved = (nodes - 1) / nodes * nbytes * per_byte
+    if kind is Kind.ALL_TO_ALL:
+        return 2 * _burst(nodes - 1, links) + moved
     if spec.name == "direct":
         return _burst(nodes - 1, links) + moved
     if spec.name == "ring":

@@ -55,20 +55,25 @@ def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
         return None if pair is None else _mismatch_of_pair(plan, evidence, *pair)
     expected = min(sides, key=lambda side: (-len(sides[side]), sides[side][0]))
     odd = {side: ranks for side, ranks in sides.items() if side != expected}
+    more = f"; and {len(odd) - _NAMED} other calls" if len(odd) > _NAMED else ""
     named = "; ".join(
         f"{_name_with_nodes(plan, ranks)} called {side.describe()}, "
         f"which differs in {', '.join(side.differences(expected))}"
-        for side, ranks in odd.items()
+        for side, ranks in list(odd.items())[:_NAMED]
     )
     return MismatchError(
-        f"op {evidence.seq} of group '{plan.group}': {named}; "
+        f"op {evidence.seq} of group '{plan.group}': {named}{more}; "
         f"expected, as {name_ranks(sides[expected])} called it: {expected.describe()}. "
         "Nothing was folded and the group is usable; make the calls of all ranks agree.",
         seq=evidence.seq,
         group=plan.group,
         odd_ranks=sorted(rank for ranks in odd.values() for rank in ranks),
         expected=expected.describe(),
-        got={str(rank): side.describe() for side, ranks in odd.items() for rank in ranks},
+        got={
+            str(rank): side.describe()
+            for side, ranks in list(odd.items())[:_NAMED]
+            for rank in ranks[:_NAMED]
+        },
     )
 
 

@@ -23,7 +23,7 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
-from allfold_core.local_wire import Message, OpMessage, pack_outcome
+from allfold_core.local_wire import Message, OpMessage, check_timeout, pack_outcome
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.parts import check_counts, input_numel, output_numel
 from allfold_core.plan import Plan
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
+LARGEST_OP_BYTES = 1 << 37
 LOCAL = "local"
 
 NumelOf = Callable[[Fingerprint, int, int], int]
@@ -136,6 +137,7 @@ class Group:
         return InvalidArgument(f"rank {rank} has called op {seq} of group '{self.name}' before")
 
     def _checked(self, message: OpMessage) -> Fingerprint:
+        check_timeout(message.timeout)
         fingerprint = message.parsed_fingerprint()
         op, dtype = fingerprint.reduce_op, fingerprint.dtype
         if fingerprint.kind.reduces and op is None:
@@ -153,8 +155,19 @@ class Group:
         if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
             raise InvalidArgument(refusal)
         check_counts(fingerprint, self.plan.world_size)
+        self._check_size(fingerprint)
         self._runner.strategy_for(fingerprint)
         return fingerprint
+
+    def _check_size(self, fingerprint: Fingerprint) -> None:
+        """A rank that has but a small part of the tensor may say any size of the others' parts."""
+        sizes = self._runner.sizes(fingerprint)
+        nbytes = sum(sizes) * fingerprint.kept_dtype.itemsize
+        if nbytes > LARGEST_OP_BYTES:
+            raise InvalidArgument(
+                f"{fingerprint.describe()} moves {nbytes} bytes; one op moves at most "
+                f"{LARGEST_OP_BYTES}: split it"
+            )
 
     def _size(self, fingerprint: Fingerprint, rank: int, numel: NumelOf) -> int:
         return numel(fingerprint, rank, self.plan.world_size) * fingerprint.dtype.itemsize

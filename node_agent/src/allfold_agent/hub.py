@@ -143,6 +143,8 @@ class Hub:
         elif (process := self._processes.get(descriptor)) is not None:
             if events & select.EPOLLOUT and process.flush():
                 self._epoll.modify(descriptor, select.EPOLLIN)
+                if process.has_unsent:  # since then; its wish to write was just taken back
+                    self._want_write(process)
             if events & ~select.EPOLLOUT:
                 self._read(process)
 
@@ -181,12 +183,22 @@ class Hub:
             if not data:
                 self._gone(process)
                 return
-            if data[0] == Message.OP:
-                self._op(process, OpMessage.unpack(data))
-                continue
-            if data[0] in (Message.SEND, Message.RECV):
-                self._op(process, PairMessage.unpack(data))
-                continue
+            try:
+                self._message(process, data, descriptors)
+            except (ValueError, struct.error) as error:
+                log.error("process %d does not speak our protocol: %s", process.pid, error)
+                self._gone(process)
+                return
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _message(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
+        if data[0] == Message.OP:
+            self._op(process, OpMessage.unpack(data))
+        elif data[0] in (Message.SEND, Message.RECV):
+            self._op(process, PairMessage.unpack(data))
+        else:
             self._answer(process, data, descriptors)
 
     @staticmethod
@@ -240,7 +252,7 @@ class Hub:
         _, number, size = SEGMENT.unpack(data)
         if not descriptors:
             raise InvalidArgument("a segment without a file descriptor")
-        process.add_segment(number, size, descriptors[0])
+        process.add_segment(number, size, descriptors.pop())
 
     def _hello(self, process: RankProcess, body: dict[str, Any]) -> None:
         if body.get("protocol") != PROTOCOL_VERSION:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ class Call:
     """A local rank's send or receive that has no outcome yet.
 
     Attributes:
-        last_word: until when the other side, which is gone, may still be heard.
+        number: of a send to another node, among the messages of this one; -1 elsewhere.
+        last_word: of a send that was withdrawn, how long the other node's word on it is awaited.
     """
 
     rank: int
@@ -35,11 +35,12 @@ class Call:
     message: PairMessage
     memory: torch.Tensor
     began: float
-    last_word: float = inf
+    number: int = -1
+    last_word: float | None = None
 
     @property
     def deadline(self) -> float:
-        return min(self.began + self.message.timeout, self.last_word)
+        return self.began + self.message.timeout if self.last_word is None else self.last_word
 
     @property
     def is_send(self) -> bool:
@@ -109,7 +110,7 @@ class Note:
         self, kind: FrameType, number: int, pieces: list[tuple[int, memoryview | bytes]]
     ) -> None:
         self.seq = number
-        self._kind = kind
+        self.kind = kind
         self._pieces = pieces
         self._next = 0
         self.cancelled = False
@@ -131,9 +132,11 @@ class Note:
     def take(self) -> Load | None:
         if self.is_finished():
             return None
-        offset, payload = self._pieces[self._next]
+        offset, piece = self._pieces[self._next]
         self._next += 1
-        return Load(self._kind, offset, lambda: payload, _nothing)
+        # A copy: the frame may be sent again when the rank has long got its memory back.
+        payload = bytes(piece)
+        return Load(self.kind, offset, lambda: payload, _nothing)
 
 
 def note(kind: FrameType, number: int, payload: bytes = b"") -> Note:

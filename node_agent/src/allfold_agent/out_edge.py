@@ -126,7 +126,7 @@ class OutEdge:
         self._partial: tuple[Frame, int] | None = None
         self._next_number = 0
         self._socket: socket.socket | None = None
-        self._lost_at = float("-inf")
+        self._lost_at = monotonic()  # one that was never opened may be opened yet
         self._crosses_a_wire = True
         self._ack_rest = b""
         self._busy = False

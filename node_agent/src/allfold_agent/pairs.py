@@ -43,7 +43,7 @@ from allfold_core.errors import (
     from_dict,
 )
 from allfold_core.frames import FrameHeader, FrameType
-from allfold_core.local_wire import Message, PairMessage
+from allfold_core.local_wire import Message, PairMessage, check_timeout
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Mailbox, Wanted
 from allfold_core.plan import Plan
 
@@ -140,6 +140,7 @@ class Pairs:
     def _checked(
         self, rank: int, connection: RankConnection, number: int, message: PairMessage
     ) -> Call:
+        check_timeout(message.timeout)
         peer, world = message.peer, self._plan.world_size
         dtype = DType.from_code(message.dtype)
         anyone = peer == ANY_SOURCE and message.kind is Message.RECV
@@ -162,7 +163,7 @@ class Pairs:
         if node == self._me:
             self._arrive(Letter(envelope, node, send=call))
             return
-        number = next(self._numbers)
+        number = call.number = next(self._numbers)
         self._sends[number] = call
         content = call.memory.numpy().tobytes() if message.nbytes <= EAGER_BYTES else b""
         self.edges.open_in(node)
@@ -349,12 +350,12 @@ class Pairs:
             self._end(call, error)
 
     def _forget(self, node: int, number: int, error: AllfoldError) -> None:
-        """The sender has given up."""
-        letter = self._letters.pop((node, number), None)
-        if letter is not None and letter.receive is not None:
-            self._end(letter.receive, error)
-            return
-        self._mailbox.withdraw_if(lambda kept: (kept.node, kept.number) == (node, number))
+        """The sender wants to give up. It hears what has become of the message, as always."""
+        letter = self._letters.get((node, number))
+        if letter is not None:
+            self._reject(letter, error)
+        elif self._mailbox.withdraw_if(lambda kept: (kept.node, kept.number) == (node, number)):
+            self._enqueue(node, error_note(FrameType.REFUSED, number, error))
 
     # Outcomes that are no success
 
@@ -363,8 +364,10 @@ class Pairs:
         if not self._calls:
             return
         with self._turn():
-            for call in [each for each in self._calls if now >= each.deadline]:
-                self._give_up(call, self._peer_has_left(call) or self._overdue(call))
+            overdue = [call for call in self._calls if now >= call.deadline]
+            self._give_up(
+                {call: self._peer_has_left(call) or self._overdue(call) for call in overdue}
+            )
 
     def _overdue(self, call: Call) -> PeerMissing:
         message = call.message
@@ -382,22 +385,34 @@ class Pairs:
             timeout=message.timeout,
         )
 
-    def _give_up(self, call: Call, error: AllfoldError) -> None:
-        """End a call, and tell the other side where it has one."""
-        if not call.is_send:
-            self._mailbox.cancel(call)
-            for letter in [each for each in self._letters.values() if each.receive is call]:
-                self._reject(letter, error)
-        elif (number := self._number_of(call)) is not None:
-            self._conclude(number, error)
-            node = self._plan.index_of_rank(call.message.peer)
-            self._enqueue(node, error_note(FrameType.WITHDRAWN, number, error))
-        else:
-            self._mailbox.withdraw_if(lambda kept: kept.send is call)
-        self._end(call, error)
+    def _give_up(self, errors: dict[Call, AllfoldError]) -> None:
+        """End calls, and tell the other side where it has one."""
+        if not errors:
+            return
+        self._mailbox.cancel_if(lambda receive: receive in errors)
+        self._mailbox.withdraw_if(lambda kept: kept.send in errors)
+        for letter in [each for each in self._letters.values() if each.receive in errors]:
+            assert letter.receive is not None
+            self._reject(letter, errors[letter.receive])
+        for call, error in errors.items():
+            if call.number < 0:
+                self._end(call, error)
+            else:
+                self._withdraw(call, error)
 
-    def _number_of(self, call: Call) -> int | None:
-        return next((number for number, each in self._sends.items() if each is call), None)
+    def _withdraw(self, call: Call, error: AllfoldError) -> None:
+        """Give up a message to another node, which may have it already: its word decides."""
+        queued = self._queued.get(call.number)
+        is_offer = queued is not None and queued.kind is FrameType.OFFER
+        unsent = is_offer and queued is not None and not queued.has_begun
+        if unsent or call.last_word is not None:
+            self._conclude(call.number, error)
+            return
+        if queued is not None:
+            queued.cancelled = True
+        call.last_word = monotonic() + RECONNECT_SECONDS
+        node = self._plan.index_of_rank(call.message.peer)
+        self._enqueue(node, error_note(FrameType.WITHDRAWN, call.number, error))
 
     def _peer_has_left(self, call: Call) -> PeerLost | None:
         message = call.message
@@ -417,20 +432,8 @@ class Pairs:
         """A rank has left in order: it neither sends nor receives any more."""
         with self._turn():
             self._left.add(rank)
-            for call in list(self._calls):
-                error = self._peer_has_left(call)
-                if error is None:
-                    continue
-                if self._may_be_taken(call):
-                    # The word that it was may come after that of the departure.
-                    call.last_word = monotonic() + RECONNECT_SECONDS
-                else:
-                    self._give_up(call, error)
-
-    def _may_be_taken(self, call: Call) -> bool:
-        """Whether a message has left for another node."""
-        number = self._number_of(call)
-        return number is not None and self._queued[number].has_begun
+            hopeless = {call: self._peer_has_left(call) for call in self._calls}
+            self._give_up({call: error for call, error in hopeless.items() if error is not None})
 
     def break_(self, error: AllfoldError) -> None:
         """The group has lost a member: fail what waits, and whatever comes."""

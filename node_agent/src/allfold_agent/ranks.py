@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
@@ -60,6 +61,9 @@ class RankProcess:
                     f"segment {number} of {size} bytes is not acceptable: the file has {actual} "
                     f"bytes and {len(self._segments)} segments are mapped"
                 )
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                # Whoever cuts memory that others have mapped kills them with SIGBUS.
+                raise InvalidArgument(f"segment {number} is not sealed against being cut")
             memory = mmap.mmap(descriptor, size)
             self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
         finally:
@@ -93,6 +97,12 @@ class RankProcess:
             while self._outbox and self._try(self._outbox[0]):
                 self._outbox.popleft()
             return not self._outbox
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages are kept."""
+        with self._lock:
+            return bool(self._outbox)
 
     def close(self) -> None:
         """Forget the rank; its memory goes when the last op lets go of it."""

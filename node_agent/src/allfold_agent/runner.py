@@ -84,7 +84,7 @@ class Runner:
     def strategy_for(self, fingerprint: Fingerprint) -> str:
         """The strategy that every node uses for such an op; ``InvalidArgument`` if none can."""
         wire = fingerprint.wire.effective(fingerprint.kept_dtype)
-        nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
+        nbytes = wire.nbytes(sum(self.sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
         return choose(
             fingerprint.kind,
             self.plan,
@@ -146,7 +146,7 @@ class Runner:
 
     # Compiling
 
-    def _sizes(self, fingerprint: Fingerprint) -> tuple[int, ...]:
+    def sizes(self, fingerprint: Fingerprint) -> tuple[int, ...]:
         """Elements: of the tensor, or of each rank's block."""
         if fingerprint.kind is Kind.ALL_TO_ALL:
             return ()
@@ -193,7 +193,7 @@ class Runner:
                 self._placement,
                 self.me,
             )
-        sizes = self._sizes(fingerprint)
+        sizes = self.sizes(fingerprint)
         return layout(fingerprint.kind, sizes, fingerprint.root, self._placement, self.me, rounded)
 
     # Running

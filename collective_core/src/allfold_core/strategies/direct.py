@@ -53,8 +53,23 @@ def block_program(kind: Kind, blocks: Sequence[Slice], me: int) -> Iterator[Step
         yield from (Await(other) for other in others_before(len(blocks), me))
 
 
+def all_to_all(outgoing: Sequence[Slice], incoming: Sequence[Slice], me: int) -> Iterator[Step]:
+    """Send ``outgoing[j]`` to every node j, receive ``incoming[j]`` from it, and wait for all.
+
+    The nodes agree on sizes in pairs alone, so one for which all is well would not notice that two
+    others disagree: nobody is done before everybody has received what it expects.
+    """
+    nodes = len(outgoing)
+    after = list(others_after(nodes, me))
+    yield from (Send(outgoing[other], other) for other in after if outgoing[other])
+    yield from (
+        Receive(incoming[other], other) for other in others_before(nodes, me) if incoming[other]
+    )
+    yield from barrier(nodes, me)
+
+
 def exchange(outgoing: Sequence[Slice], incoming: Sequence[Slice], me: int) -> Iterator[Step]:
-    """Send ``outgoing[j]`` to every node j and receive ``incoming[j]`` from it: an all-to-all.
+    """Send ``outgoing[j]`` to every node j and receive ``incoming[j]`` from it.
 
     Who has nothing for another node sends it a signal, first of all, because it has to wait for
     nothing then.
