@@ -10,7 +10,12 @@ from tests.support import programs, tensors
 from tests.support.cases import digest, encode, expected, inputs, numels
 from tests.support.ranks import Job, failures, results
 
-from allfold_core.errors import AllfoldError, BroadcastMultipleTensors, BroadcastNoTensor
+from allfold_core.errors import (
+    AllfoldError,
+    BroadcastMultipleTensors,
+    BroadcastNoTensor,
+    InvalidArgument,
+)
 
 STRATEGIES = ("tree(1)", "tree(2)", "tree(4)", "centralized", "chain", "auto")
 SEVERAL_CHUNKS = 300_007
@@ -154,3 +159,18 @@ def test_a_broadcast_with_several_tensors_is_refused_on_every_rank_and_names_the
         for error in _refused_everywhere(job, sources):
             assert isinstance(error, BroadcastMultipleTensors)
             assert error.details["ranks"] == sorted(set(sources))
+
+
+@pytest.mark.parametrize("what", ["uint16", "datetime", "complex", "torch.bool", "torch.bfloat16"])
+def test_what_one_rank_brings_may_be_of_any_type(job: Job, what: str) -> None:
+    source = job.world_size - 1
+    got = job.run(programs.bring, what=what, source=source)
+    assert got == [got[source]] * job.world_size
+
+
+@pytest.mark.parametrize("what", ["a list", "structured"])
+def test_that_one_rank_brings_what_cannot_be_moved_is_told_to_all(job: Job, what: str) -> None:
+    for call in job.start_all(programs.bring, what=what, source=0):
+        assert isinstance(call.failure().error, InvalidArgument)
+    total = sum(range(1, job.world_size + 1))
+    assert job.run(programs.call) == [[total] * 4] * job.world_size

@@ -254,6 +254,23 @@ def refused(group: allfold.Group, what: str) -> None:
             raise ValueError(what)
 
 
+def bring(group: allfold.Group, what: str, source: int) -> list[Any]:
+    """A broadcast without a root, of a tensor that only ``source`` has: [type, dtype, elements]."""
+    import torch
+
+    tensors_to_bring = {
+        "uint16": np.arange(3, dtype=np.uint16),
+        "datetime": np.array(["2020-01-02"], "datetime64[D]"),
+        "complex": np.full(2, 1 + 2j),
+        "torch.bool": torch.tensor([True, False]),
+        "torch.bfloat16": torch.ones(2, dtype=torch.bfloat16),
+        "a list": [1, 2],
+        "structured": np.zeros(2, [("a", "i4")]),
+    }
+    got = group.broadcast(tensors_to_bring[what] if group.rank == source else None)
+    return [type(got).__name__, str(got.dtype), str(got.tolist())]
+
+
 # Many ops at once
 
 

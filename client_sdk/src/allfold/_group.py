@@ -21,7 +21,6 @@ from allfold._session import GRACE_SECONDS, Pending, Session
 from allfold._staging import Staged
 from allfold._work import Work
 from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
 from allfold_core.errors import (
     AgentLost,
     AllfoldError,
@@ -548,15 +547,19 @@ class Group:
 
         One all-reduce of a small record: per rank a flag, then what the source alone fills in.
         """
-        view = None if tensor is None else _tensors.view(tensor, written=False)
         flags = np.zeros(self.world_size, np.int64)
-        about = np.zeros(_ABOUT + 64, np.int64)
-        if view is not None:
+        about = np.zeros(_tensors.ABOUT_SIZE, np.int64)
+        unfit: InvalidArgument | None = None
+        if tensor is not None:
             flags[self.rank] = 1
-            about[:_ABOUT] = (view.dtype.code, view.is_torch, view.is_complex, len(view.shape))
-            about[_ABOUT : _ABOUT + len(view.shape)] = view.shape
+            try:
+                about = _tensors.describe(tensor)
+            except InvalidArgument as error:
+                unfit = error  # the others wait for the record, and must hear of it
         record = np.concatenate([flags, about])
         self.all_reduce(record, timeout=timeout)
+        if unfit is not None:
+            raise unfit
         sources = np.flatnonzero(record[: self.world_size]).tolist()
         if not sources:
             raise BroadcastNoTensor(
@@ -570,20 +573,13 @@ class Group:
                 ranks=sources,
             )
         if tensor is None:
-            tensor = _receiver(record[self.world_size :])
+            tensor = _tensors.described(record[self.world_size :])
+        if tensor is None:
+            raise InvalidArgument(
+                f"broadcast in group '{self.name}': rank {sources[0]} brought something that "
+                "cannot be moved; its own error says why"
+            )
         return tensor, sources[0]
-
-
-_ABOUT = 4
-
-
-def _receiver(about: np.ndarray[Any, Any]) -> Any:
-    code, is_torch, is_complex, ndim = (int(value) for value in about[:_ABOUT])
-    shape = tuple(int(size) for size in about[_ABOUT : _ABOUT + ndim])
-    dtype = DType.from_code(code)
-    if is_complex:
-        return _tensors.new_complex(shape[:-1], dtype, prefer_torch=bool(is_torch))
-    return _tensors.new(shape, dtype, prefer_torch=bool(is_torch))
 
 
 def _name_of(number: int) -> str:

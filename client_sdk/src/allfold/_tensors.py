@@ -209,20 +209,45 @@ def itemsize_of(dtype: Any) -> int:
     return found.itemsize
 
 
-def new(shape: tuple[int, ...], dtype: DType, *, prefer_torch: bool) -> Any:
-    """A fresh tensor outside the arena, for what another rank sends."""
-    torch = sys.modules.get("torch")
-    if torch is not None and (prefer_torch or dtype is DType.BFLOAT16):
-        return torch.empty(shape, dtype=getattr(torch, dtype.label))
-    if dtype is DType.BFLOAT16:
-        raise InvalidArgument("the tensor is bfloat16, which NumPy lacks: import torch first")
-    return np.empty(shape, dtype.label)
+_LONGEST_NAME = 32
+ABOUT_SIZE = 3 + _LONGEST_NAME + MAX_DIMENSIONS
+"""Numbers in what :func:`describe` makes."""
 
 
-def new_complex(shape: tuple[int, ...], part: DType, *, prefer_torch: bool) -> Any:
-    """Like :func:`new`, for complex numbers whose parts are of the type ``part``."""
-    name = next(label for label, dtype in _COMPLEX.items() if dtype is part)
+def describe(tensor: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What another rank must know to make a tensor like this one, as numbers.
+
+    Raises:
+        InvalidArgument: it is not one that Allfold can move, or its type has no name.
+    """
+    seen = view(tensor, written=False, folded=False)
+    name = str(tensor.dtype).removeprefix("torch.") if seen.is_torch else tensor.dtype.str
+    if len(name) > _LONGEST_NAME or (not seen.is_torch and np.dtype(name) != tensor.dtype):
+        raise InvalidArgument(f"the type {tensor.dtype} has no name that another rank would know")
+    shape = tuple(tensor.shape)
+    about = np.zeros(ABOUT_SIZE, np.int64)
+    about[:3] = (seen.is_torch, len(name), len(shape))
+    about[3 : 3 + len(name)] = list(name.encode("ascii"))
+    about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + len(shape)] = shape
+    return about
+
+
+def described(about: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """A fresh tensor like the one that was described; ``None`` where none was.
+
+    A torch tensor where torch is loaded and it was one, else an array.
+    """
+    is_torch, length, ndim = (int(value) for value in about[:3])
+    if not length:
+        return None
+    name = bytes(about[3 : 3 + length].astype(np.uint8)).decode("ascii")
+    shape = tuple(int(size) for size in about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + ndim])
     torch = sys.modules.get("torch")
-    if torch is not None and prefer_torch:
+    if is_torch and torch is not None:
         return torch.empty(shape, dtype=getattr(torch, name))
-    return np.empty(shape, name)
+    try:
+        return np.empty(shape, np.dtype(name))
+    except TypeError:
+        raise InvalidArgument(
+            f"the tensor is {name}, which NumPy lacks: import torch first"
+        ) from None

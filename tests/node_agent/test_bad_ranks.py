@@ -1,0 +1,168 @@
+"""What a rank may send its agent without harm to others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.local_groups import LocalRank, local_groups, make_plan
+from tests.support.waiting import wait_until
+
+from allfold_agent.group import Group
+from allfold_agent.hub import Hub
+from allfold_agent.ranks import Membership
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
+from allfold_core.local_wire import (
+    FIRST_PAIR,
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    SEGMENT,
+    Message,
+    OpMessage,
+    PairMessage,
+    Region,
+    pack_json,
+    pack_outcome,
+    unpack_json,
+    unpack_outcome,
+)
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.verdict import Evidence, judge_mismatch
+
+NOWHERE = Region(0, 0)
+NAN = float("nan")
+
+
+class NoGroups:
+    """A registrar that knows of nothing."""
+
+    def join(self, request: dict[str, Any]) -> Future[Group]:
+        raise NotImplementedError
+
+    def leave(self, membership: Membership) -> Future[None]:
+        raise NotImplementedError
+
+    def lose(self, membership: Membership) -> None:
+        raise NotImplementedError
+
+    def groups(self) -> list[Group]:
+        return []
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        raise NotImplementedError
+
+
+@contextmanager
+def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
+    """A hub, and a process that it has greeted."""
+    hub = Hub(str(folder / "agent.sock"), NoGroups(), {"node": "test"})
+    hub.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+        rank.settimeout(10.0)
+        rank.connect(str(folder / "agent.sock"))
+        rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
+        assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
+        try:
+            yield hub, rank
+        finally:
+            hub.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_descriptor_that_comes_with_any_message_is_closed(tmp_path: Path) -> None:
+    message = PairMessage(Message.SEND, 9, FIRST_PAIR, 1.0, 0, 0, 1, NOWHERE, 0).pack()
+    with connected(tmp_path) as (_, rank):
+        before = descriptors()
+        for _ in range(50):
+            with open(os.devnull, "rb") as file:  # noqa: PTH123
+                socket.send_fds(rank, [message], [file.fileno()])
+            assert rank.recv(MAX_MESSAGE)[0] == Message.FAILED
+        assert descriptors() == before
+
+
+@pytest.mark.parametrize("kind", [Message.OP, Message.SEND, Message.RECV])
+def test_a_process_that_does_not_speak_the_protocol_is_let_go(
+    tmp_path: Path, kind: Message
+) -> None:
+    with connected(tmp_path) as (hub, rank):
+        rank.send(bytes([kind, 1, 2, 3]))
+        assert rank.recv(MAX_MESSAGE) == b""
+        wait_until(lambda: not hub.processes, "it is forgotten")
+
+
+def test_memory_that_its_owner_could_cut_is_refused(tmp_path: Path) -> None:
+    """Reading where nothing is any more would end the agent with SIGBUS."""
+    with connected(tmp_path) as (_, rank):
+        file = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, 4096)
+        socket.send_fds(rank, [SEGMENT.pack(Message.SEGMENT, 0, 4096)], [file])
+        answer = rank.recv(MAX_MESSAGE)
+        os.close(file)
+    assert answer[0] == Message.REFUSED
+    assert "not sealed against being cut" in unpack_json(answer)["message"]
+
+
+def refusal(rank: LocalRank) -> AllfoldError:
+    _, error = rank.outcome()
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("timeout", [NAN, 0.0, -1.0, float("inf")])
+def test_a_time_limit_that_is_none_is_refused_and_others_keep_theirs(timeout: float) -> None:
+    with local_groups([[0, 1]]) as local:
+        local.ranks[0].call(0, [1.0], timeout=timeout)
+        assert "timeout" in refusal(local.ranks[0]).message
+        local.ranks[1].exchange(Message.RECV, 0, [0.0], 0, timeout=timeout)
+        assert "timeout" in refusal(local.ranks[1]).message
+
+
+def test_sizes_that_would_keep_the_agent_busy_for_minutes_are_refused() -> None:
+    """Nothing of this rank's own bounds what it says of the others' blocks."""
+    with local_groups([[0], [1], [2]]) as local:
+        print_ = Fingerprint(
+            Kind.SCATTER, None, DType.FLOAT32, (), 0, "chain", counts=(4, 4, 1 << 40)
+        )
+        rank = local.ranks[1]
+        message = OpMessage(0, 0, 5.0, NOWHERE, NOWHERE, print_.pack())
+        rank.group.submit(1, rank, 0, message)
+        error = refusal(rank)
+        assert isinstance(error, InvalidArgument)
+        assert "one op moves at most" in error.message
+
+
+def test_an_outcome_that_is_too_long_for_a_message_loses_its_details() -> None:
+    error = MismatchError("x" * MAX_MESSAGE, got={str(rank): "y" * 100 for rank in range(1000)})
+    packed = pack_outcome(Message.FAILED, 1, 2, error.to_dict())
+    assert len(packed) <= MAX_MESSAGE
+    group, seq, body = unpack_outcome(packed)
+    assert (group, seq) == (1, 2)
+    assert body is not None
+    assert body["code"] == error.code
+    assert body["message"].startswith("xxx")
+
+
+def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
+
+    ranks = range(600)
+    calls = {
+        rank: Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.INT8, (rank,), -1, "auto")
+        for rank in ranks
+    }
+    plan = make_plan([[rank] for rank in ranks])
+    error = judge_mismatch(plan, Evidence(0, calls, dict.fromkeys(ranks, 0)))
+    assert error is not None
+    packed = pack_outcome(Message.FAILED, 0, 0, error.to_dict())
+    assert len(packed) < MAX_MESSAGE
+    assert "; and 591 other calls" in error.message
+    assert len(error.details["odd_ranks"]) == 599
