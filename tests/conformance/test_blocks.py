@@ -316,8 +316,13 @@ def refusals(world: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
     whole = [2 * world, 3]
     yield "all_gather", {"tensor": row, "output": [2 * world, 2]}, {}, f"have {6 * world} elements"
     yield "all_gather", {"tensor": row, "output": [row] * (world - 1)}, {}, "list of blocks"
-    yield "all_gather", {"tensor": row}, {"counts": [2] * (world + 1)}, "counts has one number"
-    yield "all_gather", {"tensor": row}, {"counts": [-2] * world}, "counts has one number"
+    yield (
+        "all_gather",
+        {"tensor": row},
+        {"counts": [2] * (world + 1)},
+        "counts has one whole number",
+    )
+    yield "all_gather", {"tensor": row}, {"counts": [-2] * world}, "counts has one whole number"
     yield "all_gather", {"tensor": row}, {"counts": [3] * world}, "has 2 rows, but counts says 3"
     uneven = [row, *[[3, 3]] * (world - 1)]
     yield "all_gather", {"tensor": [3, 3], "output": uneven}, {}, "the block of rank 0"
