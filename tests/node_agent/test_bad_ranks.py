@@ -49,7 +49,7 @@ class NoGroups:
     def leave(self, membership: Membership) -> Future[None]:
         raise NotImplementedError
 
-    def lose(self, membership: Membership) -> None:
+    def lose(self, membership: Membership, reason: str = "") -> None:
         raise NotImplementedError
 
     def groups(self) -> list[Group]:

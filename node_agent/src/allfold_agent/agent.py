@@ -17,7 +17,7 @@ from allfold_agent.data_server import DataServer, SocketTaker
 from allfold_agent.edge_request import EdgeRequest, Lane
 from allfold_agent.enrolment import Enrolment, Identity
 from allfold_agent.group import Group
-from allfold_agent.hub import Hub
+from allfold_agent.hub import PROCESS_ENDED, Hub
 from allfold_agent.in_edge import Dial
 from allfold_agent.orchestrator_client import OrchestratorClient
 from allfold_agent.peers import Peers
@@ -149,9 +149,9 @@ class Agent:
         self._from_thread(self._see_off(membership, gone))
         return gone
 
-    def lose(self, membership: Membership) -> None:
+    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
         group, rank = membership.group, membership.rank
-        error = _lost(group, [rank], "its process ended without leaving the group")
+        error = _lost(group, [rank], reason)
         group.fates.left[rank] = group.last_seq[rank]
         group.break_(error)
         self._from_thread(self._mourn(membership, error))

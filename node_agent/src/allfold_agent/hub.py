@@ -39,6 +39,8 @@ from allfold_core.local_wire import (
 
 log = logging.getLogger(__name__)
 
+PROCESS_ENDED = "its process ended without leaving the group"
+GAVE_UP = "it left the group while ops of its own were in flight"
 _IDLE_SECONDS = 5.0
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 
@@ -55,8 +57,8 @@ class Registrar(Protocol):
     def leave(self, membership: Membership) -> Future[None]:
         """A rank leaves in order; resolves when its seat is free for another registration."""
 
-    def lose(self, membership: Membership) -> None:
-        """A rank has died."""
+    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
+        """A rank has died, or can go on no more."""
 
     def groups(self) -> list[Group]:
         """The groups on this node."""
@@ -315,7 +317,7 @@ class Hub:
             raise MultipleUnregister("this process is not in the group that it leaves")
         answer = pack_json(Message.LEFT, {"request": body["request"]})
         if body.get("lost"):
-            self._registrar.lose(membership)
+            self._registrar.lose(membership, GAVE_UP)
             process.send(answer)
             return
         self._registrar.leave(membership).add_done_callback(lambda _: process.send(answer))

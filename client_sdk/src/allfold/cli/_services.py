@@ -28,4 +28,4 @@ def agent(options: tuple[str, ...]) -> None:
 
 def _become(module: str, options: tuple[str, ...]) -> None:
     require(module)
-    os.execv(sys.executable, [sys.executable, "-m", module, *options])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *options])

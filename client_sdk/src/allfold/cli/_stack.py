@@ -169,7 +169,7 @@ class LocalStack:
         with self._log(name).open("wb") as log:
             child = Child(
                 name,
-                [sys.executable, "-m", module, *options, *ready],
+                [sys.executable, "-P", "-m", module, *options, *ready],
                 env=self._env,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
@@ -26,6 +27,8 @@ log = logging.getLogger("allfold")
 BACKEND = "allfold"
 _SHUTDOWN_SECONDS = 1.0
 _LAST_SECONDS = 0.2
+_STORE_SECONDS = 1.0
+_NEW_STORE_SECONDS = 0.05
 
 Tensor = torch.Tensor
 # torch's stubs list the overloads of C++, of which a Python class implements one each.
@@ -39,7 +42,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     torch 2.13 and later, and the one before.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, store: Any = None) -> None:
         # The form with a store makes an object that C++ would not call back (torch <= 2.13).
         super().__init__(group.rank, group.world_size)
         self.group = group
@@ -48,6 +51,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._name = self._description = ""
         self._pid = os.getpid()
         self._left = False
+        # Rank 0 has the server of the store; its end must not wait for us.
+        self._store = store if group.rank else None
         _open_groups.add(self)
 
     # What it is
@@ -98,6 +103,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if self._left or self._pid != os.getpid():
             return
         self._left = True
+        store, self._store = self._store, None
         if not self.group.quiesce(seconds):
             log.warning("ops were in flight as group '%s' was left", self.group.name)
             self.group.abandon()
@@ -107,6 +113,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         except AllfoldError as error:
             log.warning("could not leave group '%s' in order: %s", self.group.name, error)
         self.end_threads(seconds)
+        if store is not None and all(group._left for group in list(_open_groups)):
+            _await_end_of(store)
 
     def end_threads(self, seconds: float) -> None:
         """End what completes futures; waits so long for each callback that is running."""
@@ -244,10 +252,46 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
 
     def _message(self, op: Op, tensors: Sequence[Tensor]) -> Work:
-        return Work([op], tensors, self._messages)
+        return Work([op], tensors, self._messages, self._explain)
 
     def _work(self, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
-        return Work(ops, tensors, self._progress)
+        return Work(ops, tensors, self._progress, self._explain)
+
+    def _explain(self, error: AllfoldError) -> None:
+        """Errors speak of the group's ranks; say which these are, where the job has others."""
+        ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
+        if ranks != sorted(ranks) or ranks[-1:] != [len(ranks) - 1]:
+            numbered = ", ".join(f"{index} is {rank}" for index, rank in enumerate(ranks))
+            note = f"Ranks of this group, in the job: {numbered}."
+            if ranks and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+
+
+def _known_groups() -> Any:
+    """The groups that torch has the ranks of: those that were not destroyed."""
+    return dist.distributed_c10d._world.pg_group_ranks
+
+
+def _await_end_of(store: Any) -> None:
+    """Wait until rank 0 has closed the store, but not long.
+
+    Whoever opens a group anew would otherwise meet the others in the old store, which then ends.
+    """
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return  # torchrun's own, which stays
+    if type(store).__name__ != "TCPStore":
+        return
+    # A connection that says nothing ends with the server. (The store's own client would print a
+    # C++ stack.) One that is made while the server ends is cut; in the next one it lives on.
+    seconds = _STORE_SECONDS
+    try:
+        while True:
+            with socket.create_connection((store.host, store.port), seconds) as connected:
+                seconds = _NEW_STORE_SECONDS if connected.recv(1) == b"" else seconds
+    except OSError as error:
+        log.debug("the store at %s:%d: %s", store.host, store.port, error)
 
 
 def _options(opts: Any) -> Options:

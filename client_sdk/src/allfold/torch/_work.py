@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Lock
 
@@ -27,15 +27,21 @@ class Work(dist.Work):
         ops: what is waited for.
         tensors: where the results are in the end.
         progress: completes the future, if anybody asks for one.
+        explain: adds to an error what only the group knows.
     """
 
     def __init__(
-        self, ops: Sequence[Op], tensors: Sequence[torch.Tensor], progress: Progress
+        self,
+        ops: Sequence[Op],
+        tensors: Sequence[torch.Tensor],
+        progress: Progress,
+        explain: Callable[[AllfoldError], None],
     ) -> None:
         super().__init__()
         self._ops = tuple(ops)
         self._tensors = list(tensors)
         self._progress = progress
+        self._explain = explain
         self._making = Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
@@ -46,8 +52,12 @@ class Work(dist.Work):
             PeerMissing: ``timeout`` has passed; the op is still in flight.
             AllfoldError: it has failed, for every rank alike.
         """
-        for op in self._ops:
-            op.wait(seconds(timeout))
+        try:
+            for op in self._ops:
+                op.wait(seconds(timeout))
+        except AllfoldError as error:
+            self._explain(error)
+            raise
         return True
 
     def is_completed(self) -> bool:

@@ -9,6 +9,7 @@ model.register_comm_hook(HookState(allfold.init(), wire="int8"), hook)
 # No annotations as text here: DDP compares those of a hook with the types themselves.
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -23,6 +24,9 @@ from allfold_core.operations import ReduceOp
 __all__ = ["HookState", "hook"]
 
 
+_numbers = count()
+
+
 @dataclass
 class HookState:
     """What the hook of one model knows.
@@ -32,13 +36,14 @@ class HookState:
         wire: how gradients travel between nodes, as in :meth:`allfold.Group.all_reduce`; ``None``
             for the group's own way.
         feedback: add what a lossy wire cost a bucket to the same bucket of the next step.
-        name: of the model, where several have such a hook over one group.
+        name: of the model; by default a number, in the order in which states are made, which must
+            be the same on all ranks.
     """
 
     group: allfold.Group | None = None
     wire: str | None = None
     feedback: bool = True
-    name: str = "ddp"
+    name: str = field(default_factory=lambda: f"ddp{next(_numbers)}")
     _progress: Progress = field(
         default_factory=partial(Progress, "allfold-hook"), init=False, repr=False
     )
