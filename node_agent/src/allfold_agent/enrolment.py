@@ -135,19 +135,22 @@ class Enrolment:
                 the seconds that all of this may take.
 
         Raises:
-            PeerMissing: the group is not complete in time; names the missing ranks.
+            PeerMissing: the group is not complete in time; names the ranks that never came, and
+                those that came and gave up earlier.
             OrchestratorUnreachable: no answer in time.
             AllfoldError: the orchestrator's refusal.
         """
         deadline = monotonic() + float(request["init_timeout"])
+        seat = request["group"], request["rank"], request["session"]
         try:
             epoch = await self._take_seat(request, deadline)
             return await self._await_plan(request, epoch, deadline)
+        except asyncio.CancelledError:
+            # The rank died meanwhile: nobody must wait for this seat.
+            await self.give_up_seat(*seat, "lost")
+            raise
         except BaseException:
-            # Also when the rank died meanwhile (cancellation): nobody must wait for this seat.
-            await self.give_up_seat(
-                request["group"], request["rank"], request["session"], "withdrawn"
-            )
+            await self.give_up_seat(*seat, "withdrawn")
             raise
 
     async def _take_seat(self, request: dict[str, Any], deadline: float) -> int:
@@ -176,7 +179,7 @@ class Enrolment:
             ) from None
 
     async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
-        absent: list[int] = []
+        answer: dict[str, Any] = {"missing": [], "gave_up": []}
         while (left := deadline - monotonic()) > 0:
             wait = min(left, _POLL_SECONDS)
             answer = await self._client.persist(
@@ -188,15 +191,7 @@ class Enrolment:
             )
             if answer["ready"]:
                 return Plan.from_dict(answer["plan"])
-            absent = answer["missing"]
-        raise PeerMissing(
-            f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: "
-            f"{name_ranks(absent)} of {request['world_size']} did not come. Start the missing "
-            "ranks, or check that all were started with the same group and world size.",
-            missing_ranks=absent,
-            group=request["group"],
-            timeout=request["init_timeout"],
-        )
+        raise _incomplete(request, answer["missing"], answer["gave_up"])
 
     async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
@@ -223,3 +218,27 @@ class Enrolment:
                 # It has cleared the seat by itself: the lease ended, or it lost its memory.
                 log.info("rank %d of group '%s' had no seat any more: %s", rank, group, error)
             self._owed.pop((group, rank, session), None)
+
+
+def _incomplete(request: dict[str, Any], missing: list[int], gave_up: list[int]) -> PeerMissing:
+    """The error of a rank that waited in vain.
+
+    Ranks do not start at the same moment, so their time is not over at the same moment either:
+    the last one to give up must not name those that were there all along.
+    """
+    never_came = [rank for rank in missing if rank not in gave_up]
+    reasons = []
+    if never_came:
+        reasons.append(f"{name_ranks(never_came)} of {request['world_size']} did not come")
+    if gave_up:
+        reasons.append(f"{name_ranks(gave_up)} came, and gave up before")
+    why = "; ".join(reasons) or "there was no time left to wait for its ranks"
+    return PeerMissing(
+        f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: {why}. "
+        "Start the missing ranks, or check that all were started with the same group and world "
+        "size.",
+        missing_ranks=never_came,
+        gave_up_ranks=gave_up,
+        group=request["group"],
+        timeout=request["init_timeout"],
+    )

@@ -128,7 +128,10 @@ async def plan(
 def _waiting(found: Waiting) -> wire.PlanWaiting:
     forming = found.forming
     return wire.PlanWaiting(
-        epoch=forming.epoch, present=sorted(forming.seats), missing=forming.missing
+        epoch=forming.epoch,
+        present=sorted(forming.seats),
+        missing=forming.missing,
+        gave_up=forming.gave_up,
     )
 
 

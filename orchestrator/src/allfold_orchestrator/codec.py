@@ -61,6 +61,7 @@ def _tables(state: GroupState) -> dict[str, _Table]:
     tables: dict[str, _Table] = {}
     if state.forming:
         tables[f"seat:{state.forming.epoch}"] = state.forming.seats
+        tables[f"left:{state.forming.epoch}"] = state.forming.departed
     for epoch in state.epochs:
         tables[f"seat:{epoch.plan.epoch}"] = epoch.seats
         tables[f"left:{epoch.plan.epoch}"] = epoch.departed
@@ -109,9 +110,10 @@ def patch(state: GroupState, made: Changes) -> GroupState:
     Costs no JSON for what did not change, and shares it with ``state``.
     """
     seats: _Tables[RankSeat] = _Tables({epoch.plan.epoch: epoch.seats for epoch in state.epochs})
+    left: _Tables[Reason] = _Tables({epoch.plan.epoch: epoch.departed for epoch in state.epochs})
     if state.forming is not None:
         seats.tables[state.forming.epoch] = state.forming.seats
-    left: _Tables[Reason] = _Tables({epoch.plan.epoch: epoch.departed for epoch in state.epochs})
+        left.tables[state.forming.epoch] = state.forming.departed
     plans = {epoch.plan.epoch: epoch.plan for epoch in state.epochs}
     for kind, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
         match kind:
@@ -144,15 +146,20 @@ def _assemble(
         group=group,
         last_epoch=meta["last_epoch"],
         recalled=meta["recalled"],
-        forming=_formation(meta["forming"], seats) if meta["forming"] else None,
+        forming=_formation(meta["forming"], seats, left) if meta["forming"] else None,
         current=None if meta["current"] is None else epoch(meta["current"]),
         older=tuple(epoch(number) for number in meta["older"]),
     )
 
 
-def _formation(meta: dict[str, Any], seats: Mapping[int, Mapping[int, RankSeat]]) -> Formation:
+def _formation(
+    meta: dict[str, Any],
+    seats: Mapping[int, Mapping[int, RankSeat]],
+    left: Mapping[int, Mapping[int, Reason]],
+) -> Formation:
+    epoch = meta["epoch"]
     params, links = GroupParams(**meta["params"]), LinkModel(**meta["links"])
-    return Formation(meta["epoch"], params, links, seats.get(meta["epoch"], {}))
+    return Formation(epoch, params, links, seats.get(epoch, {}), left.get(epoch, {}))
 
 
 class _Tables(Generic[Entry]):

@@ -54,16 +54,26 @@ class GroupParams:
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """An epoch in the making: the first rank fixed ``params``, the others must bring the same."""
+    """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
+
+    ``departed`` are the ranks that had a seat, gave it up, and have not come again.
+    """
 
     epoch: int
     params: GroupParams
     links: LinkModel
     seats: Mapping[int, RankSeat]
+    departed: Mapping[int, Reason] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[int]:
+        """The ranks without a seat."""
         return [rank for rank in range(self.params.world_size) if rank not in self.seats]
+
+    @property
+    def gave_up(self) -> list[int]:
+        """Those of the missing ranks that came, and waited in vain for the others."""
+        return sorted(r for r, reason in self.departed.items() if reason is Reason.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)

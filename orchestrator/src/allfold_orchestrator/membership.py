@@ -102,7 +102,11 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
 def _take_seat(state: GroupState, join: Join) -> Outcome:
     forming = state.forming or Formation(state.last_epoch + 1, join.params, join.links, {})
-    forming = replace(forming, seats={**forming.seats, join.rank: join.seat})
+    forming = replace(
+        forming,
+        seats={**forming.seats, join.rank: join.seat},
+        departed={r: reason for r, reason in forming.departed.items() if r != join.rank},
+    )
     if len(forming.seats) == forming.params.world_size:
         return _complete(state, forming, join.rank)
     return replace(state, forming=forming), (Seated(join.rank, forming.epoch, ready=False),)
@@ -152,7 +156,8 @@ def _free_seats(
 ) -> Outcome:
     """Roll the registrations back. The last one takes the formation and its parameters along."""
     seats = {rank: seat for rank, seat in forming.seats.items() if rank not in ranks}
-    remaining = replace(forming, seats=seats) if seats else None
+    departed = {**forming.departed, **dict.fromkeys(ranks, reason)}
+    remaining = replace(forming, seats=seats, departed=departed) if seats else None
     return replace(state, forming=remaining), (SeatsFreed(forming.epoch, ranks, reason),)
 
 

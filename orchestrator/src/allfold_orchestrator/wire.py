@@ -127,6 +127,9 @@ class PlanWaiting(Answer):
     epoch: int
     present: list[int]
     missing: list[int]
+    gave_up: list[int] = Field(
+        description="Those of the missing ranks that came, and waited in vain for the others."
+    )
 
 
 class PlanComplete(Answer):
