@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from tests.support.cli import Commands, commands
 
-from allfold.cli._bench_rank import DTYPES, KINDS, OPS
+from allfold.cli._bench_data import DTYPES, OPS
+from allfold.cli._bench_kinds import KINDS
 
 SECONDS = 120.0
 INTEGERS = [dtype for dtype in DTYPES if "int" in dtype]

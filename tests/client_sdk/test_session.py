@@ -14,7 +14,7 @@ import pytest
 from tests.support.fake_agent import FakeAgent
 
 import allfold
-from allfold import _api
+from allfold._settings import socket_path
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import AgentLost, AgentUnreachable, InvalidArgument, PeerMissing
 
@@ -53,7 +53,7 @@ def test_an_agent_that_reads_nothing_any_more_is_given_up(agent: FakeAgent) -> N
     group = open_group(agent)
     with pytest.raises(AgentLost, match="takes no messages"):
         while True:
-            group._session.send(bytes(1000), timeout=0.2)
+            group.membership.session.send(bytes(1000), timeout=0.2)
 
 
 def test_a_process_finds_no_place_in_the_queue_of_an_agent_that_accepts_nobody(
@@ -111,7 +111,7 @@ def test_an_op_that_several_threads_wait_for_gives_its_memory_back_once(agent: F
             assert all(each.result(10) is tensor for each in waiting)
     one, other = (group.empty(1 << 16) for _ in range(2))
     assert not np.shares_memory(one, other)
-    (segment,) = group._session.arena._segments
+    (segment,) = group.membership.session.arena._segments
     free = sum(length for _, length in segment._free)
     assert free == segment.size - one.nbytes - other.nbytes
 
@@ -138,7 +138,7 @@ def test_the_agent_and_its_ranks_look_for_each_other_at_the_same_place(
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = f"{runtime}/allfold" if runtime else f"{tmp_path}/allfold-{os.getuid()}"
-    assert AgentSettings().socket == _api._socket_path() == f"{place}/agent.sock"
+    assert AgentSettings().socket == socket_path() == f"{place}/agent.sock"
 
 
 def test_a_socket_that_is_no_agents_is_no_place_to_wait_for_ever(tmp_path: Path) -> None:

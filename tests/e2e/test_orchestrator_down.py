@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import programs
+from tests.support.fixtures import pool_of_ranks, services_with
 from tests.support.ranks import Job, RankPool, failures
 from tests.support.redis_server import RedisServer
 from tests.support.require import requires
@@ -22,19 +23,8 @@ NODES = (0, 0, 1)
 HUNDREDS = 300
 OP_SECONDS = 15.0
 
-
-@pytest.fixture(scope="module")
-def services() -> Iterator[Services]:
-    with Services() as services:
-        services.start_orchestrator()
-        services.start_agents("node0", "node1")
-        yield services
-
-
-@pytest.fixture(scope="module")
-def pool(services: Services) -> Iterator[RankPool]:
-    with RankPool(services) as pool:
-        yield pool
+services = services_with("node0", "node1")
+pool = pool_of_ranks()
 
 
 @pytest.fixture

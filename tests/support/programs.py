@@ -283,7 +283,7 @@ def many_in_flight(group: allfold.Group, count: int, seed: int) -> int:
     for number in order:
         _finish(group, number, works[number])
     assert all(work.is_completed() for work, _ in works)
-    return len(group._in_flight)
+    return len(group._channel.in_flight())
 
 
 def _start(group: allfold.Group, numel: int, number: int) -> tuple[allfold.Work, Any]:
@@ -373,18 +373,19 @@ def stream(group: allfold.Group, numel: int, seconds: float, strategy: str = "au
 
 def bookkeeping(group: allfold.Group) -> dict[str, int]:
     """What this process still keeps of ops that are over."""
-    return {"in_flight": len(group._in_flight), "pending": len(group._session._pending)}
+    pending = group.membership.session._pending
+    return {"in_flight": len(group._channel.in_flight()), "pending": len(pending)}
 
 
 def speak_for_another_group(group: allfold.Group) -> None:
     """Send the agent an op of a group that this process is not in, past the SDK's own checks."""
-    numbers = copy(group._op_numbers)
-    group._number += 1000
+    numbers = copy(group._channel._op_numbers)
+    group.membership.number += 1000
     try:
         group.all_reduce(np.ones(2), timeout=5.0)
     finally:
-        group._number -= 1000
-        group._op_numbers = numbers
+        group.membership.number -= 1000
+        group._channel._op_numbers = numbers
 
 
 def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict[str, Any]:
@@ -422,7 +423,7 @@ def in_flight_with_an_odd_one(
 
 def counted(group: allfold.Group) -> int:
     """How many ops this rank has called."""
-    return next(copy(group._op_numbers))
+    return next(copy(group._channel._op_numbers))
 
 
 def call_twice(group: allfold.Group, timeout: float) -> list[str]:

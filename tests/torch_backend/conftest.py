@@ -7,25 +7,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tests.support.fixtures import pool_of_ranks, services_with
 from tests.support.ranks import Call, Program, RankPool, results
 from tests.support.services import Services
 
 SHAPES = {"1x2": (0, 0), "2x2": (0, 0, 1, 1)}
 PROGRAM_SECONDS = 60.0
 
-
-@pytest.fixture(scope="module")
-def services() -> Iterator[Services]:
-    with Services() as services:
-        services.start_orchestrator()
-        services.start_agents("node0", "node1")
-        yield services
-
-
-@pytest.fixture(scope="module")
-def pool(services: Services) -> Iterator[RankPool]:
-    with RankPool(services) as pool:
-        yield pool
+services = services_with("node0", "node1")
+pool = pool_of_ranks()
 
 
 class TorchJob:

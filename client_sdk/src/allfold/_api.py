@@ -1,46 +1,22 @@
-"""The module-level functions: one connection per process, and a default group."""
+"""The module-level functions: those of :class:`allfold.Group` for a default group."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from threading import RLock
 from typing import Any, Unpack
 
 import numpy as np
 
 from allfold import _ranks
-from allfold._calls import checked_wire
-from allfold._group import NATIVE, Group, Options, checked_members, checked_seconds
-from allfold._session import Session
-from allfold_core.compiler import parse_overrides
-from allfold_core.errors import (
-    AllfoldError,
-    InvalidArgument,
-    MultipleRegister,
-    MultipleUnregister,
-    RegisterNotFirstOperation,
-)
-from allfold_core.local_wire import default_socket
+from allfold._group import Group
+from allfold._options import Options
+from allfold._registry import open_group, registry
+from allfold._settings import group_name
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
-
-DEFAULT_GROUP = "default"
-DEFAULT_TIMEOUT = 300.0
-DEFAULT_INIT_TIMEOUT = 60.0
-_EXIT_SECONDS = 1.0
-
-# It becomes a part of URLs, where "." and ".." have a meaning of their own.
-_GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
-
-_lock = RLock()
-_session: Session | None = None
-_groups: dict[str, Group] = {}
 
 
 def init(
@@ -81,7 +57,7 @@ def init(
         OrchestratorUnreachable: the agent cannot reach the orchestrator.
         InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
     """
-    name = _checked_name(group or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP)
+    name = group_name(group)
     info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
     log.info("group '%s': %s", name, info.describe())
     return open_group(
@@ -94,50 +70,6 @@ def init(
         strategies=strategies,
         wire=wire,
     )
-
-
-def open_group(
-    name: str,
-    rank: int,
-    world_size: int,
-    *,
-    agent: str | None = None,
-    timeout: float | None = None,
-    init_timeout: float | None = None,
-    strategies: str | Mapping[str, str] | None = None,
-    wire: str | None = None,
-) -> Group:
-    """Like :func:`init` for a seat that the caller knows, whatever the environment says of ranks.
-
-    For frameworks, which number the ranks of their groups themselves.
-    """
-    global _session
-    seconds = _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT)
-    patience = _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT)
-    overrides = _overrides(strategies)
-    wire_format = checked_wire(wire or os.environ.get("ALLFOLD_WIRE") or NATIVE)
-    with _lock:
-        _forget_lost_agent()
-        if name in _groups:
-            raise MultipleRegister(
-                f"this process is rank {_groups[name].rank} of group '{name}' already"
-            )
-        if _session is None:
-            _session = Session(agent or _socket_path(), patience)
-        _session.check_process()
-        if agent and agent != _session.path:
-            raise InvalidArgument(
-                f"this process uses the node agent at {_session.path} already, and can use only "
-                f"one at a time, not also {agent}; leave its groups first"
-            )
-        opened = Group(_session, name, rank, world_size, _left, wire_format.label)
-        try:
-            opened.join(timeout=seconds, init_timeout=patience, strategies=overrides)
-        except BaseException:
-            _close_if_idle()
-            raise
-        _groups[name] = opened
-    return opened
 
 
 def new_group(
@@ -165,13 +97,12 @@ def new_group(
         InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
         The errors of :func:`init`.
     """
-    parent = group or _default()
-    members = checked_members(parent, ranks)
+    parent = _chosen(group)
+    members = parent.membership.checked_members(ranks)
     if parent.rank not in members:
         return None
-    name = parent.name_of_child(members)
     opened = open_group(
-        name,
+        parent.membership.subgroup_name(members),
         members.index(parent.rank),
         len(members),
         timeout=parent.timeout if timeout is None else timeout,
@@ -179,7 +110,7 @@ def new_group(
         strategies=strategies,
         wire=parent.wire if wire is None else wire,
     )
-    parent.count_child(members)
+    parent.membership.count_subgroup(members)
     return opened
 
 
@@ -189,89 +120,27 @@ def shutdown(group: Group | None = None) -> None:
     Raises:
         MultipleUnregister: there is none to leave.
     """
-    with _lock:
-        leaving = [group] if group is not None else list(_groups.values())
-        if not leaving:
-            raise MultipleUnregister("this process is in no group; allfold.init comes first")
-        failures: list[AllfoldError] = []
-        for each in leaving:
-            try:
-                each.shutdown()
-            except AllfoldError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-
-def _left(group: Group) -> None:
-    """A group was left, by whichever way."""
-    with _lock:
-        if _groups.get(group.name) is group:
-            del _groups[group.name]
-        _close_if_idle()
-
-
-def _forget_lost_agent() -> None:
-    """An agent that died took its groups along: they must not stand in the way of new ones."""
-    if _session is not None and _session.lost:
-        _groups.clear()
-        _close_if_idle()
-
-
-def _close_if_idle() -> None:
-    global _session
-    if not _groups and _session is not None:
-        _session.close()
-        _session = None
-
-
-def _socket_path() -> str:
-    given = os.environ.get("ALLFOLD_SOCKET")
-    return given or default_socket(os.environ, os.getuid(), tempfile.gettempdir())
-
-
-def _checked_name(name: str) -> str:
-    if not _GROUP_NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"{name!r} cannot be the name of a group: it has 1 to 128 letters, digits and . _ -"
-        )
-    return name
-
-
-def _seconds(name: str, given: float | None, variable: str, default: float) -> float:
-    if given is not None:
-        return checked_seconds(name, given)
-    return checked_seconds(variable, os.environ.get(variable, default))
-
-
-def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:
-    if isinstance(strategies, Mapping):
-        text = ";".join(f"{kind}={name}" for kind, name in strategies.items())
-    else:
-        text = strategies if strategies is not None else os.environ.get("ALLFOLD_STRATEGY", "")
-    return parse_overrides(text)
-
-
-def _default() -> Group:
-    group = next(iter(_groups.values()), None)
-    if group is None:
-        raise RegisterNotFirstOperation("allfold.init must be called before any other function")
-    return group
+    registry.leave(group)
 
 
 def is_initialized() -> bool:
     """Whether this process is in a group."""
-    return bool(_groups)
+    return len(registry) > 0
+
+
+def _chosen(group: Group | None) -> Group:
+    """The group that was given, or the first of the process."""
+    return group or registry.default()
 
 
 def rank(group: Group | None = None) -> int:
     """This process's rank in a group."""
-    return (group or _default()).rank
+    return _chosen(group).rank
 
 
 def world_size(group: Group | None = None) -> int:
     """The number of ranks of a group."""
-    return (group or _default()).world_size
+    return _chosen(group).world_size
 
 
 def all_reduce(
@@ -283,7 +152,7 @@ def all_reduce(
     **options: Unpack[Options],
 ) -> Any:
     """Fold the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
-    return (group or _default()).all_reduce(tensor, op, factor=factor, **options)
+    return _chosen(group).all_reduce(tensor, op, factor=factor, **options)
 
 
 def reduce(
@@ -296,7 +165,7 @@ def reduce(
     **options: Unpack[Options],
 ) -> Any:
     """Fold the tensors of all ranks into that of ``root``; see :meth:`Group.reduce`."""
-    return (group or _default()).reduce(tensor, root, op, factor=factor, **options)
+    return _chosen(group).reduce(tensor, root, op, factor=factor, **options)
 
 
 def broadcast(
@@ -307,7 +176,7 @@ def broadcast(
     **options: Unpack[Options],
 ) -> Any:
     """Give every rank the tensor of one; see :meth:`Group.broadcast`."""
-    return (group or _default()).broadcast(tensor, root, **options)
+    return _chosen(group).broadcast(tensor, root, **options)
 
 
 def all_gather(
@@ -319,7 +188,7 @@ def all_gather(
     **options: Unpack[Options],
 ) -> Any:
     """Give every rank the tensors of all; see :meth:`Group.all_gather`."""
-    return (group or _default()).all_gather(tensor, output, counts=counts, **options)
+    return _chosen(group).all_gather(tensor, output, counts=counts, **options)
 
 
 def gather(
@@ -332,7 +201,7 @@ def gather(
     **options: Unpack[Options],
 ) -> Any:
     """Give ``root`` the tensors of all; see :meth:`Group.gather`."""
-    return (group or _default()).gather(tensor, root, output, counts=counts, **options)
+    return _chosen(group).gather(tensor, root, output, counts=counts, **options)
 
 
 def scatter(
@@ -345,7 +214,7 @@ def scatter(
     **options: Unpack[Options],
 ) -> Any:
     """Give every rank its block of what ``root`` has; see :meth:`Group.scatter`."""
-    return (group or _default()).scatter(output, inputs, root, counts=counts, **options)
+    return _chosen(group).scatter(output, inputs, root, counts=counts, **options)
 
 
 def reduce_scatter(
@@ -359,7 +228,7 @@ def reduce_scatter(
     **options: Unpack[Options],
 ) -> Any:
     """Fold the tensors of all ranks, each gets its block; see :meth:`Group.reduce_scatter`."""
-    return (group or _default()).reduce_scatter(
+    return _chosen(group).reduce_scatter(
         inputs, output, op, factor=factor, counts=counts, **options
     )
 
@@ -374,7 +243,7 @@ def all_to_all(
     **options: Unpack[Options],
 ) -> Any:
     """Give block j of rank i to rank j; see :meth:`Group.all_to_all`."""
-    return (group or _default()).all_to_all(
+    return _chosen(group).all_to_all(
         inputs, output, send_counts=send_counts, receive_counts=receive_counts, **options
     )
 
@@ -389,7 +258,7 @@ def send(
     async_op: bool = False,
 ) -> Any:
     """Give one rank a tensor; see :meth:`Group.send`."""
-    return (group or _default()).send(tensor, to, tag=tag, timeout=timeout, async_op=async_op)
+    return _chosen(group).send(tensor, to, tag=tag, timeout=timeout, async_op=async_op)
 
 
 def recv(
@@ -402,14 +271,14 @@ def recv(
     async_op: bool = False,
 ) -> Any:
     """Get a tensor of one rank, or of any; see :meth:`Group.recv`."""
-    return (group or _default()).recv(tensor, source, tag=tag, timeout=timeout, async_op=async_op)
+    return _chosen(group).recv(tensor, source, tag=tag, timeout=timeout, async_op=async_op)
 
 
 def barrier(
     *, group: Group | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:
     """Wait until every rank has called it; see :meth:`Group.barrier`."""
-    return (group or _default()).barrier(timeout=timeout, async_op=async_op)
+    return _chosen(group).barrier(timeout=timeout, async_op=async_op)
 
 
 def empty(
@@ -419,21 +288,4 @@ def empty(
 
     See :meth:`Group.empty`.
     """
-    return (group or _default()).empty(shape, dtype)
-
-
-@atexit.register
-def _leave_at_exit() -> None:
-    if _session is None or _session.pid != os.getpid():
-        return
-    if not all(group.quiesce(_EXIT_SECONDS) for group in list(_groups.values())):
-        # Most likely an error is on its way out of the script: it must not wait for others. The
-        # agent tells them that this rank is gone.
-        log.warning("ops are still in flight at exit; their groups lose this rank")
-        _session.close()
-        return
-    try:
-        if _groups:
-            shutdown()
-    except AllfoldError as error:
-        log.warning("could not leave in order at exit: %s", error)
+    return _chosen(group).empty(shape, dtype)

@@ -1,70 +1,24 @@
-"""A group: the ranks that call collectives together, and this process's seat among them."""
+"""A group: the ranks that call collectives together."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
-from threading import Lock
-from time import monotonic
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 
-from allfold import _calls, _tensors
-from allfold._calls import AUTO, Call, Seat
-from allfold._session import GRACE_SECONDS, Pending, Session
-from allfold._staging import Staged
-from allfold._work import Work
-from allfold_core.codecs import Wire
-from allfold_core.errors import (
-    AgentLost,
-    AllfoldError,
-    BroadcastMultipleTensors,
-    BroadcastNoTensor,
-    InvalidArgument,
-    MultipleUnregister,
-    PeerMissing,
-    RegisterNotFirstOperation,
-)
-from allfold_core.local_wire import FIRST_PAIR, MAX_MESSAGE, Message, OpMessage, PairMessage
-from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.operations import Fingerprint, ReduceOp
+from allfold import _tensors
+from allfold._calls import movement, point_to_point, reductions, unrooted
+from allfold._calls.arguments import check_one_dtype
+from allfold._calls.call import OpCall, PairCall
+from allfold._channel import Channel
+from allfold._membership import Membership
+from allfold._options import CallOptions, Options, checked_seconds
+from allfold_core.errors import AllfoldError, InvalidArgument, MultipleUnregister
+from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
-
-NATIVE = Wire.NATIVE.label
-LONGEST_SECONDS = 30 * 24 * 3600
-_TIDY_EVERY = 64
-_ABANDON_SECONDS = 1.0
-_LONGEST_FINGERPRINT = MAX_MESSAGE - 256
-# A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
-_NAME_KEPT = 107
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments that all collectives share; see :class:`Group`."""
-
-    timeout: float | None
-    strategy: str
-    wire: str | None
-    feedback: str | None
-    async_op: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """:class:`Options` with their defaults."""
-
-    timeout: float | None = None
-    strategy: str = AUTO
-    wire: str | None = None
-    feedback: str | None = None
-    async_op: bool = False
 
 
 class Group:
@@ -94,64 +48,23 @@ class Group:
         AgentLost: the node agent of this machine is gone.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        name: str,
-        rank: int,
-        world_size: int,
-        on_left: Callable[[Group], None],
-        wire: str = NATIVE,
-    ) -> None:
-        self.name = name
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = -1
-        self.nodes = 0
-        self.timeout = 0.0
+    def __init__(self, membership: Membership, wire: str, on_left: Callable[[Group], None]) -> None:
+        self._seat = seat = membership.seat
+        self.name = seat.group
+        self.rank = seat.rank
+        self.world_size = seat.world_size
+        self.epoch = membership.epoch
+        self.nodes = membership.nodes
+        self.timeout = membership.timeout
         self.wire = wire
-        self.seat = Seat(name, rank, world_size)
-        self._session = session
+        self.membership = membership
+        self._channel = Channel(membership)
         self._on_left = on_left
-        self._number = -1
-        self._uuid = uuid.uuid4().hex
-        self._lock = Lock()
-        self._op_numbers = count()
-        self._pair_numbers = count(FIRST_PAIR)
-        self._in_flight: dict[int, Work] = {}
-        self._children: Counter[tuple[int, ...]] = Counter()
-        self._left = False
 
     def __repr__(self) -> str:
         return f"<allfold.Group {self.name!r}: rank {self.rank} of {self.world_size}>"
 
-    # Membership
-
-    def join(self, *, timeout: float, init_timeout: float, strategies: Mapping[str, str]) -> None:
-        """Take the seat, and wait until every rank has done so."""
-        body = {
-            "group": self.name,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "session": self._uuid,
-            "timeout": timeout,
-            "init_timeout": init_timeout,
-            "strategies": dict(strategies),
-        }
-        try:
-            seat = self._session.request(Message.JOIN, body, init_timeout + GRACE_SECONDS)
-        except TimeoutError as error:
-            if isinstance(error, PeerMissing):
-                raise
-            raise PeerMissing(
-                f"the node agent at {self._session.path} gave no answer to the registration of "
-                f"rank {self.rank} within {init_timeout:g} s",
-                timeout=init_timeout,
-            ) from None
-        self._number = seat["number"]
-        self.epoch = seat["epoch"]
-        self.nodes = seat["nodes"]
-        self.timeout = seat["timeout"]
+    # Leaving
 
     def shutdown(self) -> None:
         """Wait for the ops in flight, then leave the group.
@@ -161,56 +74,29 @@ class Group:
         Raises:
             MultipleUnregister: it was left before.
         """
-        self._check_seat(MultipleUnregister)
-        for work in list(self._in_flight.values()):
+        self.membership.check(MultipleUnregister)
+        for work in self._channel.in_flight():
             try:
                 work.wait()
             except AllfoldError as error:
                 log.warning("left group '%s' with a failed op: %s", self.name, error)
-        self._left = True
         try:
-            self._session.request(Message.LEAVE, {"number": self._number}, GRACE_SECONDS)
-        except (AgentLost, TimeoutError) as error:
-            log.warning("left group '%s' without the agent's word: %s", self.name, error or "late")
+            self.membership.leave()
         finally:
             self._on_left(self)
 
     def abandon(self) -> None:
         """Leave without waiting for what is in flight: the others lose this rank, at once."""
-        if self._left:
+        if self.membership.left:
             return
-        self._left = True
         try:
-            request = {"number": self._number, "lost": True}
-            self._session.request(Message.LEAVE, request, _ABANDON_SECONDS)
-        except (AgentLost, TimeoutError) as error:
-            log.warning("gave up group '%s' without the agent: %s", self.name, error or "late")
+            self.membership.abandon()
         finally:
             self._on_left(self)
 
     def quiesce(self, seconds: float) -> bool:
         """Whether the ops in flight have an outcome within ``seconds``."""
-        deadline = monotonic() + seconds
-        return all(
-            work.settle_within(max(0.0, deadline - monotonic()))
-            for work in list(self._in_flight.values())
-        )
-
-    def name_of_child(self, members: tuple[int, ...]) -> str:
-        """The name of the next sub-group of these ranks: the same on all of them."""
-        key = f"{self.name} {self.epoch} {members} {self._children[members]}"
-        return (
-            f"{self.name[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
-        )
-
-    def count_child(self, members: tuple[int, ...]) -> None:
-        """A sub-group of these ranks has been made."""
-        self._children[members] += 1
-
-    def _check_seat(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
-        if self._left:
-            raise error(f"rank {self.rank} has left group '{self.name}'; call allfold.init again")
-        self._session.check_process()
+        return self._channel.quiesce(seconds)
 
     # Collectives
 
@@ -233,7 +119,7 @@ class Group:
                 of integers is refused. Complex numbers can be summed and averaged.
             factor: of a ``"premul_sum"``.
         """
-        return self._run(_calls.all_reduce(tensor, op, factor), options)
+        return self._run(reductions.all_reduce(tensor, op, factor), options)
 
     def reduce(
         self,
@@ -245,7 +131,7 @@ class Group:
         **options: Unpack[Options],
     ) -> Any:
         """Fold the tensors of all ranks; ``root`` gets the result, the others stay as they are."""
-        return self._run(_calls.reduce(self.seat, tensor, root, op, factor), options)
+        return self._run(reductions.reduce(self._seat, tensor, root, op, factor), options)
 
     def broadcast(
         self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
@@ -266,7 +152,7 @@ class Group:
         """
         if root is None:
             tensor, root = self._find_source(tensor, options.get("timeout"))
-        call = _calls.broadcast(self.seat, tensor, root, options.get("wire"))
+        call = movement.broadcast(self._seat, tensor, root, options.get("wire"))
         return self._run(call, options)
 
     def all_gather(
@@ -287,7 +173,7 @@ class Group:
             counts: the size of each rank's first dimension, where these differ; the same on every
                 rank.
         """
-        return self._run(_calls.all_gather(self.seat, tensor, output, counts), options)
+        return self._run(movement.all_gather(self._seat, tensor, output, counts), options)
 
     def gather(
         self,
@@ -302,7 +188,7 @@ class Group:
 
         The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
         """
-        return self._run(_calls.gather(self.seat, tensor, root, output, counts), options)
+        return self._run(movement.gather(self._seat, tensor, root, output, counts), options)
 
     def scatter(
         self,
@@ -322,7 +208,7 @@ class Group:
             counts: the size of each block's first dimension, where these differ; the same on every
                 rank.
         """
-        return self._run(_calls.scatter(self.seat, output, inputs, root, counts), options)
+        return self._run(movement.scatter(self._seat, output, inputs, root, counts), options)
 
     def reduce_scatter(
         self,
@@ -343,7 +229,7 @@ class Group:
             counts: the size of each block's first dimension, where these differ; the same on every
                 rank.
         """
-        call = _calls.reduce_scatter(self.seat, inputs, output, op, factor, counts)
+        call = reductions.reduce_scatter(self._seat, inputs, output, op, factor, counts)
         return self._run(call, options)
 
     def all_to_all(
@@ -364,7 +250,7 @@ class Group:
             receive_counts: how many rows come from each rank; by default equally many. What rank i
                 sends to rank j must be what j expects of i.
         """
-        call = _calls.all_to_all(self.seat, inputs, output, send_counts, receive_counts)
+        call = movement.all_to_all(self._seat, inputs, output, send_counts, receive_counts)
         return self._run(call, options)
 
     def send(
@@ -387,11 +273,8 @@ class Group:
             PeerMissing: the rank has not received it in time.
             MismatchError: its receive has another dtype or size; it gets the same error.
         """
-        peer = _calls.checked_peer(self.seat, to, "to")
-        call = _calls.send(tensor)
-        seconds = self._seconds(timeout)
-        work = self._exchange(Message.SEND, call, peer, _calls.checked_tag(tag), seconds, async_op)
-        return work if async_op else work.wait()
+        call = point_to_point.send(self._seat, tensor, to, tag)
+        return self._exchange(call, timeout, async_op)
 
     def recv(
         self,
@@ -411,15 +294,12 @@ class Group:
             source: another rank; ``None`` for whichever sends first.
             tag: as in :meth:`send`.
         """
-        peer = ANY_SOURCE if source is None else _calls.checked_peer(self.seat, source, "source")
-        call = _calls.recv(tensor)
-        seconds = self._seconds(timeout)
-        work = self._exchange(Message.RECV, call, peer, _calls.checked_tag(tag), seconds, async_op)
-        return work if async_op else work.wait()
+        call = point_to_point.recv(self._seat, tensor, source, tag)
+        return self._exchange(call, timeout, async_op)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        return self._run(_calls.barrier(), {"async_op": async_op, "timeout": timeout})
+        return self._run(movement.barrier(), {"async_op": async_op, "timeout": timeout})
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Any:
         """An uninitialized tensor in the arena: collectives on it copy nothing.
@@ -431,12 +311,12 @@ class Group:
         Raises:
             ArenaExhausted: no memory is left.
         """
-        self._check_seat()
+        self.membership.check()
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise InvalidArgument(f"a shape has no negative sizes, got {sizes}")
         nbytes = _tensors.itemsize_of(dtype) * int(np.prod(sizes, dtype=np.int64))
-        return _tensors.make(self._session.arena.array(nbytes), sizes, dtype)
+        return _tensors.make(self.membership.session.arena.array(nbytes), sizes, dtype)
 
     def strategy_for(self, kind: str, nbytes: int) -> str:
         """What ``"auto"`` takes for an op; ``"local"`` where all ranks are on one node.
@@ -445,183 +325,36 @@ class Group:
             kind: ``"all_reduce"``, ``"broadcast"`` ...
             nbytes: of the tensor, or of all blocks together.
         """
-        self._check_seat()
-        request = {"number": self._number, "kind": kind, "nbytes": nbytes}
-        answer = self._session.request(Message.EXPLAIN, request, GRACE_SECONDS)
-        return str(answer["strategy"])
+        return self.membership.explain(kind, nbytes)
 
-    # Running an op
+    # Calling
 
-    def _run(self, call: Call, options: Options) -> Any:
-        work = self._submit(call, CallOptions(**options))
-        return work if work.is_async else work.wait()
+    def _run(self, call: OpCall, options: Options) -> Any:
+        """Start a collective, and wait for it unless the caller wants to do so."""
+        given = CallOptions(**options)
+        self.membership.check()
+        check_one_dtype(call.inputs + call.outputs)
+        completed = given.applied_to(call, self.wire)
+        work = self._channel.start_op(completed, self._seconds(given.timeout))
+        return work if given.async_op else work.wait()
 
-    def _submit(self, call: Call, options: CallOptions) -> Work:
-        self._check_seat()
-        _calls.check_one_dtype(call.inputs + call.outputs)
-        call = call.with_options(options.strategy, options.wire, options.feedback, self.wire)
-        packed = _pack(call.fingerprint)
-        timeout = self._seconds(options.timeout)
-
-        def message(number: int, staged: Staged) -> OpMessage:
-            return OpMessage(self._number, number, timeout, staged.source, staged.target, packed)
-
-        return self._hand_over(call, self._op_numbers, message, timeout, options.async_op)
-
-    def _exchange(
-        self, kind: Message, call: Call, peer: int, tag: int, timeout: float, is_async: bool
-    ) -> Work:
-        """Send or receive one message."""
-        self._check_seat()
-        dtype = call.fingerprint.dtype.code
-        nbytes = sum(view.nbytes for view in call.inputs + call.outputs)
-
-        def message(number: int, staged: Staged) -> PairMessage:
-            memory = staged.source if call.inputs else staged.target
-            return PairMessage(
-                kind, self._number, number, timeout, peer, tag, dtype, memory, nbytes
-            )
-
-        return self._hand_over(call, self._pair_numbers, message, timeout, is_async)
+    def _exchange(self, call: PairCall, timeout: float | None, async_op: bool) -> Any:
+        """Start a send or a receive, and wait for it unless the caller wants to do so."""
+        seconds = self._seconds(timeout)
+        self.membership.check()
+        work = self._channel.start_pair(call, seconds)
+        return work if async_op else work.wait()
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_seconds("timeout", timeout)
 
-    def _hand_over(
-        self,
-        call: Call,
-        numbers: Iterator[int],
-        make: Callable[[int, Staged], OpMessage | PairMessage],
-        timeout: float,
-        is_async: bool,
-    ) -> Work:
-        """Give the agent a call; one at a time, because calls are numbered as they go."""
-        staged = Staged(self._session.arena, call)
-        try:
-            with self._lock:
-                number = next(numbers)
-                message = make(number, staged)
-                key = (Message.OP, self._number, number)
-                pending = self._session.expect(key)
-                self._session.send(message.pack(), timeout + GRACE_SECONDS)
-                work = self._work(call, key, pending, staged, timeout, is_async)
-        except BaseException:
-            staged.free()
-            raise
-        if len(self._in_flight) % _TIDY_EVERY == 0:
-            self._tidy()
-        return work
-
-    def _work(
-        self,
-        call: Call,
-        key: tuple[Message, int, int],
-        pending: Pending,
-        staged: Staged,
-        timeout: float,
-        is_async: bool,
-    ) -> Work:
-        number = key[-1]
-
-        def finish(answer: dict[str, Any]) -> Any:
-            staged.bring_home()
-            return answer.get("source", call.result)
-
-        def clean_up() -> None:
-            self._in_flight.pop(number, None)
-            staged.free()
-
-        name = f"{_name_of(number)} of group '{self.name}'"
-        work = Work(self._session, key, pending, name, timeout, finish, clean_up, is_async=is_async)
-        self._in_flight[number] = work
-        return work
-
-    def _tidy(self) -> None:
-        """Take in replies, so that the agent can go on sending, and settle what is done."""
-        self._session.drain()
-        for work in list(self._in_flight.values()):
-            work.settle_if_done()
-
     def _find_source(self, tensor: Any, timeout: float | None) -> tuple[Any, int]:
-        """Agree on the one rank that brought a tensor, and on what it looks like.
-
-        One all-reduce of a small record: per rank a flag, then what the source alone fills in.
-        """
-        flags = np.zeros(self.world_size, np.int64)
-        about = np.zeros(_tensors.ABOUT_SIZE, np.int64)
-        unfit: InvalidArgument | None = None
-        if tensor is not None:
-            flags[self.rank] = 1
-            try:
-                about = _tensors.describe(tensor)
-            except InvalidArgument as error:
-                unfit = error  # the others wait for the record, and must hear of it
-        record = np.concatenate([flags, about])
+        """Agree on the one rank that brought a tensor; this rank's tensor, and that rank."""
+        record, unfit = unrooted.record_of(self._seat, tensor)
         self.all_reduce(record, timeout=timeout)
         if unfit is not None:
             raise unfit
-        sources = np.flatnonzero(record[: self.world_size]).tolist()
-        if not sources:
-            raise BroadcastNoTensor(
-                f"broadcast in group '{self.name}': none of {self.world_size} ranks brought a "
-                "tensor; exactly one must, or all must name the root"
-            )
-        if len(sources) > 1:
-            raise BroadcastMultipleTensors(
-                f"broadcast in group '{self.name}': ranks {sources} brought a tensor; "
-                "exactly one must, or all must name the root",
-                ranks=sources,
-            )
+        source = unrooted.source_in(self._seat, record)
         if tensor is None:
-            tensor = _tensors.described(record[self.world_size :])
-        if tensor is None:
-            raise InvalidArgument(
-                f"broadcast in group '{self.name}': rank {sources[0]} brought something that "
-                "cannot be moved; its own error says why"
-            )
-        return tensor, sources[0]
-
-
-def _name_of(number: int) -> str:
-    return f"op {number}" if number < FIRST_PAIR else f"message {number - FIRST_PAIR}"
-
-
-def checked_members(group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
-    """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
-    group._check_seat()
-    members = tuple(_calls.checked_rank(group.seat, rank, "rank") for rank in ranks)
-    if not members or len(set(members)) < len(members):
-        raise InvalidArgument(
-            f"a group has at least one rank, and each once; got {list(members)} of "
-            f"group '{group.name}'"
-        )
-    return members
-
-
-def checked_seconds(source: str, value: Any) -> float:
-    """A time limit; ``InvalidArgument`` names where a bad one came from."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds <= LONGEST_SECONDS:
-        raise InvalidArgument(
-            f"{source} is a positive number of seconds, at most {LONGEST_SECONDS} (30 days), "
-            f"got {value!r}"
-        )
-    return seconds
-
-
-def _pack(fingerprint: Fingerprint) -> bytes:
-    try:
-        packed = fingerprint.pack()
-    except ValueError as error:
-        raise InvalidArgument(
-            f"{fingerprint.strategy!r} is not the name of a strategy: {error}"
-        ) from None
-    if len(packed) > _LONGEST_FINGERPRINT:
-        raise InvalidArgument(
-            f"{fingerprint.kind.label} with {len(fingerprint.counts)} counts: they have to fit "
-            f"{_LONGEST_FINGERPRINT} bytes, at 8 bytes each"
-        )
-    return packed
+            tensor = unrooted.new_target(self._seat, record, source)
+        return tensor, source

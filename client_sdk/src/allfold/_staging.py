@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from allfold._arena import Arena, Block
-from allfold._calls import Call
+from allfold._calls.call import Call
 from allfold._tensors import TensorView
 from allfold_core.local_wire import Region
 

@@ -21,7 +21,6 @@ class Work:
         finish: called once with the agent's answer, after a success, in the thread that waits:
             brings the result home.
         clean_up: called once when the outcome is known, good or bad.
-        is_async: whether the caller wants this handle, and not to wait.
     """
 
     def __init__(
@@ -33,10 +32,7 @@ class Work:
         timeout: float,
         finish: Callable[[dict[str, Any]], Any],
         clean_up: Callable[[], None],
-        *,
-        is_async: bool = True,
     ) -> None:
-        self.is_async = is_async
         self._session = session
         self._key = key
         self._pending = pending

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 
-from allfold.cli._bench_rank import DTYPES, KINDS, OPS
+from allfold.cli._bench_data import DTYPES, OPS
+from allfold.cli._bench_kinds import KINDS
 from allfold.cli._run import run
 
+# How `allfold run` is to start the ranks, where the user has no say.
+_AS_RANKS: dict[str, Any] = {
+    "timeout": None,
+    "grace": 5.0,
+    "keep_going": False,
+    "quiet_others": True,
+    "no_prefix": True,
+    "module": True,
+    "script": "allfold.cli._bench_rank",
+}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -49,13 +62,8 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 @click.pass_context
 def bench(
     ctx: click.Context,
+    /,
     *,
-    nodes: int | None,
-    nproc_per_node: int,
-    agents: tuple[str, ...],
-    nnodes: int | None,
-    node_rank: int | None,
-    group: str | None,
     kinds: tuple[str, ...],
     ops: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -65,6 +73,7 @@ def bench(
     iterations: int | None,
     strategy: str,
     wire: str,
+    **placement: Any,
 ) -> None:
     """Measure and check the collectives on the nodes that `allfold run` would use.
 
@@ -76,32 +85,19 @@ def bench(
 
     The status is 1 if anything was wrong.
     """
-    wanted = KINDS if not kinds or "all" in kinds else kinds
-    arguments = [
-        *(f"--kind={kind}" for kind in wanted),
-        *(f"--op={op}" for op in ops or ("sum",)),
-        *(f"--dtype={dtype}" for dtype in dtypes or ("float32",)),
-        f"--min-bytes={min_bytes}",
-        f"--max-bytes={max_bytes}",
-        f"--factor={factor}",
-        f"--iterations={iterations or 0}",
-        f"--strategy={strategy}",
-        f"--wire={wire}",
-    ]
-    ctx.invoke(
-        run,
-        nodes=nodes,
-        nproc_per_node=nproc_per_node,
-        agents=agents,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        group=group,
-        timeout=None,
-        grace=5.0,
-        keep_going=False,
-        quiet_others=True,
-        no_prefix=True,
-        module=True,
-        script="allfold.cli._bench_rank",
-        arguments=tuple(arguments),
-    )
+    chosen = {
+        "kind": KINDS if not kinds or "all" in kinds else kinds,
+        "op": ops or ("sum",),
+        "dtype": dtypes or ("float32",),
+        "min-bytes": [min_bytes],
+        "max-bytes": [max_bytes],
+        "factor": [factor],
+        "iterations": [iterations or 0],
+        "strategy": [strategy],
+        "wire": [wire],
+    }
+    ctx.invoke(run, **placement, **_AS_RANKS, arguments=_as_arguments(chosen))
+
+
+def _as_arguments(chosen: Mapping[str, Iterable[object]]) -> tuple[str, ...]:
+    return tuple(f"--{name}={value}" for name, values in chosen.items() for value in values)

@@ -1,8 +1,4 @@
-"""One rank of ``allfold bench``. Needs NumPy alone, as the SDK does.
-
-Sizes are those of nccl-tests: of the tensor for all-reduce, reduce and broadcast, of all blocks
-together for the others.
-"""
+"""One rank of ``allfold bench``. Needs NumPy alone, as the SDK does."""
 
 from __future__ import annotations
 
@@ -11,101 +7,24 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 import allfold
-from allfold._group import Options
+from allfold._options import Options
+from allfold.cli._bench_data import Array, Bench, Share
+from allfold.cli._bench_kinds import KINDS
 
-KINDS = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "send_recv",
-)
-OPS = ("sum", "mean", "product", "min", "max", "band", "bor", "bxor")
-DTYPES = (
-    *("float16", "float32", "float64"),
-    *("int8", "int16", "int32", "int64", "uint8"),
-)
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_UNTOUCHED = 99
 _WARM_UP = 2
 _ITERATIONS = (3, 50)
 _BYTES_PER_FIGURE = 64 << 20
 
-_UNTOUCHED = 99
 # Half a unit in the last place; of int8 half a step of 1/127.
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
 
-Array = np.ndarray[Any, Any]
-Start = Callable[[Array, Array], object]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """One line of the table.
-
-    Attributes:
-        count: elements that ``size`` stands for; a multiple of the world size where the tensor
-            consists of blocks.
-    """
-
-    kind: str
-    op: str
-    dtype: str
-    count: int
-    options: Options
-
-    @property
-    def size(self) -> int:
-        return self.count * np.dtype(self.dtype).itemsize
-
-    def bus_factor(self, world: int) -> float:
-        """busbw / algbw (nccl-tests' doc/PERFORMANCE.md)."""
-        match self.kind:
-            case "all_reduce":
-                return 2 * (world - 1) / world
-            case "all_gather" | "reduce_scatter" | "gather" | "scatter" | "all_to_all":
-                return (world - 1) / world
-        return 1.0
-
-
-def values(bench: Bench, rank: int, count: int) -> Array:
-    """What a rank brings: integers that every type folds exactly, on any number of ranks."""
-    index = np.arange(count, dtype=np.int64)
-    if bench.op == "product" and bench.kind in _REDUCING:
-        return 1 + (index + rank) % (64 if rank == 0 else 1)
-    return (index * 7 + rank * 3) % 4
-
-
-_FOLDS: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
-
-
-def folded(bench: Bench, world: int) -> Array:
-    """The reduction of what all ranks bring, in sequence."""
-    total = values(bench, 0, bench.count)
-    for rank in range(1, world):
-        total = _FOLDS[bench.op](total, values(bench, rank, bench.count))
-    if bench.op == "mean":
-        wide = "float64" if bench.dtype == "float64" else "float32"
-        mean: Array = np.divide(total.astype(wide), np.array(world, wide))
-        return mean.astype(bench.dtype)
-    return total.astype(bench.dtype)
+_HEAD = ("kind", "size", "count", "type", "op", "time", "algbw", "busbw", "#wrong")
+_ROW = "{:>14} {:>12} {:>12} {:>8} {:>8} {:>10} {:>8} {:>8} {:>7}"
 
 
 @dataclass(frozen=True)
@@ -148,86 +67,15 @@ class Prepared:
 
 def prepare(bench: Bench, group: allfold.Group) -> Prepared:
     """Make the tensors of one line, in the arena, and the op on them."""
-    rank, world, count, options = group.rank, group.world_size, bench.count, bench.options
-    block = count // world
-    own = slice(rank * block, (rank + 1) * block)
+    kind, share = KINDS[bench.kind], Share(bench, group.rank, group.world_size)
+    given = share.brought_by(group.rank, kind.source(share))
+    source = group.empty(len(given), bench.dtype)
+    target = source if kind.target is None else group.empty(kind.target(share), bench.dtype)
 
-    def of(each: int, size: int) -> Array:
-        return values(bench, each, size).astype(bench.dtype)
+    def call() -> object:
+        return kind.start(group, bench, source, target)
 
-    def whole() -> Array:
-        return np.concatenate([of(each, block) for each in range(world)])
-
-    def made(given: Array, outputs: int | None, truth: Array | None, start: Start) -> Prepared:
-        source = group.empty(len(given), bench.dtype)
-        target = source if outputs is None else group.empty(outputs, bench.dtype)
-        return Prepared(given, source, target, truth, lambda: start(source, target))
-
-    truth: Array | None
-    match bench.kind:
-        case "all_reduce":
-            truth = folded(bench, world)
-            return made(
-                of(rank, count), None, truth, lambda x, _: group.all_reduce(x, bench.op, **options)
-            )
-        case "reduce":
-            truth = folded(bench, world) if rank == 0 else None
-            return made(
-                of(rank, count), None, truth, lambda x, _: group.reduce(x, 0, bench.op, **options)
-            )
-        case "broadcast":
-            return made(
-                of(rank, count), None, of(0, count), lambda x, _: group.broadcast(x, 0, **options)
-            )
-        case "all_gather":
-            return made(
-                of(rank, block), count, whole(), lambda x, y: group.all_gather(x, y, **options)
-            )
-        case "gather":
-            root = rank == 0
-            return made(
-                of(rank, block),
-                count,
-                whole() if root else None,
-                lambda x, y: group.gather(x, 0, y if root else None, **options),
-            )
-        case "reduce_scatter":
-            truth = folded(bench, world)[own]
-            return made(
-                of(rank, count),
-                block,
-                truth,
-                lambda x, y: group.reduce_scatter(x, y, bench.op, **options),
-            )
-        case "scatter":
-            root = rank == 0
-            return made(
-                of(rank, count),
-                block,
-                of(0, count)[own],
-                lambda x, y: group.scatter(y, x if root else None, 0, **options),
-            )
-        case "all_to_all":
-            truth = np.concatenate([of(each, count)[own] for each in range(world)])
-            return made(
-                of(rank, count), count, truth, lambda x, y: group.all_to_all(x, y, **options)
-            )
-    return made(of(rank, count), count, of((rank - 1) % world, count), _shift(group))
-
-
-def _shift(group: allfold.Group) -> Start:
-    """Everybody sends to the next rank."""
-    after, before = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
-
-    def start(source: Array, target: Array) -> None:
-        if after == group.rank:
-            np.copyto(target, source)
-            return
-        sending = group.send(source, after, async_op=True)
-        group.recv(target, before)
-        sending.wait()
-
-    return start
+    return Prepared(given, source, target, kind.expected(share), call)
 
 
 def measure(bench: Bench, prepared: Prepared, group: allfold.Group, iterations: int) -> float:
@@ -267,9 +115,8 @@ def lines(options: argparse.Namespace, world: int) -> Iterator[Bench]:
     """What is to be measured, in the order of the table."""
     call: Options = {"strategy": options.strategy, "wire": options.wire}
     for kind in options.kind:
-        reduces = kind in _REDUCING
         for dtype in options.dtype:
-            for op in options.op if reduces else ("-",):
+            for op in options.op if KINDS[kind].reduces else ("-",):
                 if op != "-" and not _is_defined(op, dtype):
                     continue
                 size = options.min_bytes
@@ -286,6 +133,28 @@ def _is_defined(op: str, dtype: str) -> bool:
 
 def main() -> None:
     """Measure and print; status 1 if anything was wrong."""
+    options = _options()
+    group = allfold.init()
+    _print_head(group, options)
+    wrong = sum(run(bench, group, options) for bench in lines(options, group.world_size))
+    allfold.shutdown()
+    sys.exit(1 if wrong else 0)
+
+
+def run(bench: Bench, group: allfold.Group, options: argparse.Namespace) -> int:
+    """Measure and print one line; how many elements were wrong, before and after."""
+    allowed = tolerance(options.wire, group.nodes)
+    prepared = prepare(bench, group)
+    wrong = check(prepared, group, allowed)
+    seconds = measure(bench, prepared, group, options.iterations)
+    wrong += check(prepared, group, allowed)
+    if group.rank == 0:
+        _print(_row(bench, group.world_size, seconds, wrong))
+    return wrong
+
+
+def _options() -> argparse.Namespace:
+    """What ``allfold bench`` passes on: all of it, always."""
     parser = argparse.ArgumentParser()
     for name in ("--kind", "--op", "--dtype"):
         parser.add_argument(name, action="append")
@@ -293,34 +162,20 @@ def main() -> None:
         parser.add_argument(name, type=int)
     for name in ("--strategy", "--wire"):
         parser.add_argument(name)
-    options = parser.parse_args()
-    group = allfold.init()
+    return parser.parse_args()
+
+
+def _print_head(group: allfold.Group, options: argparse.Namespace) -> None:
     if group.rank == 0:
         where = f"{group.world_size} ranks on {group.nodes} nodes"
         _print(f"# {where}; strategy {options.strategy}, wire {options.wire}")
         _print("# size in bytes, time in us, algbw and busbw in GB/s")
         _print(_ROW.format(*_HEAD))
-    allowed = tolerance(options.wire, group.nodes)
-    total = 0
-    for bench in lines(options, group.world_size):
-        prepared = prepare(bench, group)
-        wrong = check(prepared, group, allowed)
-        seconds = measure(bench, prepared, group, options.iterations)
-        wrong += check(prepared, group, allowed)
-        total += wrong
-        if group.rank == 0:
-            _print(_row(bench, group.world_size, seconds, wrong))
-    allfold.shutdown()
-    sys.exit(1 if total else 0)
-
-
-_HEAD = ("kind", "size", "count", "type", "op", "time", "algbw", "busbw", "#wrong")
-_ROW = "{:>14} {:>12} {:>12} {:>8} {:>8} {:>10} {:>8} {:>8} {:>7}"
 
 
 def _row(bench: Bench, world: int, seconds: float, wrong: int) -> str:
     algbw = bench.size / seconds / 1e9
-    busbw = algbw * bench.bus_factor(world)
+    busbw = algbw * KINDS[bench.kind].bus_factor(world)
     head = (bench.kind, bench.size, bench.count, bench.dtype, bench.op)
     return _ROW.format(*head, f"{seconds * 1e6:.1f}", f"{algbw:.3f}", f"{busbw:.3f}", wrong)
 

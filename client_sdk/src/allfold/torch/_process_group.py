@@ -15,7 +15,8 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from allfold._group import Group, Options
+from allfold._group import Group
+from allfold._options import Options
 from allfold._work import Work as Op
 from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._progress import Progress

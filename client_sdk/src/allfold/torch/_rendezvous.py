@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from allfold._api import open_group
+from allfold._registry import open_group
 from allfold.torch._process_group import ProcessGroup
 from allfold_core.errors import PeerMissing
 from allfold_core.verdict import name_ranks

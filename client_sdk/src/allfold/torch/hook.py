@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 import allfold
-from allfold._group import Options
+from allfold._options import Options
 from allfold.torch._progress import Progress
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType

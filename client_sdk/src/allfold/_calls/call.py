@@ -1,0 +1,65 @@
+"""What every kind of call is made into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from allfold._tensors import TensorView
+from allfold_core.local_wire import Message
+from allfold_core.operations import Fingerprint
+
+AUTO = "auto"
+NO_ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Who calls."""
+
+    group: str
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The tensors of a call.
+
+    Attributes:
+        inputs: what this rank brings, one after the other.
+        outputs: where its result goes, one after the other.
+        in_place: the outputs are the inputs, and share their memory.
+        result: what the caller gets in the end.
+    """
+
+    inputs: tuple[TensorView, ...] = ()
+    outputs: tuple[TensorView, ...] = ()
+    in_place: bool = False
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall(Call):
+    """One collective as this rank calls it.
+
+    Attributes:
+        fingerprint: what the ranks must agree on.
+    """
+
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class PairCall(Call):
+    """One end of a message: a tensor, which is the input or the output, and the envelope.
+
+    Attributes:
+        kind: ``SEND`` or ``RECV``.
+        peer: the rank at the other end; of a receive, -1 for any.
+        tag: the same at both ends.
+    """
+
+    kind: Message
+    peer: int
+    tag: int

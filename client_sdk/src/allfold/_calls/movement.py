@@ -1,0 +1,146 @@
+"""Collectives that move data as it is: broadcast, all_gather, gather, scatter, all_to_all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from allfold import _tensors
+from allfold._calls.arguments import batch, checked_counts, checked_root
+from allfold._calls.blocks import Blocks, even_share
+from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat
+from allfold._tensors import TensorView
+from allfold_core.codecs import Wire
+from allfold_core.dtypes import DType
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Fingerprint, Kind
+
+
+def barrier() -> OpCall:
+    """Nothing at all is moved."""
+    return OpCall(Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
+
+
+def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> OpCall:
+    rounded = wire not in (None, Wire.NATIVE.label)
+    is_root = seat.rank == root
+    given = batch(tensor, written=not is_root or rounded, folded=False)
+    root = checked_root(seat, root)
+    print_ = Fingerprint(Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO)
+    inputs = given.views if is_root else ()
+    outputs = () if is_root and not rounded else given.views
+    return OpCall(print_, inputs=inputs, outputs=outputs, in_place=True, result=tensor)
+
+
+# One block per rank
+
+
+def all_gather(seat: Seat, tensor: Any, output: Any, counts: Sequence[int] | None) -> OpCall:
+    block = _tensors.view(tensor, written=False, folded=False)
+    blocks = Blocks.of(seat, block, output, counts)
+    if output is None:
+        output = blocks.new_whole(block)
+    views = blocks.views(output, written=True, folded=False)
+    print_ = _fingerprint(Kind.ALL_GATHER, block, blocks, NO_ROOT)
+    return OpCall(print_, inputs=(block,), outputs=views, result=output)
+
+
+def gather(seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None) -> OpCall:
+    block = _tensors.view(tensor, written=False, folded=False)
+    root = checked_root(seat, root)
+    is_root = seat.rank == root
+    if output is not None and not is_root:
+        raise InvalidArgument(f"only the root, rank {root}, gets what is gathered: pass no output")
+    blocks = Blocks.of(seat, block, output, counts)
+    if is_root and output is None:
+        output = blocks.new_whole(block)
+    views = blocks.views(output, written=True, folded=False) if is_root else ()
+    print_ = _fingerprint(Kind.GATHER, block, blocks, root)
+    return OpCall(print_, inputs=(block,), outputs=views, result=output)
+
+
+def scatter(
+    seat: Seat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
+) -> OpCall:
+    block = _tensors.view(output, written=True, folded=False)
+    root = checked_root(seat, root)
+    is_root = seat.rank == root
+    if is_root == (inputs is None):
+        raise InvalidArgument(
+            f"the root, rank {root}, passes what is scattered, and only the root: "
+            f"rank {seat.rank} passed {'none' if inputs is None else 'some'}"
+        )
+    blocks = Blocks.of(seat, block, inputs, counts)
+    views = blocks.views(inputs, written=False, folded=False) if is_root else ()
+    print_ = _fingerprint(Kind.SCATTER, block, blocks, root)
+    return OpCall(print_, inputs=views, outputs=(block,), result=output)
+
+
+def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
+    return Fingerprint(kind, None, block.dtype, blocks.shape, root, AUTO, counts=blocks.counts)
+
+
+# One block per pair of ranks
+
+
+def all_to_all(
+    seat: Seat,
+    inputs: Any,
+    output: Any,
+    send_counts: Sequence[int] | None,
+    receive_counts: Sequence[int] | None,
+) -> OpCall:
+    if isinstance(inputs, list | tuple):
+        if send_counts is not None or receive_counts is not None:
+            raise InvalidArgument("lists of tensors say their sizes themselves: pass no counts")
+        return _listed_all_to_all(seat, inputs, output)
+    source = _tensors.view(inputs, written=False, folded=False)
+    sent = _split(seat, source, send_counts, "send_counts")
+    if output is None:
+        expected = sent if receive_counts is None else receive_counts
+        rows = sum(checked_counts(seat, expected, "receive_counts"))
+        output = _tensors.like(inputs, (rows, *tuple(source.tensor.shape)[1:]))
+    target = _tensors.view(output, written=True, folded=False)
+    received = _split(seat, target, receive_counts, "receive_counts")
+    if source.row_shape != target.row_shape:
+        raise InvalidArgument(
+            f"the rows of the input are {list(source.row_shape)}, those of the output "
+            f"{list(target.row_shape)}: they must be equal"
+        )
+    print_ = _all_to_all_fingerprint(source.dtype, source.row_shape, sent + received)
+    return OpCall(print_, inputs=(source,), outputs=(target,), result=output)
+
+
+def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> OpCall:
+    """From a list to a list, of tensors of any sizes: a row is one element."""
+    sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
+    if output is None:
+        output = [_tensors.like(view.tensor, tuple(view.tensor.shape)) for view in sources]
+    if not isinstance(output, list | tuple) or not len(inputs) == len(output) == seat.world_size:
+        raise InvalidArgument(
+            f"an all-to-all of lists has {seat.world_size} tensors in and as many out, got "
+            f"{len(inputs)} and {len(output) if isinstance(output, list | tuple) else 'a tensor'}"
+        )
+    targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
+    counts = tuple(view.numel for view in sources + targets)
+    print_ = _all_to_all_fingerprint(sources[0].dtype, (), counts)
+    return OpCall(print_, inputs=sources, outputs=targets, result=output)
+
+
+def _all_to_all_fingerprint(
+    dtype: DType, row_shape: tuple[int, ...], counts: tuple[int, ...]
+) -> Fingerprint:
+    return Fingerprint(Kind.ALL_TO_ALL, None, dtype, row_shape, NO_ROOT, AUTO, counts=counts)
+
+
+def _split(
+    seat: Seat, view: TensorView, counts: Sequence[int] | None, name: str
+) -> tuple[int, ...]:
+    """How many rows of a tensor belong to each rank."""
+    if counts is None:
+        share = even_share(seat, view.rows, f"say with {name}= how many belong to each")
+        return (share,) * seat.world_size
+    checked = checked_counts(seat, counts, name)
+    if sum(checked) != view.rows:
+        raise InvalidArgument(f"{name} adds up to {sum(checked)} rows, the tensor has {view.rows}")
+    return checked

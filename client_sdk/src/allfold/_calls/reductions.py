@@ -1,0 +1,97 @@
+"""Reductions: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, nan
+from typing import Any
+
+from allfold import _tensors
+from allfold._calls.arguments import Batch, batch, checked_root
+from allfold._calls.blocks import Blocks, new_block
+from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat
+from allfold_core.dtypes import DType
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
+
+_REDUCE_OPS = {op.label: op for op in ReduceOp} | {
+    "avg": ReduceOp.MEAN,
+    "average": ReduceOp.MEAN,
+    "prod": ReduceOp.PRODUCT,
+}
+# The real and the imaginary parts can be folded apart for these alone.
+_OF_COMPLEX = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
+
+
+def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> OpCall:
+    given = batch(tensor, written=True, folded=True)
+    print_ = _fingerprint(Kind.ALL_REDUCE, given, op, factor, NO_ROOT)
+    views = given.views
+    return OpCall(print_, inputs=views, outputs=views, in_place=True, result=tensor)
+
+
+def reduce(seat: Seat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None) -> OpCall:
+    is_root = seat.rank == root
+    given = batch(tensor, written=is_root, folded=True)
+    print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_root(seat, root))
+    outputs = given.views if is_root else ()
+    return OpCall(print_, inputs=given.views, outputs=outputs, in_place=True, result=tensor)
+
+
+def reduce_scatter(
+    seat: Seat,
+    inputs: Any,
+    output: Any,
+    op: str | ReduceOp,
+    factor: float | None,
+    counts: Sequence[int] | None,
+) -> OpCall:
+    if output is None:
+        output = new_block(seat, inputs, counts)
+    block = _tensors.view(output, written=True, folded=True)
+    blocks = Blocks.of(seat, block, inputs, counts)
+    views = blocks.views(inputs, written=False, folded=True)
+    given = Batch((block,), blocks.shape)
+    print_ = _fingerprint(Kind.REDUCE_SCATTER, given, op, factor, NO_ROOT)
+    print_ = replace(print_, counts=blocks.counts)
+    return OpCall(print_, inputs=views, outputs=(block,), result=output)
+
+
+def _fingerprint(
+    kind: Kind, given: Batch, op: str | ReduceOp, factor: float | None, root: int
+) -> Fingerprint:
+    found = _reduce_op(op, given.dtype)
+    multiplier = _multiplier(found, factor)
+    if given.is_complex and found not in _OF_COMPLEX:
+        raise InvalidArgument(
+            f"{found.label} of complex numbers is not defined; there are sum, mean and premul_sum"
+        )
+    return Fingerprint(kind, found, given.dtype, given.shape, root, AUTO, factor=multiplier)
+
+
+def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
+    found = op if isinstance(op, ReduceOp) else _REDUCE_OPS.get(str(op))
+    if found is None:
+        known = ", ".join(each.label for each in ReduceOp)
+        raise InvalidArgument(f"unknown reduce operation {op!r}; there are {known}")
+    if refusal := found.refusal(dtype):
+        raise InvalidArgument(refusal)
+    return found
+
+
+def _multiplier(op: ReduceOp, factor: float | None) -> float:
+    """What every input is multiplied by."""
+    if (factor is None) == (op is ReduceOp.PREMUL_SUM):
+        raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
+    return 1.0 if factor is None else _finite(factor)
+
+
+def _finite(factor: float) -> float:
+    try:
+        number = float(factor)
+    except (TypeError, ValueError):
+        number = nan
+    if not isfinite(number):
+        raise InvalidArgument(f"factor= is a finite number, got {factor!r}")
+    return number

@@ -1,0 +1,130 @@
+"""This process's seat in a group, from its registration until it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from allfold._calls.arguments import checked_rank
+from allfold._calls.call import Seat
+from allfold._session import GRACE_SECONDS, Session
+from allfold._settings import GroupSettings
+from allfold_core.errors import (
+    AgentLost,
+    AllfoldError,
+    InvalidArgument,
+    PeerMissing,
+    RegisterNotFirstOperation,
+)
+from allfold_core.local_wire import Message
+
+log = logging.getLogger("allfold")
+
+_ABANDON_SECONDS = 1.0
+# A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
+_NAME_KEPT = 107
+
+
+class Membership:
+    """A seat that was taken. Made by :meth:`join`.
+
+    Attributes:
+        session: the connection to the agent.
+        seat: the name of the group, the rank and the world size.
+        number: what the agent calls the group, for this process.
+        epoch: of the group.
+        nodes: how many the ranks are on.
+        timeout: seconds until an op fails, as the ranks have agreed.
+        left: whether the seat was given up.
+    """
+
+    def __init__(self, session: Session, seat: Seat, answer: Mapping[str, Any]) -> None:
+        self.session = session
+        self.seat = seat
+        self.number: int = answer["number"]
+        self.epoch: int = answer["epoch"]
+        self.nodes: int = answer["nodes"]
+        self.timeout: float = answer["timeout"]
+        self.left = False
+        self._subgroups: Counter[tuple[int, ...]] = Counter()
+
+    @classmethod
+    def join(cls, session: Session, seat: Seat, settings: GroupSettings) -> Self:
+        """Take the seat, and wait until every rank has done so."""
+        patience = settings.init_timeout
+        body = {
+            "group": seat.group,
+            "rank": seat.rank,
+            "world_size": seat.world_size,
+            "session": uuid.uuid4().hex,
+            "timeout": settings.timeout,
+            "init_timeout": patience,
+            "strategies": settings.strategies,
+        }
+        try:
+            answer = session.request(Message.JOIN, body, patience + GRACE_SECONDS)
+        except TimeoutError as error:
+            if isinstance(error, PeerMissing):
+                raise
+            raise PeerMissing(
+                f"the node agent at {session.path} gave no answer to the registration of "
+                f"rank {seat.rank} within {patience:g} s",
+                timeout=patience,
+            ) from None
+        return cls(session, seat, answer)
+
+    def check(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
+        """Refuse to work for a seat that was given up, or that another process took."""
+        if self.left:
+            raise error(
+                f"rank {self.seat.rank} has left group '{self.seat.group}'; call allfold.init again"
+            )
+        self.session.check_process()
+
+    def leave(self) -> None:
+        """Give up the seat. Where the agent is gone, there is nothing left to give up."""
+        self._give_up(GRACE_SECONDS, "left group '%s' without the agent's word: %s")
+
+    def abandon(self) -> None:
+        """Give up the seat with ops in flight: the others lose this rank, at once."""
+        self._give_up(_ABANDON_SECONDS, "gave up group '%s' without the agent: %s", lost=True)
+
+    def _give_up(self, seconds: float, warning: str, **how: bool) -> None:
+        self.left = True
+        try:
+            self.session.request(Message.LEAVE, {"number": self.number, **how}, seconds)
+        except (AgentLost, TimeoutError) as error:
+            log.warning(warning, self.seat.group, error or "late")
+
+    def explain(self, kind: str, nbytes: int) -> str:
+        """The strategy that ``"auto"`` stands for."""
+        self.check()
+        request = {"number": self.number, "kind": kind, "nbytes": nbytes}
+        return str(self.session.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
+
+    # Sub-groups
+
+    def checked_members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
+        self.check()
+        members = tuple(checked_rank(self.seat, rank, "rank") for rank in ranks)
+        if not members or len(set(members)) < len(members):
+            raise InvalidArgument(
+                f"a group has at least one rank, and each once; got {list(members)} of "
+                f"group '{self.seat.group}'"
+            )
+        return members
+
+    def subgroup_name(self, members: tuple[int, ...]) -> str:
+        """The name of the next sub-group of these ranks: the same on all of them."""
+        name = self.seat.group
+        key = f"{name} {self.epoch} {members} {self._subgroups[members]}"
+        return f"{name[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
+
+    def count_subgroup(self, members: tuple[int, ...]) -> None:
+        """A sub-group of these ranks has been made."""
+        self._subgroups[members] += 1

@@ -1,0 +1,153 @@
+"""The groups that this process is in, and its one connection to a node agent."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Mapping
+from threading import RLock
+
+from allfold._calls.call import Seat
+from allfold._group import Group
+from allfold._membership import Membership
+from allfold._session import Session
+from allfold._settings import GroupSettings, socket_path
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleRegister,
+    MultipleUnregister,
+    RegisterNotFirstOperation,
+)
+
+log = logging.getLogger("allfold")
+
+_EXIT_SECONDS = 1.0
+
+
+class Registry:
+    """Opens and leaves groups. The connection lasts from the first of them to the last."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._session: Session | None = None
+        self._groups: dict[str, Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def default(self) -> Group:
+        """The group that was opened first."""
+        group = next(iter(self._groups.values()), None)
+        if group is None:
+            raise RegisterNotFirstOperation("allfold.init must be called before any other function")
+        return group
+
+    def open(self, seat: Seat, settings: GroupSettings, agent: str | None) -> Group:
+        """Take a seat, and wait until every rank has taken its own.
+
+        Args:
+            agent: path of the node agent's socket; by default what the environment says.
+        """
+        with self._lock:
+            self._forget_lost_agent()
+            self._check_is_new(seat.group)
+            session = self._connected(agent, settings.init_timeout)
+            try:
+                membership = Membership.join(session, seat, settings)
+            except BaseException:
+                self._close_if_idle()
+                raise
+            opened = self._groups[seat.group] = Group(membership, settings.wire, self._forget)
+        return opened
+
+    def leave(self, group: Group | None = None) -> None:
+        """Leave a group, or all of them, in order; raises the first error once all are left."""
+        with self._lock:
+            leaving = [group] if group is not None else list(self._groups.values())
+            if not leaving:
+                raise MultipleUnregister("this process is in no group; allfold.init comes first")
+            failures: list[AllfoldError] = []
+            for each in leaving:
+                try:
+                    each.shutdown()
+                except AllfoldError as error:
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+
+    def leave_at_exit(self) -> None:
+        """Leave all groups in order, unless ops are in flight."""
+        if self._session is None or self._session.pid != os.getpid():
+            return
+        if not all(group.quiesce(_EXIT_SECONDS) for group in list(self._groups.values())):
+            # Most likely an error is on its way out of the script: it must not wait for others. The
+            # agent tells them that this rank is gone.
+            log.warning("ops are still in flight at exit; their groups lose this rank")
+            self._session.close()
+            return
+        try:
+            if self._groups:
+                self.leave()
+        except AllfoldError as error:
+            log.warning("could not leave in order at exit: %s", error)
+
+    def _check_is_new(self, name: str) -> None:
+        if name in self._groups:
+            raise MultipleRegister(
+                f"this process is rank {self._groups[name].rank} of group '{name}' already"
+            )
+
+    def _connected(self, agent: str | None, patience: float) -> Session:
+        """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
+        if self._session is None:
+            self._session = Session(agent or socket_path(), patience)
+        self._session.check_process()
+        if agent and agent != self._session.path:
+            raise InvalidArgument(
+                f"this process uses the node agent at {self._session.path} already, and can use "
+                f"only one at a time, not also {agent}; leave its groups first"
+            )
+        return self._session
+
+    def _forget(self, group: Group) -> None:
+        """A group was left, by whichever way."""
+        with self._lock:
+            if self._groups.get(group.name) is group:
+                del self._groups[group.name]
+            self._close_if_idle()
+
+    def _forget_lost_agent(self) -> None:
+        """An agent that died took its groups along: they must not stand in the way of new ones."""
+        if self._session is not None and self._session.lost:
+            self._groups.clear()
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if not self._groups and self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+registry = Registry()
+atexit.register(registry.leave_at_exit)
+
+
+def open_group(
+    name: str,
+    rank: int,
+    world_size: int,
+    *,
+    agent: str | None = None,
+    timeout: float | None = None,
+    init_timeout: float | None = None,
+    strategies: str | Mapping[str, str] | None = None,
+    wire: str | None = None,
+) -> Group:
+    """Like :func:`allfold.init` for a seat that the caller knows, whatever the environment says.
+
+    For frameworks, which number the ranks of their groups themselves.
+    """
+    settings = GroupSettings.resolve(timeout, init_timeout, strategies, wire)
+    return registry.open(Seat(name, rank, world_size), settings, agent)

@@ -1,0 +1,79 @@
+"""What the arguments of ``init`` leave open: from the environment, else a default."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from allfold._options import checked_seconds, checked_wire
+from allfold_core.codecs import Wire
+from allfold_core.compiler import parse_overrides
+from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import default_socket
+
+DEFAULT_GROUP = "default"
+DEFAULT_TIMEOUT = 300.0
+DEFAULT_INIT_TIMEOUT = 60.0
+
+# It becomes a part of URLs, where "." and ".." have a meaning of their own.
+_GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How a group works; see :func:`allfold.init`."""
+
+    timeout: float
+    init_timeout: float
+    strategies: dict[str, str]
+    wire: str
+
+    @classmethod
+    def resolve(
+        cls,
+        timeout: float | None,
+        init_timeout: float | None,
+        strategies: str | Mapping[str, str] | None,
+        wire: str | None,
+    ) -> Self:
+        """What was given, or what holds instead; ``InvalidArgument`` for what cannot work."""
+        return cls(
+            _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT),
+            _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT),
+            _overrides(strategies),
+            checked_wire(wire or os.environ.get("ALLFOLD_WIRE") or Wire.NATIVE.label).label,
+        )
+
+
+def group_name(given: str | None) -> str:
+    """The name of the group to open; ``InvalidArgument`` for what cannot be one."""
+    name = given or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP
+    if not _GROUP_NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be the name of a group: it has 1 to 128 letters, digits and . _ -"
+        )
+    return name
+
+
+def socket_path() -> str:
+    """Where the node agent listens, if nobody says otherwise."""
+    given = os.environ.get("ALLFOLD_SOCKET")
+    return given or default_socket(os.environ, os.getuid(), tempfile.gettempdir())
+
+
+def _seconds(name: str, given: float | None, variable: str, default: float) -> float:
+    if given is not None:
+        return checked_seconds(name, given)
+    return checked_seconds(variable, os.environ.get(variable, default))
+
+
+def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:
+    if isinstance(strategies, Mapping):
+        text = ";".join(f"{kind}={name}" for kind, name in strategies.items())
+    else:
+        text = strategies if strategies is not None else os.environ.get("ALLFOLD_STRATEGY", "")
+    return parse_overrides(text)
