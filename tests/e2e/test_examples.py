@@ -87,15 +87,13 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(allfold: C
     assert "; the weights differ from a single process's by " in line
 
 
-def losses(allfold: Commands, backend: str, *options: str) -> list[float]:
-    """The losses of all steps of the plain torch training."""
-    file = allfold.folder / f"losses-{backend}.json"
-    arguments = ("--backend", backend, "--losses", file, *options)
-    status, out = run(allfold, *shape(2, 2), EXAMPLES / "train_ddp.py", *arguments)
+def losses(allfold: Commands, *command: object) -> tuple[list[float], str]:
+    """The losses of all steps of the plain torch training, and what it printed."""
+    file = allfold.folder / "losses.json"
+    file.unlink(missing_ok=True)
+    status, out = run(allfold, *shape(2, 2), *command, "--losses", file)
     assert status == 0, out
-    assert f" on {backend}: ok accuracy=0." in out.splitlines()[-1]
-    found: list[float] = json.loads(file.read_text())
-    return found
+    return json.loads(file.read_text()), out
 
 
 @pytest.mark.slow
@@ -104,8 +102,11 @@ def losses(allfold: Commands, backend: str, *options: str) -> list[float]:
 def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
     allfold: Commands, options: tuple[str, ...]
 ) -> None:
-    ours = losses(allfold, "allfold", *options)
-    theirs = losses(allfold, "gloo", "--epochs", "2", *options)
+    script = EXAMPLES / "train_ddp.py"
+    ours, out = losses(allfold, script, *options)
+    assert " on allfold: ok accuracy=0." in out.splitlines()[-1]
+    gloo = ("--backend", "gloo", "--epochs", "2")
+    theirs, _ = losses(allfold, Path(__file__).with_name("on_gloo.py"), script, *gloo, *options)
     assert len(ours) == 4 * len(theirs)
     # Both add up the same float32 gradients, in another order: an error of 1e-7 per step, which
     # the steps carry on.

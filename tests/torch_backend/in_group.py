@@ -17,6 +17,7 @@ import allfold.torch  # noqa: F401
 faulthandler.enable()
 
 TIMEOUT = timedelta(seconds=20)
+_kept: list[dist.ProcessGroup] = []
 
 
 def in_group(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,24 +36,22 @@ def in_group(program: Callable[..., Any]) -> Callable[..., Any]:
             timeout=TIMEOUT,
         )
         try:
-            result = program(rank, world_size, **more)
-            _settle_gloo()
-            return result
+            return program(rank, world_size, **more)
         finally:
+            _keep_gloo()
             dist.destroy_process_group()
 
     return run
 
 
-def _settle_gloo() -> None:
-    """Let the threads of Gloo's groups forget the tensors of their last ops.
+def _keep_gloo() -> None:
+    """Keep Gloo's groups for ever, so that their destructor does not run now (torch 2.13).
 
-    Gloo's destructor waits for its thread with the GIL held, and that thread needs the GIL to let
-    go of a tensor. A barrier has no tensors, and all before it is forgotten.
+    It waits for Gloo's threads with the GIL held, and one of them may still need the GIL to let go
+    of the tensors of its last op.
     """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if dist.get_backend(group) == dist.Backend.GLOO:
-            dist.barrier(group)
+    groups = dist.distributed_c10d._world.pg_map
+    _kept.extend(each for each in groups if dist.get_backend(each) == dist.Backend.GLOO)
 
 
 def check(got: Any, expected: Any) -> None:
