@@ -5,36 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock
 
 import torch
 
 from allfold_agent.folding import Arithmetic
+from allfold_agent.residuals import Residual
 from allfold_agent.wire_formats import Codec, codec_of
 from allfold_core.codecs import Wire
 from allfold_core.parts import Layout, Part
-
-
-class Residual:
-    """What encoding has cost a series of ops so far, which is added to the next: error feedback.
-
-    Ops of one series may be in flight together, so a range is read and written at once.
-    """
-
-    def __init__(self, numel: int, dtype: torch.dtype) -> None:
-        self.values = torch.zeros(numel, dtype=dtype)
-        self._lock = Lock()
-
-    def encode(self, start: int, values: torch.Tensor, code: torch.Tensor, codec: Codec) -> None:
-        """Encode values that begin at element ``start``, with what is owed to them."""
-        with self._lock:
-            owed = self.values[start : start + len(values)]
-            torch.add(values, owed, out=owed)
-            values.copy_(owed)
-            codec.encode(values, code)
-            torch.sub(owed, values, out=owed)
-            # A step that overflows is skipped; it must not spoil those after it.
-            owed.nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)

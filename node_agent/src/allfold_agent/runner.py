@@ -11,8 +11,9 @@ from allfold_agent.dataflow import Dataflow, Task, build
 from allfold_agent.edges import Edges
 from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.folding import Arithmetic
-from allfold_agent.job import Job, Residual
+from allfold_agent.job import Job
 from allfold_agent.op import INLINE_BYTES, Op, over_parts
+from allfold_agent.residuals import Residual, Residuals
 from allfold_agent.workers import WorkerPool
 from allfold_core.choose import choose
 from allfold_core.chunking import wire_chunk
@@ -78,7 +79,7 @@ class Runner:
         self._edges = edges
         self._outcomes = outcomes
         self._placement = tuple(member.ranks for member in plan.members)
-        self._residuals: dict[int, Residual] = {}
+        self._residuals = Residuals()
         self._compiled = lru_cache(maxsize=128)(self._compile)
 
     def strategy_for(self, fingerprint: Fingerprint) -> str:
@@ -119,14 +120,9 @@ class Runner:
     def _residual(
         self, fingerprint: Fingerprint, arithmetic: Arithmetic, placed: Layout
     ) -> Residual | None:
-        """What encoding has cost this series of ops so far; zero at its beginning."""
         if not fingerprint.feedback:
             return None
-        kept = self._residuals.get(fingerprint.feedback)
-        dtype = arithmetic.kept_dtype
-        if kept is None or len(kept.values) != placed.held or kept.values.dtype != dtype:
-            kept = self._residuals[fingerprint.feedback] = Residual(placed.held, dtype)
-        return kept
+        return self._residuals.of(fingerprint.feedback, placed.held, arithmetic.kept_dtype)
 
     def _prepare_exchange(self, op: Op, job: Job, flow: Dataflow) -> Exchange:
         exchange = Exchange(
