@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support import programs
-from tests.support.ranks import Job, RankPool
+from tests.conformance.conftest import OP_SECONDS
+from tests.support import group_programs, programs
+from tests.support.ranks import Job, RankPool, results
 
 
 @pytest.fixture
@@ -35,6 +36,26 @@ def test_two_groups_work_in_threads_of_the_same_processes(job: Job, other: Job) 
 def test_the_ops_of_one_group_are_waited_for_in_two_threads(job: Job) -> None:
     done = job.run(programs.one_op_in_two_threads, count=80)
     assert done == [80] * job.world_size
+
+
+def test_threads_open_groups_in_another_order_on_every_rank(job: Job) -> None:
+    names = [f"{job.name}-{letter}" for letter in "ab"]
+    calls = [
+        job.start(
+            rank,
+            group_programs.open_two_in_threads,
+            names=names if rank % 2 else names[::-1],
+            timeout=OP_SECONDS,
+        )
+        for rank in range(job.world_size)
+    ]
+    total = sum(range(job.world_size))
+    assert results(calls) == [[total] * 2] * job.world_size
+
+
+def test_a_group_is_opened_while_a_thread_waits_to_leave_another(job: Job) -> None:
+    got = job.run(group_programs.leave_and_open_in_threads, name=job.name, timeout=OP_SECONDS)
+    assert got == [[sum(range(job.world_size))] * 2] * job.world_size
 
 
 def test_barriers_and_ops_alternate_by_the_hundred(job: Job) -> None:

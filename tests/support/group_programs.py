@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -139,3 +140,44 @@ def after_shutdown(group: allfold.Group, members: Sequence[int]) -> str:
     except AllfoldError as error:
         return type(error).__name__
     return "nothing"
+
+
+def open_two_in_threads(group: allfold.Group, names: Sequence[str], timeout: float) -> list[float]:
+    """Two groups of all ranks, each opened, used and left by a thread of its own, in this order."""
+
+    def live(name: str) -> float:
+        made = open_beside(group, name, timeout)
+        total = _total(made, group.rank)
+        allfold.shutdown(made)
+        return total
+
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        begun = [pool.submit(live, name) for pool, name in ((first, names[0]), (second, names[1]))]
+        return [each.result(2 * timeout) for each in begun]
+
+
+def leave_and_open_in_threads(group: allfold.Group, name: str, timeout: float) -> list[float]:
+    """Rank 0 leaves a group with an op in flight that the others call after another has opened."""
+    old = open_beside(group, f"{name}-old", timeout)
+    buffer = np.full(3, float(group.rank))
+    with ThreadPoolExecutor(1) as pool:
+        if group.rank == 0:
+            work = old.all_reduce(buffer, async_op=True)
+            leaving = pool.submit(allfold.shutdown, old)
+        new = open_beside(group, f"{name}-new", timeout)
+        total = _total(new, group.rank)
+        if group.rank > 0:
+            old.all_reduce(buffer)
+            leaving = pool.submit(allfold.shutdown, old)
+        leaving.result(timeout)
+        if group.rank == 0:
+            work.wait()
+    allfold.shutdown(new)
+    return [total, float(buffer[0])]
+
+
+def open_beside(group: allfold.Group, name: str, timeout: float) -> allfold.Group:
+    """Another group of the same ranks, by its name."""
+    return allfold.init(
+        rank=group.rank, world_size=group.world_size, group=name, init_timeout=timeout
+    )

@@ -87,10 +87,10 @@ class Group:
 
     def abandon(self) -> None:
         """Leave without waiting for what is in flight: the others lose this rank, at once."""
-        if self.membership.left:
-            return
         try:
             self.membership.abandon()
+        except MultipleUnregister:
+            return
         finally:
             self._on_left(self)
 

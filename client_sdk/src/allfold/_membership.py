@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, Self
 
 from allfold._calls.arguments import checked_rank
@@ -17,6 +18,7 @@ from allfold_core.errors import (
     AgentLost,
     AllfoldError,
     InvalidArgument,
+    MultipleUnregister,
     PeerMissing,
     RegisterNotFirstOperation,
 )
@@ -50,6 +52,7 @@ class Membership:
         self.nodes: int = answer["nodes"]
         self.timeout: float = answer["timeout"]
         self.left = False
+        self._leaving = Lock()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
 
     @classmethod
@@ -86,7 +89,11 @@ class Membership:
         self.session.check_process()
 
     def leave(self) -> None:
-        """Give up the seat. Where the agent is gone, there is nothing left to give up."""
+        """Give up the seat. Where the agent is gone, there is nothing left to give up.
+
+        Raises:
+            MultipleUnregister: it was given up before, maybe by another thread just now.
+        """
         self._give_up(GRACE_SECONDS, "left group '%s' without the agent's word: %s")
 
     def abandon(self) -> None:
@@ -94,7 +101,9 @@ class Membership:
         self._give_up(_ABANDON_SECONDS, "gave up group '%s' without the agent: %s", lost=True)
 
     def _give_up(self, seconds: float, warning: str, **how: bool) -> None:
-        self.left = True
+        with self._leaving:
+            self.check(MultipleUnregister)
+            self.left = True
         try:
             self.session.request(Message.LEAVE, {"number": self.number, **how}, seconds)
         except (AgentLost, TimeoutError) as error:

@@ -27,11 +27,16 @@ _EXIT_SECONDS = 1.0
 
 
 class Registry:
-    """Opens and leaves groups. The connection lasts from the first of them to the last."""
+    """Opens and leaves groups. The connection lasts from the first of them to the last.
+
+    Threads may open and leave groups at the same time, and on every rank in another order: what
+    waits for other ranks does so without the lock.
+    """
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._session: Session | None = None
+        self._opening: dict[str, Seat] = {}
         self._groups: dict[str, Group] = {}
 
     def __len__(self) -> int:
@@ -54,28 +59,39 @@ class Registry:
             self._forget_lost_agent()
             self._check_is_new(seat.group)
             session = self._connected(agent, settings.init_timeout)
-            try:
-                membership = Membership.join(session, seat, settings)
-            except BaseException:
+            self._opening[seat.group] = seat
+        try:
+            membership = Membership.join(session, seat, settings)
+            return self._opened(membership, settings.wire)
+        finally:
+            with self._lock:
+                if self._opening.get(seat.group) is seat:
+                    del self._opening[seat.group]
                 self._close_if_idle()
-                raise
-            opened = self._groups[seat.group] = Group(membership, settings.wire, self._forget)
-        return opened
+
+    def _opened(self, membership: Membership, wire: str) -> Group:
+        """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
+        with self._lock:
+            session, name = membership.session, membership.seat.group
+            if session.lost is not None:
+                raise session.lost
+            group = self._groups[name] = Group(membership, wire, self._forget)
+            return group
 
     def leave(self, group: Group | None = None) -> None:
         """Leave a group, or all of them, in order; raises the first error once all are left."""
         with self._lock:
             leaving = [group] if group is not None else list(self._groups.values())
-            if not leaving:
-                raise MultipleUnregister("this process is in no group; allfold.init comes first")
-            failures: list[AllfoldError] = []
-            for each in leaving:
-                try:
-                    each.shutdown()
-                except AllfoldError as error:
-                    failures.append(error)
-            if failures:
-                raise failures[0]
+        if not leaving:
+            raise MultipleUnregister("this process is in no group; allfold.init comes first")
+        failures: list[AllfoldError] = []
+        for each in leaving:
+            try:
+                each.shutdown()
+            except AllfoldError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def leave_at_exit(self) -> None:
         """Leave all groups in order, unless ops are in flight."""
@@ -94,10 +110,11 @@ class Registry:
             log.warning("could not leave in order at exit: %s", error)
 
     def _check_is_new(self, name: str) -> None:
-        if name in self._groups:
-            raise MultipleRegister(
-                f"this process is rank {self._groups[name].rank} of group '{name}' already"
-            )
+        for seated in (self._groups.get(name), self._opening.get(name)):
+            if seated is not None:
+                raise MultipleRegister(
+                    f"this process is rank {seated.rank} of group '{name}' already"
+                )
 
     def _connected(self, agent: str | None, patience: float) -> Session:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
@@ -120,12 +137,13 @@ class Registry:
 
     def _forget_lost_agent(self) -> None:
         """An agent that died took its groups along: they must not stand in the way of new ones."""
-        if self._session is not None and self._session.lost:
+        if self._session is not None and self._session.lost is not None:
             self._groups.clear()
+            self._opening.clear()
             self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if not self._groups and self._session is not None:
+        if not self._groups and not self._opening and self._session is not None:
             self._session.close()
             self._session = None
 

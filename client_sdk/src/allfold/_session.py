@@ -83,9 +83,9 @@ class Session:
             raise
 
     @property
-    def lost(self) -> bool:
-        """Whether the agent is gone, and with it every group that was opened here."""
-        return self._lost is not None
+    def lost(self) -> AgentLost | None:
+        """Set when the agent is gone, and with it every group that was opened here."""
+        return self._lost
 
     # Asking
 
