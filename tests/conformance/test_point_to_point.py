@@ -204,7 +204,7 @@ def test_a_rank_that_is_killed_fails_messages_to_it_and_from_it(
         job.ranks[2].kill()
         for failure in failures(calls):
             assert isinstance(failure.error, PeerLost)
-            assert "2" in failure.error.message
+            assert "lost rank 2 " in failure.error.message
         later = job.start(0, pair_programs.receive, source=None).failure()
         assert isinstance(later.error, PeerLost)
         assert later.seconds < SECONDS
