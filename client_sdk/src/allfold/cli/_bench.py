@@ -10,7 +10,11 @@ import click
 
 from allfold.cli._bench_data import DTYPES, OPS
 from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench_lines import Wanted
 from allfold.cli._run import run
+from allfold_core.codecs import Wire
+from allfold_core.compiler import AUTO, parse_strategy
+from allfold_core.errors import InvalidArgument
 
 # How `allfold run` is to start the ranks, where the user has no say.
 _AS_RANKS: dict[str, Any] = {
@@ -36,9 +40,22 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+)([KMG]?)i?B?", value.strip(), re.IGNORECASE)
-        if found is None:
+        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+        if not size:
             self.fail(f"{value!r} is not a size such as 4096, 4K or 16M", param, ctx)
-        return int(found[1]) * _UNITS[found[2].upper()]
+        return size
+
+
+class _Strategy(click.ParamType):  # type: ignore[type-arg]
+    """A strategy of any kind, or the choice among them."""
+
+    name = "strategy"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return value if value == AUTO else str(parse_strategy(value))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
 
 
 @click.command(short_help="Measure and check the collectives.")
@@ -57,8 +74,13 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
     "--factor", type=click.IntRange(2), default=8, show_default=True, help="From size to size."
 )
 @click.option("--iterations", type=click.IntRange(1), help="Ops per figure.  [by size]")
-@click.option("--strategy", default="auto", show_default=True)
-@click.option("--wire", default="native", show_default=True)
+@click.option("--strategy", type=_Strategy(), default=AUTO, show_default=True)
+@click.option(
+    "--wire",
+    type=click.Choice([wire.label for wire in Wire]),
+    default=Wire.NATIVE.label,
+    show_default=True,
+)
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -83,12 +105,17 @@ def bench(
     a link of every rank must carry for it, as nccl-tests defines it: comparable between collectives
     and numbers of ranks.
 
+    What cannot run, such as a collective that does not have the --strategy, is skipped, and named.
+
     The status is 1 if anything was wrong.
     """
+    every = tuple(KINDS) if not kinds or "all" in kinds else kinds
+    wanted = Wanted(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
+    _refuse_nothing(wanted, min_bytes, max_bytes)
     chosen = {
-        "kind": KINDS if not kinds or "all" in kinds else kinds,
-        "op": ops or ("sum",),
-        "dtype": dtypes or ("float32",),
+        "kind": wanted.kinds,
+        "op": wanted.ops,
+        "dtype": wanted.dtypes,
         "min-bytes": [min_bytes],
         "max-bytes": [max_bytes],
         "factor": [factor],
@@ -97,6 +124,14 @@ def bench(
         "wire": [wire],
     }
     ctx.invoke(run, **placement, **_AS_RANKS, arguments=_as_arguments(chosen))
+
+
+def _refuse_nothing(wanted: Wanted, min_bytes: int, max_bytes: int) -> None:
+    """A bench that checks nothing is no success."""
+    if min_bytes > max_bytes:
+        raise click.UsageError(f"--min-bytes {min_bytes} is more than --max-bytes {max_bytes}")
+    if not wanted.possible():
+        raise click.UsageError(f"nothing is left to measure: {'; '.join(wanted.skipped())}")
 
 
 def _as_arguments(chosen: Mapping[str, Iterable[object]]) -> tuple[str, ...]:
