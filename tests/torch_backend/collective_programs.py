@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.torch_backend.in_group import TIMEOUT, check, in_group, total
+from tests.torch_backend.in_group import TIMEOUT, check, in_group, total, world
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 DTYPES = (
     torch.float32,
@@ -152,28 +153,34 @@ def coalesced(rank: int, size: int) -> None:
     mine = rank + 1
     singles = [torch.full((each,), float(mine)) for each in range(1, 4)]
     singles.append(torch.tensor([mine]))
-    with dist._coalescing_manager():
+    with _coalescing_manager():
         for tensor in singles:
             dist.all_reduce(tensor)
     check(singles, [torch.full_like(tensor, total(size)) for tensor in singles])
     outputs = [torch.empty(size), torch.empty(size, dtype=torch.int32)]
-    with dist._coalescing_manager(async_ops=True) as manager:
+    with _coalescing_manager(async_ops=True) as manager:
         for output in outputs:
             dist.all_gather_into_tensor(output, torch.full((1,), rank, dtype=output.dtype))
     manager.wait()
     check(outputs, [list(range(size))] * 2)
     blocks = [torch.empty(1), torch.empty(2)]
-    with dist._coalescing_manager():
+    with _coalescing_manager():
         for block in blocks:
             dist.reduce_scatter_tensor(block, torch.full((block.numel() * size,), float(mine)))
     check(blocks, [[total(size)], [total(size)] * 2])
+
+
+def _isend(tensor: torch.Tensor, to: int, tag: int = 0) -> dist.Work:
+    sending = dist.isend(tensor, to, tag=tag)
+    assert sending is not None
+    return sending
 
 
 @in_group
 def messages(rank: int, size: int) -> None:
     after, before = (rank + 1) % size, (rank - 1) % size
     got = torch.empty(3, dtype=torch.int64)
-    sending = dist.isend(torch.full((3,), rank), after, tag=7)
+    sending = _isend(torch.full((3,), rank), after, tag=7)
     assert dist.recv(got, before, tag=7) == before
     sending.wait()
     check(got, [before] * 3)
@@ -223,12 +230,13 @@ def a_future_need_not_wait_for_another(rank: int, size: int) -> None:
     peer = rank ^ 1
     got = torch.empty(1)
     receiving = dist.irecv(got, peer)
+    assert receiving is not None
     late = receiving.get_future()
     early = dist.all_reduce(torch.ones(1), async_op=True).get_future()
     assert early.wait()[0].item() == size
     assert not late.done()
     dist.barrier()
-    sending = dist.isend(torch.tensor([float(rank)]), peer)
+    sending = _isend(torch.tensor([float(rank)]), peer)
     check(late.wait()[0], [peer])
     sending.wait()
 
@@ -258,7 +266,7 @@ def groups(rank: int, size: int) -> None:
 
 @in_group
 def about_the_group(rank: int, size: int) -> None:
-    group = dist.group.WORLD
+    group: Any = world()
     assert (group.rank(), group.size(), group.name()) == (rank, size, "allfold")
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "allfold")
     assert group.group_name
@@ -266,6 +274,71 @@ def about_the_group(rank: int, size: int) -> None:
     assert group._get_backend(torch.device("cpu")) is group
     dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
     assert group.group.timeout == TIMEOUT.total_seconds()
+
+
+@in_group
+def unusual_dtypes(rank: int, size: int) -> None:
+    """What cannot be reduced is moved bit by bit, of any strides."""
+    for name in (
+        "uint16",
+        "int4",
+        "complex32",
+        "float8_e5m2",
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
+        "bits1x8",
+        "bits16",
+    ):
+        dtype = getattr(torch, name)
+        bits = torch.arange(24 * dtype.itemsize, dtype=torch.uint8).reshape(2, -1) % 2 + 2 * rank
+        given = bits.view(dtype)[:, ::2]
+        dist.broadcast(given, size - 1)
+        blocks = [torch.empty(2, 6, dtype=dtype) for _ in range(size)]
+        dist.all_gather(blocks, given)
+        expected = bits % 2 + 2 * (size - 1)
+        words = expected.view(_WORDS[dtype.itemsize])[:, ::2]
+        for tensor in (given, *blocks):
+            check(tensor.view(words.dtype), words)
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@in_group
+def in_a_profile(rank: int, size: int) -> dict[str, list[list[list[int]]]]:
+    """The shapes of all calls that a profile shows, by name; one op outlives the profile."""
+    peer = rank ^ 1
+    tensor, whole, block = torch.ones(2, 3), torch.ones(2 * size, 3), torch.empty(2, 3)
+    blocks = [torch.empty(2, 3) for _ in range(size)]
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        dist.reduce(tensor, 0)
+        dist.all_gather(blocks, tensor)
+        dist.all_gather_into_tensor(whole, tensor)
+        dist.gather(tensor, blocks if rank == 0 else None, 0)
+        dist.scatter(block, blocks if rank == 0 else None, 0)
+        dist.reduce_scatter(block, blocks)
+        dist.reduce_scatter_tensor(block, whole)
+        dist.all_to_all(blocks, list(whole.chunk(size)))
+        dist.all_to_all_single(torch.empty_like(whole), whole)
+        sending = _isend(tensor, peer)
+        dist.recv(block, peer)
+        sending.wait()
+        sending = _isend(tensor, peer)
+        dist.recv(block)
+        sending.wait()
+        dist.barrier()
+        longer = dist.all_reduce(tensor, async_op=True)
+    longer.wait()
+    shapes: dict[str, list[list[list[int]]]] = {}
+    for event in profile.events():
+        kind = event.name.removeprefix("allfold:")
+        if kind != event.name:
+            shapes.setdefault(kind, []).append(event.input_shapes)
+    return shapes
 
 
 @in_group

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
-from tests.torch_backend.in_group import check, in_group
+from tests.torch_backend.in_group import check, in_group, world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +32,8 @@ def different_shapes(rank: int, size: int) -> dict[str, str]:
         return torch.ones(3 if rank < size - 1 else 4)
 
     def in_flight() -> dist.Work:
-        return dist.all_reduce(tensor(), async_op=True)
+        work: dist.Work = dist.all_reduce(tensor(), async_op=True)
+        return work
 
     messages = {
         "call": _error_of(lambda: dist.all_reduce(tensor())),
@@ -40,7 +41,7 @@ def different_shapes(rank: int, size: int) -> dict[str, str]:
         "future": _error_of(lambda: in_flight().get_future().wait()),
         "then": _error_of(lambda: in_flight().get_future().then(lambda f: f.value()).wait()),
         "function": _error_of(
-            lambda: functional_collectives.all_reduce(tensor(), "sum", dist.group.WORLD).clone()
+            lambda: functional_collectives.all_reduce(tensor(), "sum", world()).clone()
         ),
     }
     failed = in_flight()
@@ -67,11 +68,30 @@ def refused(rank: int, size: int) -> list[str]:
         _error_of(lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64), dist.ReduceOp.AVG)),
         _error_of(lambda: dist.all_reduce(whole.expand(3, 4))),
         _error_of(lambda: dist.all_reduce(whole.to_sparse())),
+        _error_of(lambda: dist.broadcast(whole.to("meta"), 0)),
         _error_of(lambda: dist.all_gather_into_tensor(torch.empty(4 * size + 1), whole)),
     ]
     dist.all_reduce(whole)
     check(whole, [size] * 4)
     return messages
+
+
+@in_group
+def abort_a_sub_group(rank: int, size: int) -> tuple[str, float, str]:
+    """What comes of an op of rank 0 alone when it aborts the group, and how soon; and elsewhere."""
+    group = dist.new_group()
+    seconds, message = 0.0, ""
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future()
+        began = time.monotonic()
+        group.abort()
+        message = _error_of(future.wait)
+        seconds = time.monotonic() - began
+    elsewhere = _error_of(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank else ""
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    check(tensor, [size] * 2)
+    return message, seconds, elsewhere
 
 
 @in_group

@@ -54,6 +54,13 @@ def _keep_gloo() -> None:
     _kept.extend(each for each in groups if dist.get_backend(each) == dist.Backend.GLOO)
 
 
+def world() -> dist.ProcessGroup:
+    """The default group."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 def check(got: Any, expected: Any) -> None:
     """Equal in every element, and of one dtype."""
     if isinstance(got, list | tuple):

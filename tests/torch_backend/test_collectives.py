@@ -23,6 +23,7 @@ from tests.torch_backend.conftest import TorchJob
         programs.a_future_need_not_wait_for_another,
         programs.groups,
         programs.about_the_group,
+        programs.unusual_dtypes,
         programs.objects,
         programs.again,
     ],
@@ -30,3 +31,24 @@ from tests.torch_backend.conftest import TorchJob
 )
 def test_torch_distributed(torch_job: TorchJob, program: Program) -> None:
     torch_job.run(program)
+
+
+def test_a_profile_has_every_call_with_its_shapes(two_nodes: TorchJob) -> None:
+    block, whole = [2, 3], [8, 3]
+    blocks = [block] * 4
+    for rank, shapes in enumerate(two_nodes.run(programs.in_a_profile)):
+        assert shapes.pop("wait") == [[]] * 16
+        assert shapes == {
+            "all_reduce": [[block]] * 2,
+            "broadcast": [[block]],
+            "reduce": [[block]],
+            "all_gather": [[block]] * 2,
+            "gather": [[block]],
+            "scatter": [[] if rank else blocks],
+            "reduce_scatter": [blocks, [whole]],
+            "all_to_all": [blocks, [whole]],
+            "send": [[block]] * 2,
+            "recv": [[block]],
+            "recvAnySource": [[block]],
+            "barrier": [[]],
+        }

@@ -35,6 +35,14 @@ def test_what_cannot_work_is_refused_at_the_call(two_nodes: TorchJob) -> None:
         assert all(message.startswith("InvalidArgument") for message in messages), messages
 
 
+def test_an_aborted_sub_group_fails_what_is_in_flight_at_once(two_nodes: TorchJob) -> None:
+    (message, seconds, _), *others = two_nodes.run(programs.abort_a_sub_group)
+    assert "PeerLost" in message, message
+    assert "it left the group while ops of its own were in flight" in message, message
+    assert seconds < ENDS_WITHIN_SECONDS
+    assert all("PeerLost" in elsewhere for _, _, elsewhere in others), others
+
+
 def test_backward_raises_when_an_agent_dies(
     two_nodes: TorchJob, services: Services, tmp_path: Path
 ) -> None:
@@ -78,7 +86,7 @@ for step in range(1000):
 def test_a_failed_rank_ends_the_others_at_once(cli: Commands, failure: str, ends: int) -> None:
     script = cli.script(SCRIPT.format(failure=failure))
     status = 9 if ends == 3 else 1
-    arguments = ["run", "--nodes", "2", "--nproc-per-node", "2", script]
+    arguments = ["run", "--nodes", "2", "--nproc-per-node", "2", str(script)]
     env = {"TORCHINDUCTOR_CACHE_DIR": str(cli.folder / "inductor")}  # or else it is left behind
     command = cli.run(*arguments, status=status, env=env)
     (failed,) = re.findall(r"failed ([\d.]+)", command.out)

@@ -16,6 +16,7 @@ import allfold
 from allfold import _work
 from allfold.torch._progress import Progress
 from allfold.torch._work import Work
+from allfold.torch.hook import HookState
 from allfold_core.errors import AllfoldError
 
 
@@ -111,6 +112,28 @@ def test_a_future_of_what_is_done_needs_no_thread(
     work.wait()
     assert work.get_future().done()
     assert _threads() == []
+
+
+def test_a_thread_that_nobody_needs_ends_and_comes_back_on_demand(
+    agent: FakeAgent, group: allfold.Group, progress: Progress
+) -> None:
+    for _ in range(2):
+        future = _works(group, progress, 1)[0].get_future()
+        assert _threads() == ["progress"]
+        agent.finish_op()
+        future.wait()
+        wait_until(lambda: _threads() == [], "the thread ends")
+
+
+def test_models_that_are_gone_leave_no_threads(agent: FakeAgent, group: allfold.Group) -> None:
+    before = threading.active_count()
+    for _ in range(10):
+        state = HookState(group)
+        future = state.future(group.all_reduce(torch.ones(2), async_op=True))
+        agent.finish_op()
+        future.wait()
+        del state, future
+    wait_until(lambda: threading.active_count() == before, "their threads end")
 
 
 def test_a_future_fails_with_the_agent(

@@ -67,7 +67,7 @@ class Suite:
 def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """Runs what was selected of this module, in the order of its tests."""
     selected = [
-        item.callspec.params["method"]
+        str(item.callspec.params["method"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and item.module is request.module

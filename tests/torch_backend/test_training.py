@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.ranks import Program
 from tests.torch_backend import training_programs as programs
 from tests.torch_backend.conftest import TorchJob
+
+from allfold.torch.hook import HookState
 
 
 @pytest.mark.parametrize("options", [{}, {"sometimes": True}, {"no_sync": True}], ids=str)
@@ -20,9 +23,13 @@ def test_ddp_goes_on_where_ranks_run_out_of_inputs(two_nodes: TorchJob) -> None:
     two_nodes.run(programs.ddp_with_uneven_inputs)
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_fsdp2_has_the_losses_of_gloo(torch_job: TorchJob, half: bool) -> None:
-    torch_job.run(programs.fsdp2, half=half)
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_fsdp2_has_the_losses_of_gloo(torch_job: TorchJob, compute: str) -> None:
+    torch_job.run(programs.fsdp2, compute=compute)
+
+
+def test_fsdp2_rounds_the_mean_of_bfloat16_gradients_once(torch_job: TorchJob) -> None:
+    torch_job.run(programs.fsdp2_in_half_precision)
 
 
 def test_fsdp2_over_a_mesh_of_two_dimensions(two_nodes: TorchJob) -> None:
@@ -67,6 +74,31 @@ def test_the_hook_averages_gradients_beside_gloo(
     assert max(map(max, apart)) < within
     if wire in ("bfloat16", "int8"):
         assert max(map(max, apart)) > 1e-7, "nothing was rounded"
+
+
+def test_feedback_makes_the_mean_of_many_steps_exact_for_each_model(two_nodes: TorchJob) -> None:
+    for feedback in (True, False):
+        for models in two_nodes.run(
+            programs.means_of_hooked_steps, backend="gloo", feedback=feedback
+        ):
+            for first, all_ in models:
+                assert first > 1e-3, "nothing was rounded"
+                assert all_ < first / 8 if feedback else all_ > first / 2, (feedback, first, all_)
+
+
+def test_rebuilt_buckets_take_the_place_of_the_old_ones(two_nodes: TorchJob) -> None:
+    two_nodes.run(programs.buckets_of_another_size, backend="gloo")
+
+
+def test_models_have_series_of_their_own() -> None:
+    first, second = HookState(wire="int8"), HookState(wire="int8")
+    series = [
+        state.options(programs.bucket(torch.ones(4), index)).get("feedback")
+        for state in (first, second)
+        for index in (0, 1)
+    ]
+    assert None not in series
+    assert len(set(series)) == 4
 
 
 def test_an_error_in_the_hook_raises_in_backward_on_every_rank(two_nodes: TorchJob) -> None:

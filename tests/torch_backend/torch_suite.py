@@ -56,11 +56,11 @@ class TestAllfold(distributed_test.TestDistBackend, distributed_test.Distributed
         self._start_processes(get_context("fork").Process)
 
     @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
+    def _run(cls, rank: int, test_name: str, file_name: str, *more: Any, **named: Any) -> None:
         sockets = os.environ["ALLFOLD_SOCKETS"].split(",")
         first = (int(os.environ["WORLD_SIZE"]) + 1) // 2
         os.environ["ALLFOLD_SOCKET"] = sockets[rank // first]
-        super()._run(rank, test_name, file_name, pipe, **kwargs)
+        super()._run(rank, test_name, file_name, *more, **named)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         if test_name.startswith("test_accumulate_gradients_"):
@@ -85,7 +85,7 @@ for name in dir(TestAllfold):
 
 def methods() -> list[str]:
     """The names of all of torch's methods."""
-    return unittest.TestLoader().getTestCaseNames(TestAllfold)
+    return list(unittest.TestLoader().getTestCaseNames(TestAllfold))
 
 
 def run(argument: str) -> dict[str, Any]:

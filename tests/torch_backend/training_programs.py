@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
-from tests.torch_backend.in_group import check, in_group, total
+from tests.torch_backend.in_group import check, in_group, total, world
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.checkpoint import load, save
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -49,7 +51,8 @@ class Network(nn.Module):
         hidden = self.norm(self.first(batch).relu())
         if not self.sometimes or step % 2:
             hidden = self.other(hidden).relu()
-        return self.last(hidden)
+        result: torch.Tensor = self.last(hidden)
+        return result
 
 
 def _seeded(make: Callable[[], nn.Module]) -> Any:
@@ -69,7 +72,7 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
 def _pair(make: Callable[[Any], Any]) -> list[Any]:
     """The same model over the default group, which is Allfold's, and over Gloo."""
     gloo = dist.new_group(backend="gloo")
-    return [make(dist.group.WORLD), make(gloo)]
+    return [make(world()), make(gloo)]
 
 
 def _close(ours: list[torch.Tensor], theirs: list[torch.Tensor], relative: float) -> None:
@@ -120,22 +123,24 @@ def ddp_with_uneven_inputs(rank: int, size: int) -> None:
     _close(list(models[0].parameters()), list(models[1].parameters()), RELATIVE)
 
 
+def _layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 33), nn.Linear(33, 4))
+
+
+def _sharded(group: Any, policy: MixedPrecisionPolicy) -> Any:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model = _seeded(_layers)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
 @in_group
-def fsdp2(rank: int, size: int, *, half: bool = False) -> None:
-    """Losses like Gloo's; with bfloat16 gradients, those are folded in float32 and rounded once."""
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
-
-    def make(group: Any) -> Any:
-        mesh = dist.DeviceMesh.from_group(group, "cpu")
-        model = _seeded(
-            lambda: nn.Sequential(nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 33), nn.Linear(33, 4))
-        )
-        for layer in model:
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=policy)
-
-    models = _pair(make)
+def fsdp2(rank: int, size: int, *, compute: str = "float32") -> None:
+    """Losses like Gloo's, where both reduce float32."""
+    policy = MixedPrecisionPolicy(getattr(torch, compute), torch.float32)
+    models = _pair(lambda group: _sharded(group, policy))
     losses: list[list[float]] = [[], []]
     for model, seen in zip(models, losses, strict=True):
         # Gloo has no average: FSDP divides by itself there.
@@ -153,10 +158,32 @@ def fsdp2(rank: int, size: int, *, half: bool = False) -> None:
 
 
 @in_group
+def fsdp2_in_half_precision(rank: int, size: int) -> None:
+    """Gradients are bfloat16, and so is their mean: what float64 finds, rounded once."""
+    model = _sharded(world(), MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
+    alone = _seeded(_layers).bfloat16()
+    rounded_otherwise = 0
+    for batch in _batches(rank):
+        for each in (model, alone):
+            each(batch.bfloat16()).float().square().mean().backward()
+        for sharded, mine in zip(model.parameters(), alone.parameters(), strict=True):
+            assert mine.grad.dtype == torch.bfloat16
+            everyone = [torch.empty_like(mine.grad) for _ in range(size)]
+            dist.all_gather(everyone, mine.grad)
+            mean = (torch.stack(everyone).double().sum(0) / size).bfloat16()
+            check(sharded.grad.full_tensor(), mean)
+            each_time = sum(everyone[1:], everyone[0]) / size
+            rounded_otherwise += int((each_time != mean).sum())
+        model.zero_grad()
+        alone.zero_grad()
+    assert size == 2 or rounded_otherwise > 0, "rounding after each rank does the same"
+
+
+@in_group
 def hybrid_fsdp2(rank: int, size: int) -> None:
     """Sharded within pairs, replicated over them."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(_seeded(lambda: nn.Linear(16, 4)), mesh=mesh)
+    model: Any = fully_shard(_seeded(lambda: nn.Linear(16, 4)), mesh=mesh)
     plain = _seeded(lambda: nn.Linear(16, 4))
     for batch in _batches(rank, 3):
         model(batch).square().mean().backward()
@@ -179,13 +206,13 @@ def dtensor(rank: int, size: int) -> None:
     partial = DTensor.from_local(torch.full((2 * size,), float(rank + 1)), mesh, [Partial()])
     check(partial.redistribute(mesh, [Replicate()]).to_local(), [total(size)] * 2 * size)
     check(partial.redistribute(mesh, [Shard(0)]).to_local(), [total(size)] * 2)
-    product = rows @ distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])
+    product: Any = rows @ distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])
     check(product.full_tensor(), whole @ whole.T)
 
 
 @in_group
 def functional(rank: int, size: int) -> None:
-    group = dist.group.WORLD
+    group = world()
     mine = torch.full((2,), float(rank + 1))
     check(functional_collectives.all_reduce(mine, "sum", group), [total(size)] * 2)
     check(
@@ -215,7 +242,10 @@ def checkpoint(rank: int, size: int, *, folder: str) -> None:
     whole = torch.arange(4.0 * size)
     state = {"weights": distribute_tensor(whole, mesh, [Shard(0)]), "step": 7}
     save(state, checkpoint_id=Path(folder) / "checkpoint")
-    empty = {"weights": distribute_tensor(torch.zeros(4 * size), mesh, [Shard(0)]), "step": 0}
+    empty: dict[str, Any] = {
+        "weights": distribute_tensor(torch.zeros(4 * size), mesh, [Shard(0)]),
+        "step": 0,
+    }
     load(empty, checkpoint_id=Path(folder) / "checkpoint")
     assert empty["step"] == 7
     check(empty["weights"].full_tensor(), whole)
@@ -231,7 +261,7 @@ def pipeline(rank: int, size: int) -> None:
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
     losses: list[torch.Tensor] = []
     inputs = [batch] if rank == 0 else []
-    last = {"target": target, "losses": losses} if rank == size - 1 else {}
+    last: dict[str, Any] = {"target": target, "losses": losses} if rank == size - 1 else {}
     schedule.step(*inputs, **last)
     gradient = layers[rank].weight.grad
     layers[rank].weight.grad = None
@@ -294,6 +324,63 @@ def ddp_hook(rank: int, size: int, *, wire: str | None, feedback: bool = True) -
         assert all(torch.equal(other, parameter) for other in others), "ranks differ"
     allfold.shutdown(group)
     return [abs(one - other) for one, other in zip(*losses, strict=True)]
+
+
+class _Bucket:
+    def __init__(self, gradient: torch.Tensor, index: int) -> None:
+        self._gradient = gradient
+        self._index = index
+
+    def buffer(self) -> torch.Tensor:
+        return self._gradient
+
+    def index(self) -> int:
+        return self._index
+
+
+def bucket(gradient: torch.Tensor, index: int = 0) -> GradBucket:
+    """What the hook looks at in a bucket of DDP's, which DDP alone can make."""
+    return cast(GradBucket, _Bucket(gradient, index))
+
+
+@in_group
+def means_of_hooked_steps(
+    rank: int, size: int, *, feedback: bool, steps: int = 32
+) -> list[list[float]]:
+    """How far the mean of all steps is from the truth, for two models that take turns.
+
+    Each has one constant gradient. The error of the worst element, after one step and after all.
+    """
+    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
+    states = [HookState(group, wire="int8", feedback=feedback) for _ in "12"]
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(1000, generator=generator) for _ in states]
+    sums = [torch.zeros(1000, dtype=torch.float64) for _ in states]
+    apart: list[list[float]] = [[], []]
+    for step in range(1, steps + 1):
+        for state, gradient, total_, seen in zip(states, gradients, sums, apart, strict=True):
+            total_ += hook(state, bucket(gradient * (rank + 1))).wait()
+            if step in (1, steps):
+                truth = gradient.double() * total(size) / size
+                seen.append((total_ / step - truth).abs().max().item())
+    allfold.shutdown(group)
+    return apart
+
+
+@in_group
+def buckets_of_another_size(rank: int, size: int) -> None:
+    """They begin with nothing owed, as in a model that begins."""
+    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
+    used, fresh = (HookState(group, wire="int8") for _ in "12")
+    generator = torch.Generator().manual_seed(rank)
+    large, small = torch.randn(1000, generator=generator), torch.randn(700, generator=generator)
+    hook(used, bucket(large.clone())).wait()
+    assert used.options(bucket(large)) == used.options(bucket(small))
+    expected = hook(fresh, bucket(small.clone())).wait()
+    check(hook(used, bucket(small.clone())).wait(), expected)
+    again = hook(used, bucket(small.clone())).wait()
+    assert not torch.equal(again, expected), "nothing is owed"
+    allfold.shutdown(group)
 
 
 @in_group

@@ -59,7 +59,8 @@ class TensorView:
         if not self.nbytes:
             return
         if self.is_torch:
-            self._as_torch(memory).copy_(self.tensor.detach())
+            given = self._torch_data()
+            _as_torch(memory, given).copy_(given)
         else:
             np.copyto(memory.view(self.tensor.dtype).reshape(self.tensor.shape), self.tensor)
 
@@ -68,13 +69,20 @@ class TensorView:
         if not self.nbytes:
             return
         if self.is_torch:
-            self.tensor.detach().copy_(self._as_torch(memory))
+            given = self._torch_data()
+            given.copy_(_as_torch(memory, given))
         else:
             np.copyto(self.tensor, memory.view(self.tensor.dtype).reshape(self.tensor.shape))
 
-    def _as_torch(self, memory: Bytes) -> Any:
-        torch = sys.modules["torch"]
-        return torch.from_numpy(memory).view(self.tensor.dtype).reshape(self.tensor.shape)
+    def _torch_data(self) -> Any:
+        """The tensor, of a type that torch can copy: of those of a byte it cannot copy all."""
+        data = self.tensor.detach()
+        return data.view(sys.modules["torch"].uint8) if data.element_size() == 1 else data
+
+
+def _as_torch(memory: Bytes, like: Any) -> Any:
+    """A torch tensor over raw memory, of the type and shape of another."""
+    return sys.modules["torch"].from_numpy(memory).view(like.dtype).reshape(like.shape)
 
 
 def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorView:
@@ -115,12 +123,7 @@ def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> Ten
 
 
 def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorView:
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(
-            f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
-        )
-    if tensor.layout is not torch.strided:
-        raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+    _check_kind(tensor, torch)
     _check_dimensions(tensor.shape, tensor.stride(), 1, written)
     name, itemsize = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
     dtype, inner = _elements(name, itemsize, folded)
@@ -130,6 +133,24 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
     shape = tuple(tensor.shape) + inner
     nbytes = tensor.numel() * itemsize
     return TensorView(tensor, dtype, shape, nbytes, address, True, tensor.is_complex())
+
+
+def _check_kind(tensor: Any, torch: Any) -> None:
+    """Refuse what is no plain array of numbers in the memory of the CPU."""
+    if tensor.is_nested:
+        raise InvalidArgument("the tensor is nested; move those of tensor.unbind() one by one")
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+    if tensor.is_meta:
+        raise InvalidArgument(
+            "the tensor is on meta and has no data; use torch.empty_like(tensor, device='cpu')"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
+        )
+    if tensor.is_quantized:
+        raise InvalidArgument(f"the tensor is quantized ({tensor.dtype}); use tensor.int_repr()")
 
 
 _COMPLEX = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from allfold._group import Group
 from allfold._options import Options
 from allfold._work import Work as Op
 from allfold.torch._options import reduction, seconds, timeout_of
+from allfold.torch._profiling import flat, profiled
 from allfold.torch._progress import Progress
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, InvalidArgument
@@ -30,6 +31,7 @@ _SHUTDOWN_SECONDS = 1.0
 _LAST_SECONDS = 0.2
 _STORE_SECONDS = 1.0
 _NEW_STORE_SECONDS = 0.05
+_STORE_PAUSE_SECONDS = 0.005
 
 Tensor = torch.Tensor
 # torch's stubs list the overloads of C++, of which a Python class implements one each.
@@ -127,6 +129,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         return self.allreduce_coalesced(tensors, opts)
 
+    @profiled("all_reduce", "tensors")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         op, factor = reduction(opts)
         ops = [
@@ -135,31 +138,37 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         ]
         return self._work(ops, tensors)
 
+    @profiled("broadcast", "tensors")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         op = self.group.broadcast(_one(tensors), opts.rootRank, **_options(opts))
         return self._work([op], tensors)
 
+    @profiled("reduce", "tensors")
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         kind, factor = reduction(opts)
         op = self.group.reduce(_one(tensors), opts.rootRank, kind, factor=factor, **_options(opts))
         return self._work([op], tensors)
 
+    @profiled("all_gather", "inputs")
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Work:
         return self._all_gather(outputs, inputs, opts)
 
+    @profiled("all_gather", "inputs")
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Work:
         """``outputs[r]`` has the tensors of rank r: the other way round than in ``allgather``."""
         return self._all_gather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
+    @profiled("all_gather", "input")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         return self._all_gather([output], [input], opts)
 
     _allgather_base = all_gather_single
 
+    @profiled("all_gather", "inputs")
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Work:
@@ -172,33 +181,39 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             self.group.all_gather(tensor, output, **_options(opts))
             for output, tensor in zip(outputs, inputs, strict=True)
         ]
-        return self._work(ops, _flat(outputs))
+        return self._work(ops, flat(outputs))
 
+    @profiled("gather", "inputs")
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         target = _one(outputs) if outputs else None
         op = self.group.gather(_one(inputs), opts.rootRank, target, **_options(opts))
-        return self._work([op], _flat(outputs))
+        return self._work([op], flat(outputs))
 
+    @profiled("gather", "input")
     def gather_single(self, output: Tensor | None, input: Tensor, opts: Any) -> Work:
         target = output if opts.rootRank == self.group.rank else None
         op = self.group.gather(input, opts.rootRank, target, **_options(opts))
         return self._work([op], [] if target is None else [target])
 
+    @profiled("scatter", "inputs")
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
         source = _one(inputs) if inputs else None
         op = self.group.scatter(_one(outputs), source, opts.rootRank, **_options(opts))
         return self._work([op], outputs)
 
+    @profiled("reduce_scatter", "inputs")
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> Work:
         return self._reduce_scatter(outputs, inputs, opts)
 
+    @profiled("reduce_scatter", "input")
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         return self._reduce_scatter([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @profiled("reduce_scatter", "inputs")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Work:
@@ -214,6 +229,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         ]
         return self._work(ops, outputs)
 
+    @profiled("all_to_all", "input")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -233,22 +249,27 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
+    @profiled("all_to_all", "inputs")
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         op = self.group.all_to_all(inputs, outputs, **_options(opts))
         return self._work([op], outputs)
 
+    @profiled("barrier")
     def barrier(self, opts: Any = None) -> Work:
         return self._work([self.group.barrier(timeout=timeout_of(opts), async_op=True)], [])
 
     # Between two ranks
 
+    @profiled("send", "tensors")
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
         return self._message(self.group.send(_one(tensors), to, tag=tag, async_op=True), tensors)
 
+    @profiled("recv", "tensors")
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
         op = self.group.recv(_one(tensors), source, tag=tag, async_op=True)
         return self._message(op, tensors)
 
+    @profiled("recvAnySource", "tensors")
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
 
@@ -286,11 +307,14 @@ def _await_end_of(store: Any) -> None:
         return
     # A connection that says nothing ends with the server. (The store's own client would print a
     # C++ stack.) One that is made while the server ends is cut; in the next one it lives on.
+    deadline = monotonic() + _STORE_SECONDS
     seconds = _STORE_SECONDS
     try:
-        while True:
+        while seconds > 0:
             with socket.create_connection((store.host, store.port), seconds) as connected:
-                seconds = _NEW_STORE_SECONDS if connected.recv(1) == b"" else seconds
+                connected.recv(1)
+            sleep(_STORE_PAUSE_SECONDS)  # where something else listens in its place, for ever
+            seconds = min(_NEW_STORE_SECONDS, deadline - monotonic())
     except OSError as error:
         log.debug("the store at %s:%d: %s", store.host, store.port, error)
 
@@ -312,12 +336,6 @@ def _batches(tensors: Sequence[Tensor]) -> list[Any]:
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     return [batch if len(batch) > 1 else batch[0] for batch in by_dtype.values()]
-
-
-def _flat(tensors: Sequence[Any]) -> list[Tensor]:
-    return [
-        each for item in tensors for each in (item if isinstance(item, list | tuple) else [item])
-    ]
 
 
 _open_groups: WeakSet[ProcessGroup] = WeakSet()

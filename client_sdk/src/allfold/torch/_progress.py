@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import Condition, Thread, current_thread
 from typing import TypeVar
@@ -17,12 +17,14 @@ log = logging.getLogger("allfold")
 T = TypeVar("T")
 
 _LOOK_AGAIN_SECONDS = 60.0
+_IDLE_SECONDS = 1.0
 
 
 class Progress:
     """Completes futures when their ops are done, and so calls what waits for them.
 
-    The thread starts with the first op that it watches, and sleeps while there are none.
+    The thread starts with the first op that it watches. It ends when there has been none for a
+    while, for not everybody who asks for futures says when they have asked for the last one.
 
     Args:
         name: of the thread.
@@ -56,10 +58,11 @@ class Progress:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            thread = self._thread
         if self._nested is not None:
             self._nested.close(seconds)
-        if self._thread is not None and self._thread is not current_thread():
-            self._thread.join(seconds)
+        if thread is not None and thread is not current_thread():
+            thread.join(seconds)
 
     def _complete(self, over: torch.futures.Future[None], ops: list[Work]) -> None:
         """Complete ``over`` now, or when its ops are done."""
@@ -97,15 +100,18 @@ class Progress:
             self._call_back(work)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._watched:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                watched = list(self._watched)[:1] if self._ordered else self._watched
+        while (watched := self._next()) is not None:
             for work in wait_for_any(watched, _LOOK_AGAIN_SECONDS):
                 self._call_back(work)
+
+    def _next(self) -> Collection[Work] | None:
+        """What to wait for now; ``None`` where the thread has to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._watched or self._closed, _IDLE_SECONDS)
+            if not self._watched:
+                self._thread = None
+                return None
+            return list(self._watched)[:1] if self._ordered else self._watched
 
     def _call_back(self, work: Work) -> None:
         """Once, whoever of two threads comes first."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from allfold._work import Work as Op
 from allfold.torch._options import seconds
+from allfold.torch._profiling import profiled
 from allfold.torch._progress import Progress
 from allfold_core.errors import AllfoldError
 
@@ -45,6 +46,7 @@ class Work(dist.Work):
         self._making = Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
+    @profiled("wait")
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait for the outcome.
 

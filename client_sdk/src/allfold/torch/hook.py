@@ -54,8 +54,9 @@ class HookState:
             return {"async_op": True}
         if not self.feedback or not self._loses(bucket.buffer().dtype):
             return {"async_op": True, "wire": self.wire}
-        # DDP makes its buckets anew after the first step, of other sizes.
-        series = f"{self.name}.{bucket.index()}.{bucket.buffer().numel()}"
+        # DDP makes its buckets anew after the first step. Those of another size begin anew under
+        # the same name, and what was owed to the old ones is kept by nobody.
+        series = f"{self.name}.{bucket.index()}"
         return {"async_op": True, "wire": self.wire, "feedback": series}
 
     def future(self, work: allfold.Work) -> torch.futures.Future[torch.Tensor]:
