@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import group_programs, programs
+from tests.support import group_programs, group_wire_programs, programs
 from tests.support.ranks import Job, RankPool, failures, results
 from tests.support.services import Services
 from tests.support.waiting import wait_until
@@ -127,6 +128,37 @@ def test_a_timeout_is_that_of_the_parent_unless_it_is_given(job: Job) -> None:
             assert found == {"timeout": right, "parent": OP_SECONDS, "long": True}
 
 
+@pytest.mark.parametrize(
+    ("own", "right"),
+    [({}, "bfloat16"), ({"wire": "float16"}, "float16"), ({"wire": "native"}, "native")],
+)
+def test_a_wire_is_that_of_the_parent_unless_it_is_given(
+    pool: RankPool, own: dict[str, Any], right: str
+) -> None:
+    """And what a group has been given is what its own sub-groups get."""
+    members = [3, 0, 2]
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS, wire="bfloat16") as job:
+        for generations in (1, 2):
+            wanted: dict[str, Any] = {
+                "members": members,
+                "generations": generations,
+                "environment": {},
+            }
+            found = job.run(group_wire_programs.found_in_child, **wanted, **own)
+            assert found.pop(1) is None
+            assert found == [group_wire_programs.right_for(right)] * len(members)
+        parent = group_wire_programs.right_for("bfloat16")
+        assert job.run(group_wire_programs.found) == [parent] * job.world_size
+
+
+def test_a_wire_of_the_environment_is_none_of_sub_groups(pool: RankPool) -> None:
+    """Which are as their parent is, whatever it was told."""
+    environment = {"ALLFOLD_WIRE": "bfloat16"}
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        found = job.run(group_wire_programs.found_in_child, members=[2, 1], environment=environment)
+        assert found[1:3] == [group_wire_programs.right_for("native")] * 2
+
+
 def test_without_a_parent_it_is_of_the_first_group(job: Job) -> None:
     members = [1, 0]
     calls = [rank.start(group_programs.of_the_default, members=members) for rank in job.ranks]
@@ -188,7 +220,8 @@ def test_a_rank_that_dies_is_lost_to_all_its_groups_and_to_no_other(pool: RankPo
         ]
         for failure in failures(calls):
             assert isinstance(failure.error, PeerLost)
-            assert "2" in failure.error.message  # the number that it has in this group
+            # By the number that it has in this group.
+            assert "lost rank 2 " in failure.error.message
         calls = [job.start(rank, group_programs.use, members=[0, 1], value=1.0) for rank in (0, 1)]
         assert results(calls) == [2.0, 2.0]
 

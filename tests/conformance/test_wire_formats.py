@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.conformance.test_traffic import edges, moved
-from tests.support import programs, wire_programs
-from tests.support.ranks import Job, RankPool, failures
+from tests.support import group_wire_programs, programs, wire_programs
+from tests.support.ranks import Call, Job, RankPool, failures
 from tests.support.services import Services
 from tests.support.wires import LOSSY
 
@@ -128,7 +128,13 @@ def test_what_is_not_finite_stays_so_on_all_ranks(job: Job, wire: str) -> None:
 
 def test_a_lossy_wire_is_never_chosen_by_itself(job: Job) -> None:
     right = [float(number * 1009 * job.world_size) for number in range(1000)]
-    for options in ({}, {"wire": "native"}, {"wire": "float32"}, {"strategy": "ring"}):
+    asked: list[dict[str, Any]] = [
+        {},
+        {"wire": "native"},
+        {"wire": "float32"},
+        {"strategy": "ring"},
+    ]
+    for options in asked:
         assert job.run(wire_programs.call, **options) == [right] * job.world_size
     if len(job.node_names) > 1:
         assert job.run(wire_programs.call, wire="bfloat16")[0] != right, "it would show"
@@ -144,7 +150,12 @@ def test_with_feedback_the_mean_of_many_results_becomes_exact(job: Job, strategy
     if nodes == 1:
         pytest.skip("nothing travels")
     for wire in ("int8", "bfloat16"):
-        options = {"wire": wire, "strategy": strategy, "times": TIMES, "nodes": nodes}
+        options: dict[str, Any] = {
+            "wire": wire,
+            "strategy": strategy,
+            "times": TIMES,
+            "nodes": nodes,
+        }
         with_it = job.run(wire_programs.repeated, feedback=f"{strategy} {wire}", **options)
         without = job.run(wire_programs.repeated, feedback=None, **options)
         for got in (with_it, without):
@@ -174,6 +185,84 @@ def test_series_of_other_names_or_shapes_have_no_errors_in_common(job: Job, wire
     found = job.run(wire_programs.series, wire=wire)
     lossy = len(job.node_names) > 1
     assert found == [[True, lossy, True, True, True]] * job.world_size
+
+
+# The format of a group
+
+
+def start_opening(
+    job: Job, services: Services, environment: dict[str, str], **options: Any
+) -> list[Call]:
+    """Let all ranks register where the environment says something, and do not wait for it."""
+    return [
+        rank.start(
+            group_wire_programs.open_group,
+            environment=environment,
+            name=job.name,
+            rank=number,
+            world_size=job.world_size,
+            agent=services.socket_of(job.nodes[number]),
+            timeout=OP_SECONDS,
+            **options,
+        )
+        for number, rank in enumerate(job.ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "right"),
+    [
+        ({}, {}, "native"),
+        ({}, {"wire": "bfloat16"}, "bfloat16"),
+        ({}, {"wire": "int8"}, "int8"),
+        ({"ALLFOLD_WIRE": "float16"}, {}, "float16"),
+        ({"ALLFOLD_WIRE": "float16"}, {"wire": "bfloat16"}, "bfloat16"),
+        ({"ALLFOLD_WIRE": "float16"}, {"wire": "native"}, "native"),
+        ({"ALLFOLD_WIRE": ""}, {}, "native"),
+    ],
+)
+def test_the_wire_of_a_group_is_that_of_its_reductions_and_of_nothing_else(
+    pool: RankPool,
+    services: Services,
+    environment: dict[str, str],
+    options: dict[str, str],
+    right: str,
+) -> None:
+    """Moves, integers and what is kept in a half type are exact; a call can ask for another one."""
+    with pool.unregistered(SHAPES["2x2"]) as job:
+        job.entered(start_opening(job, services, environment, **options))
+        for found in job.run(group_wire_programs.found):
+            assert found == group_wire_programs.right_for(right)
+        for kind in ("broadcast", "all_gather"):
+            rounded = job.run(group_wire_programs.is_rounded_if_asked, kind=kind, wire="bfloat16")
+            assert rounded == [True] * job.world_size, "it would show"
+        job.leave()
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"), [({"ALLFOLD_WIRE": "int4"}, {}), ({}, {"wire": "int4"})]
+)
+def test_an_unknown_wire_of_a_group_is_refused_at_once(
+    pool: RankPool, services: Services, environment: dict[str, str], options: dict[str, str]
+) -> None:
+    with pool.unregistered([0, 1]) as job:
+        for failure in failures(start_opening(job, services, environment, **options)):
+            assert isinstance(failure.error, InvalidArgument)
+            assert "unknown wire format 'int4'; there are native" in failure.error.message
+
+
+def test_ranks_whose_groups_have_different_wires_are_told_at_the_first_reduction(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.unregistered([0, 1, 2]) as job:
+        calls = job.start_entering(services, [0, 2], timeout=OP_SECONDS)
+        calls += job.start_entering(services, [1], timeout=OP_SECONDS, wire="bfloat16")
+        job.entered(calls)
+        for failure in failures(job.start_all(programs.call)):
+            assert isinstance(failure.error, MismatchError)
+            assert failure.error.details["odd_ranks"] == [1]
+            assert "wire" in failure.error.message
+        job.leave()
 
 
 # What travels

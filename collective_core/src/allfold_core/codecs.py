@@ -24,7 +24,8 @@ class Wire(Enum):
       beyond that range becomes infinite.
     * ``INT8``: blocks of 256 elements share a float32 scale s, the greatest magnitude divided by
       127 (rounded up to 16 significant bits), and each element is the nearest multiple of s: an
-      absolute error of at most s/2. A block with an infinity or a NaN is NaN everywhere.
+      absolute error of at most s/2, by up to 2^-15 of it more where float32 rounds. A block with an
+      infinity or a NaN is NaN everywhere.
     """
 
     NATIVE = (0, "native")

@@ -15,6 +15,8 @@ _LEVELS = 127
 # Rounding the bits of a float32 up to a multiple of this leaves 16 significant ones.
 _SCALE_GRAIN = 1 << 8
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+# 127 times the next one would be infinite.
+_LARGEST_SCALE = 2.0**121 * (1 + 2.0**-7 + 2.0**-14)
 _CASTS = {
     Wire.FLOAT32: torch.float32,
     Wire.BFLOAT16: torch.bfloat16,
@@ -81,7 +83,7 @@ def _scales(blocks: torch.Tensor) -> torch.Tensor:
     bits.add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
     greatest[greatest < _SMALLEST_SCALE] = 0.0
     greatest[~torch.isfinite(greatest)] = float("nan")
-    return greatest
+    return greatest.clamp_(max=_LARGEST_SCALE)
 
 
 def _blocks(
