@@ -41,8 +41,8 @@ lint: .venv/.installed-dev ## check style and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: .venv/.installed-dev ## check the types of the four packages
-	@$(BIN)/mypy $(SOURCES)
+types: .venv/.installed-dev ## check the types of the packages, tests, examples and benchmarks
+	@$(BIN)/mypy $(SOURCES) tests examples benchmarks
 
 bench: .venv/.installed ## measure Allfold against Gloo on this machine
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

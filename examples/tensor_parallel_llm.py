@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 from time import perf_counter
 
 import torch
@@ -97,7 +98,7 @@ class Model:
         generator = torch.Generator().manual_seed(seed)
 
         def weights(rows: int, columns: int) -> Tensor:
-            return torch.randn(rows, columns, generator=generator) / columns**0.5
+            return torch.randn(rows, columns, generator=generator) / sqrt(columns)
 
         self.embedding = weights(VOCABULARY, shape.width) * shape.width**0.5
         self.layers = [Layer(shape, weights, part) for _ in range(shape.layers)]
@@ -126,7 +127,7 @@ class Synchroniser:
 
     def __init__(self, width: int) -> None:
         self.seconds: list[float] = []
-        self._row = allfold.empty(width, torch.float32)
+        self._row: Tensor = allfold.empty(width, torch.float32)
 
     def __call__(self, share: Tensor) -> Tensor:
         self._row.copy_(share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -79,18 +80,18 @@ def test_only_memory_of_the_arena_is_located_in_it(arena: Arena) -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3 << 20)), max_size=40), st.randoms())
 def test_blocks_never_overlap_and_everything_freed_merges_again(
-    steps: list[tuple[bool, int]], order: object
+    steps: list[tuple[bool, int]], order: random.Random
 ) -> None:
     arena = Arena(lambda *_: None)
     held: list[Block] = []
     for free, size in steps:
         if free and held:
-            arena.free(held.pop(order.randrange(len(held))))  # type: ignore[attr-defined]
+            arena.free(held.pop(order.randrange(len(held))))
         else:
             held.append(arena.allocate(size))
         ranges = sorted((block.region.segment, block.region.offset, block.size) for block in held)
-        for (segment, start, size_), (other, following, _) in pairwise(ranges):
-            assert segment != other or start + size_ <= following
+        for (number, start, size_), (other, following, _) in pairwise(ranges):
+            assert number != other or start + size_ <= following
     for block in held:
         arena.free(block)
     arena._take_back()

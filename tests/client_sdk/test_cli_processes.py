@@ -38,7 +38,8 @@ def alive(pid: int) -> bool:
 def test_a_child_tells_how_it_ended(code: str, status: int, fate: str) -> None:
     child = python(code, stderr=subprocess.DEVNULL)
     assert wait_for([child], 20) == [child]
-    assert child.status is None
+    unreaped = child.status
+    assert unreaped is None
     assert (child.reap(), child.fate, child.status) == (status, fate, status)
 
 

@@ -210,7 +210,7 @@ def test_a_run_works_where_standard_streams_are_closed(
     script = allfold.script(
         "import sys; print('hello', repr(sys.stdin.read())); print('bye', file=sys.stderr)"
     )
-    allfold_run = [sys.executable, "-m", "allfold.cli", "run", *AGENT, script]
+    allfold_run: list[str | Path] = [sys.executable, "-m", "allfold.cli", "run", *AGENT, script]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "-", *allfold_run],
         capture_output=True,

@@ -60,8 +60,17 @@ def test_a_process_finds_no_place_in_the_queue_of_an_agent_that_accepts_nobody(
     tmp_path: Path,
 ) -> None:
     with FakeAgent(tmp_path, backlog=0) as agent, ThreadPoolExecutor(4) as pool:
-        environment = {"rank": 0, "world_size": 1, "agent": agent.path, "init_timeout": 0.3}
-        attempts = [pool.submit(allfold.init, group=f"g{n}", **environment) for n in range(4)]
+        attempts = [
+            pool.submit(
+                allfold.init,
+                rank=0,
+                world_size=1,
+                group=f"g{number}",
+                agent=agent.path,
+                init_timeout=0.3,
+            )
+            for number in range(4)
+        ]
         for attempt in attempts:
             with pytest.raises(AgentUnreachable):
                 attempt.result(20)

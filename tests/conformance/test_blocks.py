@@ -118,7 +118,7 @@ def test_blocks_of_several_chunks_are_exact(job: Job, kind: str, strategy: str) 
         job,
         [
             Collective(kind, rows, dtype=dtype, root=root, strategy=strategy)
-            for rows, dtype in ([[size] * count, "float32"], [uneven, "bfloat16"])
+            for rows, dtype in (([size] * count, "float32"), (uneven, "bfloat16"))
         ],
     )
 
@@ -380,13 +380,13 @@ def test_counts_that_differ_between_ranks_are_told_to_all(job: Job) -> None:
         for rank in range(world):
             counts = other if rank == odd else right
             block, whole = [counts[rank]], [sum(counts)]
-            given: dict[str, Any] = {
+            given: dict[str, dict[str, list[int] | None]] = {
                 "all_gather": {"tensor": block},
                 "gather": {"tensor": block},
                 "reduce_scatter": {"inputs": whole},
                 "scatter": {"output": block, "inputs": whole if rank == 0 else None},
-            }[kind]
-            calls.append({"tensors_of": given, "counts": counts})
+            }
+            calls.append({"tensors_of": given[kind], "counts": counts})
         error = fail_everywhere(job, kind, calls)
         assert error.details["odd_ranks"] == [odd]
         assert str(tuple(right)) in error.message

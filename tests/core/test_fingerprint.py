@@ -103,7 +103,7 @@ def test_a_byte_that_means_nothing_is_named(position: int, match: str) -> None:
     packed = bytearray(Fingerprint(Kind.REDUCE, ReduceOp.SUM, DType.INT8, (4,), 0, "auto").pack())
     packed[position] = 99
     with pytest.raises(ValueError, match=match):
-        Fingerprint.unpack(packed)
+        Fingerprint.unpack(bytes(packed))
 
 
 @pytest.mark.parametrize("strategy", ["r" * (MAX_STRATEGY_LABEL + 1), "rïng"])

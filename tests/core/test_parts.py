@@ -81,9 +81,12 @@ class Case:
         if call.kind is Kind.ALL_TO_ALL:
             row = call.numel
             local = self.placement[node]
-            sent = {rank: [row * n for n in self.calls[rank].sent()] for rank in local}
-            received = {rank: [row * n for n in self.calls[rank].received()] for rank in local}
-            return exchange_layout(sent, received, self.placement, node)
+            return exchange_layout(
+                sent={rank: [row * n for n in self.calls[rank].sent()] for rank in local},
+                received={rank: [row * n for n in self.calls[rank].received()] for rank in local},
+                placement=self.placement,
+                node=node,
+            )
         sizes = block_numels(call, self.world) if call.kind.has_blocks else (call.numel,)
         return layout(call.kind, sizes, call.root, self.placement, node, self.rounded)
 
@@ -328,8 +331,9 @@ def test_ranks_of_one_node_lie_next_to_each_other_whatever_their_numbers() -> No
 
 def test_a_node_holds_only_the_blocks_of_an_all_to_all_that_concern_it() -> None:
     """Rank r sends r + 1 elements to each of three ranks, each on a node of its own."""
-    sent, received = {1: [2, 2, 2]}, {1: [1, 2, 3]}
-    placed = exchange_layout(sent, received, ((0,), (1,), (2,)), 1)
+    placed = exchange_layout(
+        sent={1: [2, 2, 2]}, received={1: [1, 2, 3]}, placement=((0,), (1,), (2,)), node=1
+    )
     own = Part(Slice(4 * PAIR_STRIDE, 4 * PAIR_STRIDE + 2), (End(1, 2),), (End(1, 1),))
     assert own in placed.parts
     assert placed.held == 1 + 2 + 2 + 2 + 3

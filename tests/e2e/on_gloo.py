@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 
-def end() -> NoReturn:
+def end(group: dist.ProcessGroup | None = None) -> NoReturn:
     """The end of the process, without destructors."""
     sys.stdout.flush()
     os._exit(0)

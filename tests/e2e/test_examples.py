@@ -87,7 +87,7 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(allfold: C
     assert "; the weights differ from a single process's by " in line
 
 
-def losses(allfold: Commands, *command: object) -> tuple[list[float], str]:
+def losses(allfold: Commands, *command: str | Path) -> tuple[list[float], str]:
     """The losses of all steps of the plain torch training, and what it printed."""
     file = allfold.folder / "losses.json"
     file.unlink(missing_ok=True)

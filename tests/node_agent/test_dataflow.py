@@ -74,7 +74,7 @@ class Node:
                     self.work[part] if index < 0 else self.scratch.pop(index)
                     for index in task.operands
                 ]
-                self.work[part] = [sum(column) for column in zip(*operands, strict=True)]  # type: ignore[arg-type]
+                self.work[part] = [sum(column) for column in zip(*operands, strict=True)]
             case TaskKind.ENCODE:
                 self.codes[task.index] = self.work[part]
             case TaskKind.FENCE:

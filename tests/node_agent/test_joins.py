@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+from tests.support.local_groups import local_groups
 
 from allfold_agent.agent import Agent
 from allfold_agent.group import Group
+from allfold_agent.hub import PROCESS_ENDED
 from allfold_agent.ranks import Membership
 from allfold_core.errors import PeerMissing
 
@@ -19,7 +22,9 @@ REQUEST = {"group": "g", "rank": 3, "session": "s"}
 class Joining(Agent):
     """An agent without ports, whose joins end as a test says."""
 
-    def __init__(self, future: Future[Group], dies_before_the_end: bool, outcome: Any) -> None:
+    def __init__(
+        self, future: Future[Group], dies_before_the_end: bool, outcome: Group | Exception
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.future = future
         self.dies = dies_before_the_end
@@ -38,13 +43,21 @@ class Joining(Agent):
             assert self.future.cancel()
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        return self.outcome  # type: ignore[no-any-return]
+        return self.outcome
 
-    def lose(self, membership: Membership) -> None:
+    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
         self.lost.append(membership)
 
 
-async def join(outcome: Any, *, dies_before_the_end: bool = False) -> tuple[Joining, Future[Group]]:
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with local_groups([[0, 1, 2, 3]]) as local:
+        yield local.groups[0]
+
+
+async def join(
+    outcome: Group | Exception, *, dies_before_the_end: bool = False
+) -> tuple[Joining, Future[Group]]:
     future: Future[Group] = Future()
     agent = Joining(future, dies_before_the_end, outcome)
     agent._start_join(REQUEST, future)
@@ -61,19 +74,19 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_rank_that_dies_as_its_join_completes_is_lost() -> None:
+def test_a_rank_that_dies_as_its_join_completes_is_lost(group: Group) -> None:
     async def run() -> Joining:
-        agent, _ = await join("the group", dies_before_the_end=True)
+        agent, _ = await join(group, dies_before_the_end=True)
         await complete(agent)
         return agent
 
     agent = asyncio.run(run())
-    assert [(each.rank, each.session, each.group) for each in agent.lost] == [(3, "s", "the group")]
+    assert [(each.rank, each.session, each.group) for each in agent.lost] == [(3, "s", group)]
 
 
-def test_a_rank_that_dies_while_it_joins_is_withdrawn() -> None:
+def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: Group) -> None:
     async def run() -> tuple[Joining, Future[Group]]:
-        agent, future = await join("the group")
+        agent, future = await join(group)
         await settled()
         assert future.cancel()
         await settled()
@@ -86,8 +99,12 @@ def test_a_rank_that_dies_while_it_joins_is_withdrawn() -> None:
         future.result(0)
 
 
-@pytest.mark.parametrize("outcome", ["the group", PeerMissing("nobody came")])
-def test_a_join_has_the_outcome_of_its_registration(outcome: Any) -> None:
+@pytest.mark.parametrize("error", [None, PeerMissing("nobody came")], ids=["group", "error"])
+def test_a_join_has_the_outcome_of_its_registration(
+    group: Group, error: PeerMissing | None
+) -> None:
+    outcome = error or group
+
     async def run() -> tuple[Joining, Future[Group]]:
         agent, future = await join(outcome)
         await complete(agent)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -46,11 +48,13 @@ ACTIONS = st.lists(
     ),
     max_size=40,
 )
+# A word and its numbers.
+Action = tuple[str, *tuple[int, ...]]
 
 
 @given(ACTIONS)
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_messages_and_receives_meet_as_the_rules_say(actions: list[tuple[str, ...]]) -> None:
+def test_messages_and_receives_meet_as_the_rules_say(actions: list[Action]) -> None:
     mailbox: Mailbox[int, object] = Mailbox()
     model = Model()
     tokens: dict[int, object] = {}
@@ -68,11 +72,11 @@ def test_messages_and_receives_meet_as_the_rules_say(actions: list[tuple[str, ..
             message = mailbox.receive(wanted, tokens[number])
             met = None if message is None else (message, number)
         elif action == "withdraw":
-            mailbox.withdraw_if(lambda kept, number=about[0]: kept == number)
+            mailbox.withdraw_if(partial(operator.eq, about[0]))
             model.messages = [each for each in model.messages if each[0] != about[0]]
         else:
             gone = tokens.get(about[0], object())
-            mailbox.cancel_if(lambda receive, gone=gone: receive is gone)
+            mailbox.cancel_if(partial(operator.is_, gone))
             model.receives = [each for each in model.receives if each[0] != about[0]]
         assert met == model.meet()
 

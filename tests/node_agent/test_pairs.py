@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import permutations
 from time import monotonic
 
@@ -61,10 +62,10 @@ class Mail:
         self._rank = rank
         self._count = 0
 
-    def call(self, kind: Message, values: np.ndarray, peer: int, **options: float) -> int:
+    def call(self, kind: Message, values: np.ndarray, peer: int, *, tag: int = 0) -> int:
         number = self._count
         self._count += 1
-        self._rank.exchange(kind, number, values, peer, **options)
+        self._rank.exchange(kind, number, values, peer, tag=tag)
         return FIRST_PAIR + number
 
     def outcomes(self) -> dict[int, Exception | None]:
@@ -96,7 +97,7 @@ def test_messages_arrive_once_and_in_order_however_often_connections_break(
         for source, target in permutations(range(len(local.ranks)), 2):
             for number in range(MESSAGES):
                 about = (source, target, number, SIZES[number % len(SIZES)], number % 2)
-                calls += [lambda about=about: send(*about), lambda about=about: receive(*about)]
+                calls += [partial(send, *about), partial(receive, *about)]
         for call in in_some_order(calls, dice):
             call()
         for mail in mails:
@@ -156,7 +157,7 @@ def test_it_does_not_matter_who_calls_first(
     with local_groups(ranks) as local:
         giver, taker = local.ranks
         right = content(0, 1, 0, numel)
-        calls = [
+        calls: list[Callable[[], None]] = [
             lambda: giver.exchange(SEND, 0, right, 1),
             lambda: taker.exchange(RECV, 0, np.zeros(numel), 0),
         ]

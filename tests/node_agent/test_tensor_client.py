@@ -136,7 +136,7 @@ def digest_of(data: bytes) -> str:
 
 
 def expose_bytes(source: Source, data: bytes, tensor_id: str = "a", **options: int) -> None:
-    source.store.expose(tensor_id, data, "uint8", (len(data),), **options)  # type: ignore[arg-type]
+    source.store.expose(tensor_id, data, "uint8", (len(data),), **options)
 
 
 def wait_until_empty(store: TensorStore) -> None:

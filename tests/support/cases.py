@@ -84,7 +84,7 @@ def encode(values: npt.NDArray[Any], dtype: str) -> Bytes:
     if dtype == "bfloat16":
         return bfloat16_bits(values.astype(np.float32)).tobytes()
     if dtype == "bool":
-        return (values != 0).tobytes()
+        return values.astype(np.bool_).tobytes()
     data: Bytes = values.astype(dtype).tobytes()
     return data
 

@@ -174,12 +174,16 @@ class _Call:
             got = self._group.all_to_all(inputs, output, **self._options)
             assert got is output
             return _listed(got)
-        counts = {}
-        if case.counts or len({*sent}) > 1 or len({*received}) > 1:
-            counts = {"send_counts": sent, "receive_counts": received}
+        said = case.counts or len({*sent}) > 1 or len({*received}) > 1
         inputs = self._input(self._data, (sum(sent), *case.row))
         output = None if is_new else self._output((sum(received), *case.row))
-        got = self._group.all_to_all(inputs, output, **self._options, **counts)
+        got = self._group.all_to_all(
+            inputs,
+            output,
+            send_counts=sent if said else None,
+            receive_counts=received if said else None,
+            **self._options,
+        )
         assert is_new or got is output
         if is_new:
             self._check_new(got, (sum(received), *case.row))

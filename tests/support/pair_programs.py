@@ -137,7 +137,7 @@ def storm(group: allfold.Group, count: int, seed: int, ops: int = 0) -> int:
     others = [rank for rank in range(group.world_size) if rank != group.rank]
     sends = [(peer, number) for number in range(count) for peer in others]
     works, named, anyone = [], [], []
-    reductions = []
+    reductions: list[tuple[allfold.Work, int]] = []
     for position, (peer, number) in enumerate(sends):
         value = np.array([group.rank, number], np.int32)
         works.append(group.send(value, peer, tag=number % 2, async_op=True))

@@ -24,19 +24,19 @@ def run(group: allfold.Group, rows: Sequence[Row], nodes: int, times: int = 0) -
     found = []
     for row in rows:
         name = f"{row}" if times else None
-        found.append([_one(group, nodes, *row, name) for _ in range(times or 1)][-1])
+        found.append([_one(group, nodes, name, *row) for _ in range(times or 1)][-1])
     return found
 
 
 def _one(
     group: allfold.Group,
     nodes: int,
+    feedback: str | None,
     kind: str,
     strategy: str,
     wire: str,
     dtype: str,
     numel: int,
-    feedback: str | None,
 ) -> list[Any]:
     own = _tensor(numel, group.rank, dtype)
     given = [_numbers(_tensor(numel, rank, dtype)) for rank in range(group.world_size)]

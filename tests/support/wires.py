@@ -76,7 +76,7 @@ def bound(wire: str, given: Sequence[Floats], times: int, greatest: float) -> Fl
     Args:
         greatest: the greatest magnitude that a partial sum can have.
     """
-    magnitudes = np.sum(np.abs(given), 0)
+    magnitudes: Floats = np.sum(np.abs(given), 0)
     if wire == "int8":
         unit, tiny = _INT8_ROUNDOFF, _INT8_TINY
         magnitudes[:] = greatest

@@ -25,20 +25,24 @@ class AgentSettings(BaseSettings):
     model_config = SettingsConfigDict(populate_by_name=True, extra="ignore")
 
     name: str = Field(default_factory=gethostname, validation_alias="ALLFOLD_AGENT_NAME")
-    orchestrator: str = Field("http://127.0.0.1:7400", validation_alias="ALLFOLD_ORCHESTRATOR_URL")
+    orchestrator: str = Field(
+        default="http://127.0.0.1:7400", validation_alias="ALLFOLD_ORCHESTRATOR_URL"
+    )
     socket: str = Field(default_factory=_default_socket, validation_alias="ALLFOLD_SOCKET")
-    control: str = Field("127.0.0.1:7411", validation_alias="ALLFOLD_AGENT_CONTROL_LISTEN")
-    data: str = Field("127.0.0.1:7412", validation_alias="ALLFOLD_AGENT_DATA_LISTEN")
-    advertise: str = Field("", validation_alias="ALLFOLD_AGENT_ADVERTISE")
-    device_type: str = Field("cpu", validation_alias="ALLFOLD_AGENT_DEVICE_TYPE")
-    zone: str = Field("", validation_alias="ALLFOLD_ZONE")
+    control: str = Field(default="127.0.0.1:7411", validation_alias="ALLFOLD_AGENT_CONTROL_LISTEN")
+    data: str = Field(default="127.0.0.1:7412", validation_alias="ALLFOLD_AGENT_DATA_LISTEN")
+    advertise: str = Field(default="", validation_alias="ALLFOLD_AGENT_ADVERTISE")
+    device_type: str = Field(default="cpu", validation_alias="ALLFOLD_AGENT_DEVICE_TYPE")
+    zone: str = Field(default="", validation_alias="ALLFOLD_ZONE")
     threads: int = Field(
         default_factory=lambda: len(os.sched_getaffinity(0)),
         ge=1,
         validation_alias="ALLFOLD_AGENT_THREADS",
     )
-    token: str = Field("", validation_alias="ALLFOLD_TOKEN")
-    log_format: Literal["text", "json"] = Field("text", validation_alias="ALLFOLD_LOG_FORMAT")
+    token: str = Field(default="", validation_alias="ALLFOLD_TOKEN")
+    log_format: Literal["text", "json"] = Field(
+        default="text", validation_alias="ALLFOLD_LOG_FORMAT"
+    )
 
     @field_validator("orchestrator")
     @classmethod
