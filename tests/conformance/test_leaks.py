@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
 from tests.conformance.conftest import OP_SECONDS
-from tests.support import programs
+from tests.support import memory_programs, programs
 from tests.support.ranks import RankPool
 from tests.support.services import Services
 from tests.support.waiting import wait_until
@@ -114,3 +115,13 @@ def test_a_rank_holds_after_many_groups_what_it_held_after_one(
         assert last.files == first.files
         assert last.threads == first.threads
         assert last.resident <= first.resident + (8 << 20)
+
+
+@pytest.mark.parametrize("wait_twice", [False, True])
+@pytest.mark.parametrize("arena", [False, True])
+def test_a_failed_op_keeps_no_memory_for_the_garbage_collector(
+    pool: RankPool, arena: bool, wait_twice: bool
+) -> None:
+    with pool.job([0, 1], timeout=OP_SECONDS) as job:
+        kept = job.run(memory_programs.arenas_after_a_failure, arena=arena, wait_twice=wait_twice)
+        assert kept == [0, 0]

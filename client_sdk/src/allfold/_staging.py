@@ -72,6 +72,7 @@ class Staged:
         for block in self._blocks:
             self._arena.free(block)
         self._blocks.clear()
+        self._result = None
 
 
 def _gather(views: Sequence[TensorView], block: Block) -> None:

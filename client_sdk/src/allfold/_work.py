@@ -9,9 +9,12 @@ from time import monotonic
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
-from allfold_core.errors import AgentLost, AllfoldError, PeerMissing
+from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 
 log = logging.getLogger("allfold")
+
+Finish = Callable[[dict[str, Any]], Any]
+CleanUp = Callable[[], None]
 
 
 class Work:
@@ -30,8 +33,8 @@ class Work:
         pending: Pending,
         describe: str,
         timeout: float,
-        finish: Callable[[dict[str, Any]], Any],
-        clean_up: Callable[[], None],
+        finish: Finish,
+        clean_up: CleanUp,
     ) -> None:
         self._session = session
         self._key = key
@@ -39,8 +42,7 @@ class Work:
         self._describe = describe
         self._timeout = timeout
         self._deadline = monotonic() + timeout + GRACE_SECONDS
-        self._finish = finish
-        self._clean_up = clean_up
+        self._ending: tuple[Finish, CleanUp] | None = finish, clean_up
         self._settling = Lock()
         self._settled = False
         self._error: BaseException | None = None
@@ -82,7 +84,7 @@ class Work:
                 raise self._overdue(timeout)
             self._settle()
         if self._error is not None:
-            raise self._error
+            raise _copy(self._error)
         return self._result
 
     def is_overdue(self) -> bool:
@@ -108,19 +110,29 @@ class Work:
     def _settle(self) -> None:
         """Bring the outcome home, once, whoever of several threads comes first."""
         with self._settling:
-            if self._settled:
+            if self._ending is None:
                 return
+            finish, clean_up = self._ending
+            self._ending = None
             try:
-                self._result = self._finish(self._session.take(self._key, self._pending))
+                self._result = finish(self._session.take(self._key, self._pending))
             except AllfoldError as error:
-                self._error = error
+                self._error = error.with_traceback(None)
                 log.debug("%s failed: %s", self._describe, error)
             except BaseException as error:
                 self._error = error
                 raise
             finally:
-                self._clean_up()
+                clean_up()
                 self._settled = True
+
+
+def _copy(error: BaseException) -> BaseException:
+    """An error for each who waits: a raised one knows the frames on its way, and those the work.
+
+    If the work knew it as well, both and the tensors would stay until the garbage is collected.
+    """
+    return from_dict(error.to_dict()) if isinstance(error, AllfoldError) else error
 
 
 def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
