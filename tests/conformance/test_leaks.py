@@ -112,8 +112,8 @@ def test_a_rank_holds_after_many_groups_what_it_held_after_one(
             job.leave()
             counts.append(held(job.ranks[0].pid))
         first, last = counts[1], counts[-1]
-        assert last.files == first.files
-        assert last.threads == first.threads
+        assert last.files <= first.files
+        assert last.threads <= first.threads
         assert last.resident <= first.resident + (8 << 20)
 
 
