@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from threading import RLock
 
@@ -24,6 +25,7 @@ from allfold_core.errors import (
 log = logging.getLogger("allfold")
 
 _EXIT_SECONDS = 1.0
+_FAILED_EXIT_SECONDS = 0.2
 
 
 class Registry:
@@ -97,7 +99,8 @@ class Registry:
         """Leave all groups in order, unless ops are in flight."""
         if self._session is None or self._session.pid != os.getpid():
             return
-        if not all(group.quiesce(_EXIT_SECONDS) for group in list(self._groups.values())):
+        seconds = patience_at_exit()
+        if not all(group.quiesce(seconds) for group in list(self._groups.values())):
             # Most likely an error is on its way out of the script: it must not wait for others. The
             # agent tells them that this rank is gone.
             log.warning("ops are still in flight at exit; their groups lose this rank")
@@ -146,6 +149,14 @@ class Registry:
         if not self._groups and not self._opening and self._session is not None:
             self._session.close()
             self._session = None
+
+
+def patience_at_exit() -> float:
+    """Seconds that ops in flight have when the interpreter ends.
+
+    After an error that nobody has caught they most likely wait for this very rank.
+    """
+    return _FAILED_EXIT_SECONDS if hasattr(sys, "last_value") else _EXIT_SECONDS
 
 
 registry = Registry()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from allfold._group import Group
 from allfold._options import Options
+from allfold._registry import patience_at_exit
 from allfold._work import Work as Op
 from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
@@ -345,7 +346,7 @@ _open_groups: WeakSet[ProcessGroup] = WeakSet()
 def _leave_at_exit() -> None:
     """For scripts that do not destroy their groups, or do not come to it."""
     groups = list(_open_groups)
-    deadline = monotonic() + _SHUTDOWN_SECONDS
+    deadline = monotonic() + patience_at_exit()
     for group in groups:
         group.leave(max(0.0, deadline - monotonic()))
     # The connection is closed by now, so nothing is in flight any more.
