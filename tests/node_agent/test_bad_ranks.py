@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from tests.support.local_groups import LocalRank, local_groups, make_plan
 from tests.support.waiting import wait_until
 
-from allfold_agent.group import Group
-from allfold_agent.hub import Hub
-from allfold_agent.ranks import Membership
+from allfold_agent.hub import Hub, Registrar
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.local_wire import (
@@ -40,29 +37,12 @@ NOWHERE = Region(0, 0)
 NAN = float("nan")
 
 
-class NoGroups:
-    """A registrar that knows of nothing."""
-
-    def join(self, request: dict[str, Any]) -> Future[Group]:
-        raise NotImplementedError
-
-    def leave(self, membership: Membership) -> Future[None]:
-        raise NotImplementedError
-
-    def lose(self, membership: Membership, reason: str = "") -> None:
-        raise NotImplementedError
-
-    def groups(self) -> list[Group]:
-        return []
-
-    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
-        raise NotImplementedError
-
-
 @contextmanager
 def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
     """A hub, and a process that it has greeted."""
-    hub = Hub(str(folder / "agent.sock"), NoGroups(), {"node": "test"})
+    registrar = create_autospec(Registrar, instance=True)
+    registrar.groups.return_value = []
+    hub = Hub(str(folder / "agent.sock"), registrar, {"node": "test"})
     hub.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.settimeout(10.0)
@@ -73,6 +53,7 @@ def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
             yield hub, rank
         finally:
             hub.close()
+    assert {name for name, *_ in registrar.method_calls} <= {"groups"}, "nobody got into a group"
 
 
 def descriptors(path: Path) -> int:
