@@ -16,6 +16,7 @@ from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.errors import error_classes
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.predict import predict
 from allfold_core.price import bytes_sent
 from allfold_orchestrator.settings import Settings
 
@@ -179,6 +180,21 @@ def test_the_table_of_auto_is_what_it_chooses() -> None:
         for nodes in (2, 4, 8, 16, 32, 64, 256)
     ]
     assert checked("auto") == table(["nodes", *SIZES], lines)
+
+
+def test_the_table_of_the_crossing_is_what_the_formulas_give() -> None:
+    lines = [[str(nodes), f"{crossing(nodes) >> 10} KiB"] for nodes in (3, 4, 8, 16, 64)]
+    assert checked("crossing") == table(["nodes", "ring is ahead from"], lines)
+
+
+def crossing(nodes: int) -> int:
+    """The smallest power of two of bytes for which a ring is predicted to be the faster one."""
+
+    def seconds(strategy: str, nbytes: int) -> float:
+        return predict(Kind.ALL_REDUCE, strategy, nodes, nbytes, LinkModel())
+
+    sizes = (1 << exponent for exponent in range(10, 30))
+    return next(size for size in sizes if seconds("ring", size) < seconds("centralized", size))
 
 
 def plan(nodes: int) -> Plan:
