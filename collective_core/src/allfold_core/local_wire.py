@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
@@ -63,16 +62,14 @@ FIRST_PAIR = 1 << 63
 _SHORTENED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A range of bytes in one segment of a rank's arena."""
 
     segment: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpMessage:
+class OpMessage(NamedTuple):
     """One rank's call: the op, and where its input and output lie.
 
     Attributes:
@@ -124,8 +121,7 @@ class OpMessage:
         return Fingerprint.unpack(self.fingerprint)
 
 
-@dataclass(frozen=True, slots=True)
-class PairMessage:
+class PairMessage(NamedTuple):
     """One rank's send or receive.
 
     Attributes:

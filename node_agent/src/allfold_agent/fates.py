@@ -36,6 +36,8 @@ class Fates:
             del self._failed[old]
 
     def _missing_for(self, seq: int) -> PeerLost | None:
+        if not self.left:
+            return None
         gone = sorted(rank for rank, last in self.left.items() if last < seq)
         if not gone:
             return None

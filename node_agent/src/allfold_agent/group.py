@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from threading import Condition
 from time import monotonic
 from typing import Protocol
 
 from allfold_agent.buffers import BufferPool
+from allfold_agent.contracts import Contract, Contracts
 from allfold_agent.edge_request import Lane
 from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
@@ -24,8 +24,7 @@ from allfold_core.choose import choose
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
 from allfold_core.frames import FrameHeader
 from allfold_core.local_wire import Message, OpMessage, check_timeout, pack_outcome
-from allfold_core.operations import Fingerprint, Kind
-from allfold_core.parts import check_counts, input_numel, output_numel
+from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 
@@ -34,10 +33,7 @@ log = logging.getLogger(__name__)
 DEADLINE_RETRY_SECONDS = 1.0
 CASES_AT_ONCE = 8
 RECORDED_OPS = 512
-LARGEST_OP_BYTES = 1 << 37
 LOCAL = "local"
-
-NumelOf = Callable[[Fingerprint, int, int], int]
 
 
 class Detective(Protocol):
@@ -80,6 +76,7 @@ class Group:
         self.pairs = Pairs(plan, self.me, dial, workers, buffers, self.edge_lost)
         self._closing = False
         self._closed = False
+        self._contracts = Contracts(plan, self.me)
         self._runner = Runner(plan, self.me, workers, buffers, self.edges, self)
 
     @property
@@ -102,28 +99,31 @@ class Group:
     ) -> None:
         """A local rank has called an op; when it was the last one, the op starts."""
         try:
-            fingerprint = self._checked(message)
-            source = connection.memory(message.source, self._size(fingerprint, rank, input_numel))
-            target = connection.memory(message.target, self._size(fingerprint, rank, output_numel))
+            self._submit(rank, connection, number, message)
+        except Exception as error:
+            log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
+            self.cannot_run(message.seq, error)
+
+    def _submit(
+        self, rank: int, connection: RankConnection, number: int, message: OpMessage
+    ) -> None:
+        try:
+            contract = self._checked(message)
+            source = connection.memory(message.source, contract.input_bytes[rank])
+            target = connection.memory(message.target, contract.output_bytes[rank])
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             self._refuse(connection, number, message.seq, refusal)
             return
-        arrival = Arrival(
-            rank, connection, number, message, fingerprint, source, target, monotonic()
-        )
-        try:
-            with self._changed:
-                failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
-                self.last_seq[rank] = max(self.last_seq[rank], message.seq)
-                op = None if failure else self._arrive(arrival)
-            if failure:
-                self._refuse(connection, number, message.seq, failure)
-            elif op is not None:
-                self._runner.start(op)
-        except Exception as error:
-            log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
-            self.cannot_run(message.seq, error)
+        arrival = Arrival(rank, connection, number, message, contract, source, target, monotonic())
+        with self._changed:
+            failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
+            self.last_seq[rank] = max(self.last_seq[rank], message.seq)
+            op = None if failure else self._arrive(arrival)
+        if failure:
+            self._refuse(connection, number, message.seq, failure)
+        elif op is not None:
+            self._runner.start(op)
 
     def cannot_run(self, seq: int, error: Exception) -> None:
         """This node cannot do its part: no other one can finish the op either."""
@@ -136,41 +136,17 @@ class Group:
             return None
         return InvalidArgument(f"rank {rank} has called op {seq} of group '{self.name}' before")
 
-    def _checked(self, message: OpMessage) -> Fingerprint:
+    def _checked(self, message: OpMessage) -> Contract:
+        """The terms of a call; ``ValueError`` says what is wrong with it."""
         check_timeout(message.timeout)
-        fingerprint = message.parsed_fingerprint()
-        op, dtype = fingerprint.reduce_op, fingerprint.dtype
-        if fingerprint.kind.reduces and op is None:
-            raise InvalidArgument(f"{fingerprint.kind.label} without a reduce operation")
-        if op and (refusal := op.refusal(dtype)):
-            raise InvalidArgument(refusal)
-        if fingerprint.kind.has_root and not 0 <= fingerprint.root < self.plan.world_size:
+        contract = self._contracts.of(message.fingerprint)
+        itemsize = contract.fingerprint.dtype.itemsize
+        if message.source.offset % itemsize or message.target.offset % itemsize:
             raise InvalidArgument(
-                f"root {fingerprint.root} is not a rank of group '{self.name}': "
-                f"its ranks are 0 to {self.plan.world_size - 1}"
+                f"a {contract.fingerprint.dtype.label} cannot lie at byte "
+                f"{message.source.offset} or {message.target.offset}"
             )
-        for region in (message.source, message.target):
-            if region.offset % dtype.itemsize:
-                raise InvalidArgument(f"a {dtype.label} cannot lie at byte {region.offset}")
-        if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
-            raise InvalidArgument(refusal)
-        check_counts(fingerprint, self.plan.world_size)
-        self._check_size(fingerprint)
-        self._runner.strategy_for(fingerprint)
-        return fingerprint
-
-    def _check_size(self, fingerprint: Fingerprint) -> None:
-        """A rank that has but a small part of the tensor may say any size of the others' parts."""
-        sizes = self._runner.sizes(fingerprint)
-        nbytes = sum(sizes) * fingerprint.kept_dtype.itemsize
-        if nbytes > LARGEST_OP_BYTES:
-            raise InvalidArgument(
-                f"{fingerprint.describe()} moves {nbytes} bytes; one op moves at most "
-                f"{LARGEST_OP_BYTES}: split it"
-            )
-
-    def _size(self, fingerprint: Fingerprint, rank: int, numel: NumelOf) -> int:
-        return numel(fingerprint, rank, self.plan.world_size) * fingerprint.dtype.itemsize
+        return contract
 
     def _arrive(self, arrival: Arrival) -> Op | None:
         """Record an arrival; returns the op if it is complete and may start."""

@@ -91,6 +91,7 @@ class Hub:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._closing = False
+        self._watching = False  # whether anything waits, so that deadlines must be looked at
         self._listener = _listen(path)
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -126,16 +127,17 @@ class Hub:
     def _run(self) -> None:
         next_tick = 0.0
         while not self._closing:
-            busy = any(group.waiting for group in self._registrar.groups())
-            for descriptor, events in self._epoll.poll(_TICK_SECONDS if busy else _IDLE_SECONDS):
+            for descriptor, events in self._epoll.poll(
+                _TICK_SECONDS if self._watching else _IDLE_SECONDS
+            ):
                 try:
                     self._serve(descriptor, events)
                 except Exception:
                     log.exception("the hub could not serve descriptor %d", descriptor)
             self._seat_the_joined()
-            if monotonic() >= next_tick:
-                next_tick = monotonic() + _TICK_SECONDS
-                self._check_deadlines()
+            if (now := monotonic()) >= next_tick:
+                next_tick = now + _TICK_SECONDS
+                self._check_deadlines(now)
 
     def _serve(self, descriptor: int, events: int) -> None:
         if descriptor == self._listener.fileno():
@@ -163,9 +165,10 @@ class Hub:
         except (OSError, ValueError) as error:
             log.debug("process %d is gone: %s", process.pid, error)
 
-    def _check_deadlines(self) -> None:
-        now = monotonic()
-        for group in self._registrar.groups():
+    def _check_deadlines(self, now: float) -> None:
+        groups = self._registrar.groups()
+        self._watching = any(group.waiting for group in groups)
+        for group in groups:
             group.pairs.expire(now)
             for op, reason in group.overdue(now):
                 self._registrar.suspect(group, op.seq, reason, op.timeout)
@@ -173,27 +176,25 @@ class Hub:
     # Messages
 
     def _read(self, process: RankProcess) -> None:
-        """Read all messages that are there; many may be waiting when ops are in flight."""
-        while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(process.socket, MAX_MESSAGE, 1)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                log.debug("process %d: %s", process.pid, error)
-                data, descriptors = b"", []
-            if not data:
-                self._gone(process)
-                return
-            try:
-                self._message(process, data, descriptors)
-            except (ValueError, struct.error) as error:
-                log.error("process %d does not speak our protocol: %s", process.pid, error)
-                self._gone(process)
-                return
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+        """Read one message; where more are there, the socket is still ready."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(process.socket, MAX_MESSAGE, 1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.debug("process %d: %s", process.pid, error)
+            data, descriptors = b"", []
+        if not data:
+            self._gone(process)
+            return
+        try:
+            self._message(process, data, descriptors)
+        except (ValueError, struct.error) as error:
+            log.error("process %d does not speak our protocol: %s", process.pid, error)
+            self._gone(process)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _message(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
         if data[0] == Message.OP:
@@ -203,13 +204,13 @@ class Hub:
         else:
             self._answer(process, data, descriptors)
 
-    @staticmethod
-    def _op(process: RankProcess, message: OpMessage | PairMessage) -> None:
+    def _op(self, process: RankProcess, message: OpMessage | PairMessage) -> None:
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
             process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
             return
+        self._watching = True
         group, rank = membership.group, membership.rank
         if isinstance(message, OpMessage):
             group.submit(rank, process, message.group, message)

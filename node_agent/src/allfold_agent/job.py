@@ -15,7 +15,7 @@ from allfold_core.codecs import Wire
 from allfold_core.parts import Layout, Part
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """One op of the local ranks.
 
@@ -47,13 +47,15 @@ class Job:
     def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """What the local sources bring to a range of a part, in rank order."""
         low, high = start - part.slice.start, stop - part.slice.start
-        return [self.inputs[end.rank][end.offset + low : end.offset + high] for end in part.sources]
+        inputs = self.inputs
+        return [_cut(inputs[end.rank], end.offset + low, end.offset + high) for end in part.sources]
 
     def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """Where a range of a part goes on this node."""
         low, high = start - part.slice.start, stop - part.slice.start
+        outputs = self.outputs
         return [
-            self.outputs[end.rank][end.offset + low : end.offset + high] for end in part.targets
+            _cut(outputs[end.rank], end.offset + low, end.offset + high) for end in part.targets
         ]
 
     def fold_locally(self, part: Part, start: int, stop: int) -> None:
@@ -76,3 +78,8 @@ class Job:
     def without_inputs(self) -> Job:
         """The same without the memory of any rank."""
         return replace(self, inputs={}, outputs={}, residual=None)
+
+
+def _cut(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """A range of a flat tensor. For a small one, to make a view takes longer than to fold it."""
+    return tensor if stop - start == tensor.numel() else tensor[start:stop]

@@ -14,13 +14,15 @@ from typing import Protocol
 import torch
 import xxhash
 
+from allfold_agent.compiling import Compiled
+from allfold_agent.contracts import Contract
 from allfold_agent.dataflow import chunks
 from allfold_agent.exchange import Exchange
 from allfold_agent.job import Job
 from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.local_wire import OpMessage, Region
-from allfold_core.operations import Fingerprint, Kind
+from allfold_core.operations import Fingerprint
 from allfold_core.parts import Part
 from allfold_core.verdict import unmatched_pair
 
@@ -53,7 +55,7 @@ class Arrival:
     connection: RankConnection
     group_number: int
     message: OpMessage
-    fingerprint: Fingerprint
+    contract: Contract
     source: torch.Tensor
     target: torch.Tensor
     at: float
@@ -65,6 +67,7 @@ class Op:
 
     Attributes:
         arrivals: by rank.
+        compiled: what ops of this contract do here, once the op runs.
         job: what is to be computed here, once the op runs.
         exchange: what moves data to and from other nodes, where there are any.
         running: every local rank has called, with equal fingerprints.
@@ -75,6 +78,7 @@ class Op:
 
     seq: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    compiled: Compiled | None = None
     job: Job | None = None
     exchange: Exchange | None = None
     strategy: str = ""
@@ -88,9 +92,14 @@ class Op:
     next_deadline: float = field(init=False, default=float("inf"))
 
     @property
+    def contract(self) -> Contract:
+        """That of the first rank that called."""
+        return next(iter(self.arrivals.values())).contract
+
+    @property
     def fingerprint(self) -> Fingerprint:
         """That of the first rank that called."""
-        return next(iter(self.arrivals.values())).fingerprint
+        return self.contract.fingerprint
 
     @property
     def timeout(self) -> float:
@@ -104,10 +113,14 @@ class Op:
 
     def agrees(self) -> bool:
         """Whether the calls of the local ranks so far fit together."""
-        calls = {arrival.message.fingerprint for arrival in self.arrivals.values()}
-        if len(calls) == 1 and self.fingerprint.kind is not Kind.ALL_TO_ALL:
-            return True
-        prints = {rank: arrival.fingerprint for rank, arrival in self.arrivals.items()}
+        contract = self.contract
+        if not contract.is_exchange:
+            # Equal fingerprints have the same contract, but after very many others a new one.
+            return all(
+                each.contract is contract or each.contract.packed == contract.packed
+                for each in self.arrivals.values()
+            )
+        prints = {rank: each.contract.fingerprint for rank, each in self.arrivals.items()}
         same = len({each.common for each in prints.values()}) == 1
         return same and unmatched_pair(prints) is None
 
@@ -118,19 +131,20 @@ class Op:
             givers: the ranks of the sending node.
             takers: the ranks of the receiving node.
         """
-        packed = self.fingerprint.common.pack()
-        if self.fingerprint.kind is Kind.ALL_TO_ALL:
-            packed += struct.pack(f"<{len(givers) * len(takers)}Q", *self._rows(givers, takers))
-        return xxhash.xxh3_64_intdigest(packed)
+        contract = self.contract
+        if not contract.is_exchange:
+            return contract.digest
+        rows = struct.pack(f"<{len(givers) * len(takers)}Q", *self._rows(givers, takers))
+        return xxhash.xxh3_64_intdigest(contract.fingerprint.common.pack() + rows)
 
     def _rows(self, givers: Sequence[int], takers: Sequence[int]) -> Iterator[int]:
         """What each giver sends to each taker, as far as one side is here."""
         for giver in givers:
             for taker in takers:
                 if giver in self.arrivals:
-                    yield self.arrivals[giver].fingerprint.sent()[taker]
+                    yield self.arrivals[giver].contract.fingerprint.sent()[taker]
                 else:
-                    yield self.arrivals[taker].fingerprint.received()[giver]
+                    yield self.arrivals[taker].contract.fingerprint.received()[giver]
 
 
 Done = Callable[[Exception | None], None]
@@ -185,17 +199,21 @@ def _attempt(work: Work, piece: Piece) -> Exception | None:
 def over_parts(
     parts: Sequence[Part],
     itemsize: int,
+    nbytes: int,
     workers: WorkerPool,
     work: Work,
     done: Done,
 ) -> None:
-    """Do ``work(part, start, stop)`` on all elements, then ``done(error)``; here if it is quick."""
-    touched = sum(
-        len(part.slice) * (len(part.sources) + len(part.targets)) * itemsize for part in parts
-    )
-    if touched <= INLINE_BYTES:
-        errors = (_attempt(work, (part, part.slice.start, part.slice.stop)) for part in parts)
-        done(next((error for error in errors if error is not None), None))
+    """Do ``work(part, start, stop)`` on all elements, then ``done(error)``; here if it is quick.
+
+    Args:
+        nbytes: how much memory the work has to touch.
+    """
+    if nbytes <= INLINE_BYTES:
+        error = None
+        for part in parts:
+            error = _attempt(work, (part, part.slice.start, part.slice.stop)) or error
+        done(error)
         return
     size = max(1, CHUNK_BYTES // itemsize)
     pieces = [(part, *bounds) for part in parts for bounds in chunks(part.slice, size)]

@@ -22,6 +22,7 @@ from allfold_core.local_wire import Region
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 4096
+_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class RankProcess:
         self.memberships: dict[int, Membership] = {}
         self.joining: set[Future[Group]] = set()
         self._segments: dict[int, torch.Tensor] = {}
+        self._views: dict[tuple[Region, int], torch.Tensor] = {}
         self._outbox: deque[bytes] = deque()
         self._lock = Lock()
         self._closed = False
@@ -71,9 +73,17 @@ class RankProcess:
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         """The raw bytes of a region; ``InvalidArgument`` where there are none."""
-        segment = self._segments.get(region.segment)
+        view = self._views.get((region, nbytes))
+        if view is None:
+            if len(self._views) >= _REMEMBERED:
+                self._views.clear()
+            view = self._views[region, nbytes] = self._view(region, nbytes)
+        return view
+
+    def _view(self, region: Region, nbytes: int) -> torch.Tensor:
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
+        segment = self._segments.get(region.segment)
         if segment is None or region.offset + nbytes > len(segment):
             raise InvalidArgument(
                 f"{nbytes} bytes at {region.offset} of segment {region.segment} "
@@ -110,6 +120,7 @@ class RankProcess:
             self._closed = True
             self._outbox.clear()
         self._segments.clear()
+        self._views.clear()
         self.socket.close()
 
     def _try(self, message: bytes) -> bool:

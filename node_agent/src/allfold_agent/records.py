@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from time import monotonic
 from typing import Any
 
 from allfold_agent.op import Op
+from allfold_core.operations import Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class OpRecord:
     """One op on this node.
 
     Attributes:
-        what: the call, e.g. ``all_reduce(sum, float32[1024])``.
+        fingerprint: the call; ``None`` where no local rank has made it.
         started_at: the first local arrival, in seconds since 1970.
         seconds: from the first local arrival until the outcome.
         arrivals: by local rank, seconds after the first one.
@@ -24,7 +25,7 @@ class OpRecord:
     """
 
     seq: int
-    what: str
+    fingerprint: Fingerprint | None
     strategy: str
     started_at: float
     seconds: float
@@ -32,15 +33,22 @@ class OpRecord:
     missing: tuple[int, ...]
     error: str
 
+    @property
+    def what(self) -> str:
+        """The call for people: ``all_reduce(sum, float32[1024])``."""
+        return self.fingerprint.describe() if self.fingerprint else ""
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        del shown["fingerprint"]
+        return {"what": self.what, **shown}
 
 
 def record(op: Op, ranks: Sequence[int]) -> OpRecord:
     """What there is to say of an op that is over; ``ranks`` are the local ranks of its group."""
     return OpRecord(
         seq=op.seq,
-        what=op.fingerprint.describe() if op.arrivals else "",
+        fingerprint=op.fingerprint if op.arrivals else None,
         strategy=op.strategy,
         started_at=op.started_at,
         seconds=monotonic() - op.first_arrival,

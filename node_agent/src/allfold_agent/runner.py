@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Protocol
 
 from allfold_agent.buffers import BufferPool
-from allfold_agent.dataflow import Dataflow, Task, build
+from allfold_agent.compiling import Compiled, Compiler
+from allfold_agent.contracts import Contract
+from allfold_agent.dataflow import Task
 from allfold_agent.edges import Edges
 from allfold_agent.exchange import Exchange, Outgoing
-from allfold_agent.folding import Arithmetic
 from allfold_agent.job import Job
 from allfold_agent.op import INLINE_BYTES, Op, over_parts
 from allfold_agent.residuals import Residual, Residuals
 from allfold_agent.workers import WorkerPool
-from allfold_core.choose import choose
-from allfold_core.chunking import wire_chunk
-from allfold_core.codecs import INT8_BLOCK, Wire
-from allfold_core.compiler import compile_program
-from allfold_core.operations import Fingerprint, Kind
-from allfold_core.parts import Layout, Part, block_numels, exchange_layout, layout
+from allfold_core.parts import Part
 from allfold_core.plan import Plan
-
-# Of an all-to-all no node knows the size that all would agree on.
-EXCHANGE_CHUNK_BYTES = 512 * 1024
-
-Counts = tuple[tuple[int, ...], ...]
 
 
 class Outcomes(Protocol):
@@ -40,16 +30,6 @@ class Outcomes(Protocol):
 
     def cannot_run(self, seq: int, error: Exception) -> None:
         """This node cannot do its part of an op."""
-
-
-def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int) -> int:
-    """The elements of a chunk; whole blocks of what shares a scale."""
-    wire, itemsize = fingerprint.wire, fingerprint.kept_dtype.itemsize
-    nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes)
-    if fingerprint.kind is Kind.ALL_TO_ALL:
-        nbytes = EXCHANGE_CHUNK_BYTES
-    per_block = wire.nbytes(INT8_BLOCK, itemsize)
-    return max(1, nbytes // per_block) * INT8_BLOCK
 
 
 class Runner:
@@ -80,57 +60,43 @@ class Runner:
         self._outcomes = outcomes
         self._placement = tuple(member.ranks for member in plan.members)
         self._residuals = Residuals()
-        self._compiled = lru_cache(maxsize=128)(self._compile)
-
-    def strategy_for(self, fingerprint: Fingerprint) -> str:
-        """The strategy that every node uses for such an op; ``InvalidArgument`` if none can."""
-        wire = fingerprint.wire.effective(fingerprint.kept_dtype)
-        nbytes = wire.nbytes(sum(self.sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
-        return choose(
-            fingerprint.kind,
-            self.plan,
-            nbytes,
-            asked=fingerprint.strategy,
-            wire=wire,
-            feedback=bool(fingerprint.feedback),
-        )
+        self._compiler = Compiler(plan, me)
 
     def prepare(self, op: Op) -> None:
         """Set an op up while the order of ops is locked; :meth:`start` sets it going."""
-        fingerprint = op.fingerprint
-        op.strategy = self.strategy_for(fingerprint)
-        counts: Counts = ()
-        if fingerprint.kind is Kind.ALL_TO_ALL:
-            counts = tuple(op.arrivals[rank].fingerprint.counts for rank in self.ranks)
-        placed, flow = self._compiled(fingerprint.common, op.strategy, counts)
-        arithmetic = Arithmetic(fingerprint, self.plan.world_size)
-        arrivals = op.arrivals.items()
+        contract = op.contract
+        op.strategy = contract.strategy
+        callers = self.ranks if contract.is_exchange else self.ranks[:1]
+        calls = tuple(op.arrivals[rank].contract for rank in callers)
+        op.compiled = compiled = self._compiler.compile(calls)
+        elements, arrivals = compiled.arithmetic.elements, op.arrivals.items()
         op.job = Job(
-            placed,
-            arithmetic,
-            {rank: arithmetic.elements(arrival.source) for rank, arrival in arrivals},
-            {rank: arithmetic.elements(arrival.target) for rank, arrival in arrivals},
-            fingerprint.wire.effective(fingerprint.kept_dtype),
-            self._residual(fingerprint, arithmetic, placed),
+            compiled.layout,
+            compiled.arithmetic,
+            {rank: elements(arrival.source) for rank, arrival in arrivals},
+            {rank: elements(arrival.target) for rank, arrival in arrivals},
+            contract.wire,
+            self._residual(contract, compiled),
         )
         if len(self.plan.members) > 1:
-            op.exchange = self._prepare_exchange(op, op.job, flow)
+            op.exchange = self._prepare_exchange(op, op.job, compiled)
         op.running = True
 
-    def _residual(
-        self, fingerprint: Fingerprint, arithmetic: Arithmetic, placed: Layout
-    ) -> Residual | None:
-        if not fingerprint.feedback:
+    def _residual(self, contract: Contract, compiled: Compiled) -> Residual | None:
+        series = contract.fingerprint.feedback
+        if not series:
             return None
-        return self._residuals.of(fingerprint.feedback, placed.held, arithmetic.kept_dtype)
+        held, dtype = compiled.layout.held, compiled.arithmetic.kept_dtype
+        return self._residuals.of(series, held, dtype)
 
-    def _prepare_exchange(self, op: Op, job: Job, flow: Dataflow) -> Exchange:
+    def _prepare_exchange(self, op: Op, job: Job, compiled: Compiled) -> Exchange:
+        flow = compiled.flow
         exchange = Exchange(
             flow,
             job,
             self._buffers,
             on_sendable=self._edges.kick,
-            on_finished=lambda: self._distribute(op, job, exchange),
+            on_finished=lambda: self._distribute(op, job, compiled, exchange),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
         )
         for destination in flow.sends:
@@ -140,65 +106,13 @@ class Runner:
             self._edges.open_in(source)
         return exchange
 
-    # Compiling
-
-    def sizes(self, fingerprint: Fingerprint) -> tuple[int, ...]:
-        """Elements: of the tensor, or of each rank's block."""
-        if fingerprint.kind is Kind.ALL_TO_ALL:
-            return ()
-        if fingerprint.kind.has_blocks:
-            return block_numels(fingerprint, self.plan.world_size)
-        return (fingerprint.numel,)
-
-    def _compile(
-        self, fingerprint: Fingerprint, strategy: str, counts: Counts
-    ) -> tuple[Layout, Dataflow]:
-        kind, nodes = fingerprint.kind, len(self.plan.members)
-        encoded = fingerprint.wire.effective(fingerprint.kept_dtype) is not Wire.NATIVE
-        placed = self._layout(fingerprint, counts, encoded and nodes > 1)
-        program = compile_program(
-            kind,
-            strategy,
-            nodes=nodes,
-            numel=placed.numel,
-            node=self.me,
-            root=self.plan.index_of_rank(fingerprint.root) if kind.has_root else -1,
-            tree_order=self.plan.tree_order,
-            blocks=placed.blocks,
-        )
-        flow = build(
-            program,
-            node=self.me,
-            numel=placed.numel,
-            chunk=chunk_elements(fingerprint, placed.held, nodes),
-            results=placed.results,
-            encoded=encoded,
-        )
-        return placed, flow
-
-    def _layout(self, fingerprint: Fingerprint, counts: Counts, rounded: bool) -> Layout:
-        if fingerprint.kind is Kind.ALL_TO_ALL:
-            row, world = fingerprint.numel, self.plan.world_size
-            elements = {
-                rank: [count * row for count in each]
-                for rank, each in zip(self.ranks, counts, strict=True)
-            }
-            return exchange_layout(
-                {rank: each[:world] for rank, each in elements.items()},
-                {rank: each[world:] for rank, each in elements.items()},
-                self._placement,
-                self.me,
-            )
-        sizes = self.sizes(fingerprint)
-        return layout(fingerprint.kind, sizes, fingerprint.root, self._placement, self.me, rounded)
-
     # Running
 
     def start(self, op: Op) -> None:
         """Set a prepared op going."""
-        assert op.job is not None
+        assert op.job is not None and op.compiled is not None
         if op.exchange is None:
-            self._fold_locally(op, op.job)
+            self._fold_locally(op, op.job, op.compiled)
             return
         exchange = op.exchange
         contributions = exchange.start()
@@ -210,20 +124,21 @@ class Runner:
             else:
                 self._workers.submit(_contribution(exchange, task))
 
-    def _fold_locally(self, op: Op, job: Job) -> None:
+    def _fold_locally(self, op: Op, job: Job, compiled: Compiled) -> None:
         # With every rank here nothing can fail the op any more, and no verdict may tell the ranks
         # that their memory is theirs again while workers write to it.
         if not self._outcomes.settle(op):
             return
         over_parts(
-            job.layout.parts,
+            compiled.layout.parts,
             job.arithmetic.itemsize,
+            compiled.fold_bytes,
             self._workers,
             job.fold_locally,
             lambda error: self._outcomes.tell_end(op, error),
         )
 
-    def _distribute(self, op: Op, job: Job, exchange: Exchange) -> None:
+    def _distribute(self, op: Op, job: Job, compiled: Compiled, exchange: Exchange) -> None:
         """Every task is done: copy the result to the local ranks."""
         if not self._outcomes.settle(op):
             return
@@ -236,8 +151,9 @@ class Runner:
             job.arithmetic.finish(job.outputs_of(part, start, stop), exchange.range(start, stop))
 
         over_parts(
-            [part for part in job.layout.parts if part.targets],
+            compiled.results,
             job.arithmetic.kept_itemsize,
+            compiled.copy_bytes,
             self._workers,
             copy,
             finish,

@@ -1,0 +1,121 @@
+"""From contracts to what a node does: where the elements lie, and the graph of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from allfold_agent.contracts import Contract, sizes
+from allfold_agent.dataflow import Dataflow, build
+from allfold_agent.folding import Arithmetic
+from allfold_core.chunking import wire_chunk
+from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.compiler import compile_program
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.parts import Layout, Part, exchange_layout, layout
+from allfold_core.plan import Plan
+
+# Of an all-to-all no node knows the size that all would agree on.
+EXCHANGE_CHUNK_BYTES = 512 * 1024
+_REMEMBERED = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What this node does in all ops of one contract.
+
+    Attributes:
+        arithmetic: how elements are folded.
+        flow: the exchange with other nodes.
+        results: the parts that local ranks get.
+        fold_bytes: memory that is touched where all ranks are here.
+        copy_bytes: memory of ranks that the result is copied to.
+    """
+
+    layout: Layout
+    arithmetic: Arithmetic
+    flow: Dataflow
+    results: tuple[Part, ...]
+    fold_bytes: int
+    copy_bytes: int
+
+
+class Compiler:
+    """Compiles the ops of one group for node ``me``, those that come again only once."""
+
+    def __init__(self, plan: Plan, me: int) -> None:
+        self._plan = plan
+        self._me = me
+        self._ranks = plan.members[me].ranks
+        self._placement = tuple(member.ranks for member in plan.members)
+        self.compile = lru_cache(maxsize=_REMEMBERED)(self._compile)
+        """``compile(calls)``: how the local ranks call, all alike or (an all-to-all) one each."""
+
+    def _compile(self, calls: tuple[Contract, ...]) -> Compiled:
+        contract = calls[0]
+        fingerprint, kind = contract.fingerprint, contract.fingerprint.kind
+        nodes = len(self._plan.members)
+        encoded = contract.wire is not Wire.NATIVE
+        placed = self._layout(calls, encoded and nodes > 1)
+        program = compile_program(
+            kind,
+            contract.strategy,
+            nodes=nodes,
+            numel=placed.numel,
+            node=self._me,
+            root=self._plan.index_of_rank(fingerprint.root) if kind.has_root else -1,
+            tree_order=self._plan.tree_order,
+            blocks=placed.blocks,
+        )
+        flow = build(
+            program,
+            node=self._me,
+            numel=placed.numel,
+            chunk=chunk_elements(fingerprint, placed.held, nodes),
+            results=placed.results,
+            encoded=encoded,
+        )
+        results = tuple(part for part in placed.parts if part.targets)
+        arithmetic = Arithmetic(fingerprint, self._plan.world_size)
+        return Compiled(
+            placed,
+            arithmetic,
+            flow,
+            results,
+            touched(placed.parts, arithmetic.itemsize),
+            touched(results, arithmetic.kept_itemsize),
+        )
+
+    def _layout(self, calls: tuple[Contract, ...], rounded: bool) -> Layout:
+        fingerprint, world = calls[0].fingerprint, self._plan.world_size
+        if fingerprint.kind is not Kind.ALL_TO_ALL:
+            blocks, root = sizes(fingerprint, world), fingerprint.root
+            return layout(fingerprint.kind, blocks, root, self._placement, self._me, rounded)
+        row = fingerprint.numel
+        elements = {
+            rank: [count * row for count in call.fingerprint.counts]
+            for rank, call in zip(self._ranks, calls, strict=True)
+        }
+        return exchange_layout(
+            {rank: each[:world] for rank, each in elements.items()},
+            {rank: each[world:] for rank, each in elements.items()},
+            self._placement,
+            self._me,
+        )
+
+
+def touched(parts: Sequence[Part], itemsize: int) -> int:
+    """The bytes that ranks bring to the parts and get from them."""
+    ends = sum(len(part.slice) * (len(part.sources) + len(part.targets)) for part in parts)
+    return ends * itemsize
+
+
+def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int) -> int:
+    """The elements of a chunk; whole blocks of what shares a scale."""
+    wire, itemsize = fingerprint.wire, fingerprint.kept_dtype.itemsize
+    nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes)
+    if fingerprint.kind is Kind.ALL_TO_ALL:
+        nbytes = EXCHANGE_CHUNK_BYTES
+    per_block = wire.nbytes(INT8_BLOCK, itemsize)
+    return max(1, nbytes // per_block) * INT8_BLOCK
