@@ -14,6 +14,7 @@ from tests.support.local_groups import LocalRank, local_groups, make_plan
 from tests.support.waiting import wait_until
 
 from allfold_agent.hub import Hub, Registrar
+from allfold_agent.reactor import Reactor
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.local_wire import (
@@ -42,8 +43,9 @@ def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
     """A hub, and a process that it has greeted."""
     registrar = create_autospec(Registrar, instance=True)
     registrar.groups.return_value = []
-    hub = Hub(str(folder / "agent.sock"), registrar, {"node": "test"})
-    hub.start()
+    reactor = Reactor("test")
+    hub = Hub(str(folder / "agent.sock"), registrar, {"node": "test"}, reactor)
+    reactor.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.settimeout(10.0)
         rank.connect(str(folder / "agent.sock"))
@@ -52,6 +54,7 @@ def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
         try:
             yield hub, rank
         finally:
+            reactor.close()
             hub.close()
     assert {name for name, *_ in registrar.method_calls} <= {"groups"}, "nobody got into a group"
 

@@ -20,6 +20,7 @@ from allfold_agent.folding import Arithmetic
 from allfold_agent.in_edge import Dial, InEdge
 from allfold_agent.job import Job
 from allfold_agent.out_edge import OutEdge
+from allfold_agent.reactor import Reactor
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.frames import FrameHeader
@@ -58,6 +59,7 @@ class Side:
                 Job(layout, arithmetic, {0: content(seq)}, {}),
                 self.buffers,
                 on_sendable=lambda _: None,
+                on_receivable=lambda _: None,
                 on_finished=done.set,
                 on_failed=lambda error: pytest.fail(repr(error)),
             )
@@ -136,13 +138,16 @@ def pair(
         for task in exchange.start():
             exchange.contribute(task)
     wire = Wire(out_edge, budgets)
-    in_edge = InEdge(0, EPOCH, "test-0-1", dial(wire), receiver)
+    reactor = Reactor("test")
+    reactor.start()
+    in_edge = InEdge(0, EPOCH, "test-0-1", dial(wire), receiver, reactor)
     try:
         yield sender, receiver, wire, in_edge
     finally:
         out_edge.finish(monotonic() + 2.0)
         out_edge.close()
         in_edge.close()
+        reactor.close()
         wire.join()
 
 

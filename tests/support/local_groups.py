@@ -23,6 +23,7 @@ from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.edge_request import Lane
 from allfold_agent.group import Group
 from allfold_agent.in_edge import Dial
+from allfold_agent.reactor import Reactor
 from allfold_agent.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost, from_dict
@@ -200,6 +201,9 @@ class LocalGroups:
         self._relays: list[Thread] = []
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
         self._workers = WorkerPool(2)
+        self._reactors = [Reactor(f"test-{member.node}") for member in plan.members]
+        for reactor in self._reactors:
+            reactor.start()
         self.groups = [
             Group(
                 plan,
@@ -208,8 +212,9 @@ class LocalGroups:
                 buffers=self.buffers,
                 detective=self.notes,
                 dial=self._dial,
+                reactor=reactor,
             )
-            for member in plan.members
+            for member, reactor in zip(plan.members, self._reactors, strict=True)
         ]
         self.ranks = [
             LocalRank(self.groups[plan.index_of_rank(rank)], rank)
@@ -233,6 +238,8 @@ class LocalGroups:
             thread.start()
         for thread in [*closing, *self._relays]:
             thread.join(timeout=10.0)
+        for reactor in self._reactors:
+            reactor.close()
         self._workers.close()
 
     def _dial(self, plan: Plan, source: int, destination: int, lane: Lane) -> Dial:

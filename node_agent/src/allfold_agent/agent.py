@@ -22,6 +22,7 @@ from allfold_agent.in_edge import Dial
 from allfold_agent.orchestrator_client import OrchestratorClient
 from allfold_agent.peers import Peers
 from allfold_agent.ranks import Membership
+from allfold_agent.reactor import Reactor
 from allfold_agent.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensor_store import TensorStore
@@ -70,12 +71,13 @@ class Agent:
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
-        self.hub = Hub(settings.socket, self, welcome)
+        self._reactor = Reactor("allfold-reactor")
+        self.hub = Hub(settings.socket, self, welcome, self._reactor)
 
     def start(self) -> None:
         """Serve ranks and peers, and register with the orchestrator as soon as it is there."""
         self._data.start()
-        self.hub.start()
+        self._reactor.start()
         self._spawn(self.enrolment.keep())
 
     async def stop(self) -> None:
@@ -84,7 +86,8 @@ class Agent:
             task.cancel()
         await asyncio.gather(*map(self._announce_end, self.registry.all()))
         await self.enrolment.say_goodbye()
-        await asyncio.to_thread(self.hub.close)
+        await asyncio.to_thread(self._reactor.close)
+        self.hub.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
         await asyncio.to_thread(self._data.close)
@@ -176,6 +179,7 @@ class Agent:
             buffers=self._buffers,
             detective=self,
             dial=self._dial,
+            reactor=self._reactor,
         )
 
     async def _see_off(self, membership: Membership, gone: Future[None]) -> None:

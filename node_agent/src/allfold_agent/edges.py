@@ -7,6 +7,7 @@ from collections.abc import Callable
 from allfold_agent.edge_request import Lane
 from allfold_agent.in_edge import Dial, InEdge, Receiver
 from allfold_agent.out_edge import EdgeCounters, OutEdge
+from allfold_agent.reactor import Reactor
 from allfold_core.plan import Plan
 
 DialFrom = Callable[[Plan, int, int, Lane], Dial]
@@ -18,6 +19,7 @@ class Edges:
     Args:
         dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
         receiver: what the in-edges deliver to.
+        reactor: reads their short frames.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Edges:
         me: int,
         dial: DialFrom,
         receiver: Receiver,
+        reactor: Reactor,
         lane: Lane = Lane.OPS,
     ) -> None:
         self._lane = lane
@@ -33,6 +36,7 @@ class Edges:
         self._me = me
         self._dial = dial
         self._receiver = receiver
+        self._reactor = reactor
         self._out: dict[int, OutEdge] = {}
         self._in: dict[int, InEdge] = {}
 
@@ -61,7 +65,18 @@ class Edges:
         if source not in self._in:
             name = self._name(source, self._me)
             dial = self._dial(self._plan, source, self._me, self._lane)
-            self._in[source] = InEdge(source, self._plan.epoch, name, dial, self._receiver)
+            self._in[source] = InEdge(
+                source, self._plan.epoch, name, dial, self._receiver, self._reactor
+            )
+
+    def resume(self, source: int) -> None:
+        """A frame of a node that had to wait may go on."""
+        self._in[source].resume()
+
+    def resume_all(self) -> None:
+        """An op has begun or failed: frames of it, and those behind them, may go on."""
+        for edge in list(self._in.values()):
+            edge.resume()
 
     def counters(self) -> list[tuple[str, int, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""

@@ -57,6 +57,7 @@ class Exchange:
         job: the op's inputs, and how it computes.
         buffers: where work and scratch memory come from.
         on_sendable: called with a destination when a send to it may have become ready.
+        on_receivable: called with a source when what it sends next can be received.
         on_finished: called once, when every task is done.
         on_failed: called when this node cannot compute what it has to.
     """
@@ -67,6 +68,7 @@ class Exchange:
         job: Job,
         buffers: BufferPool,
         on_sendable: Callable[[int], None],
+        on_receivable: Callable[[int], None],
         on_finished: Callable[[], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
@@ -76,6 +78,7 @@ class Exchange:
         self._arithmetic = job.arithmetic
         self._buffers = buffers
         self._on_sendable = on_sendable
+        self._on_receivable = on_receivable
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._size = job.arithmetic.kept_itemsize
@@ -136,6 +139,7 @@ class Exchange:
         """Count a task as done and do what became ready by it."""
         todo = [task]
         destinations: set[int] = set()
+        sources: set[int] = set()
         finished = False
         while todo:
             own: list[Task] = []
@@ -143,7 +147,7 @@ class Exchange:
                 if self.failed:
                     return
                 for done in todo:
-                    self._count(done, own, destinations)
+                    self._count(done, own, destinations, sources)
                 finished = self._remaining == 0
                 if own:
                     # A verdict may end the op at any moment, and with it the op's own hold.
@@ -153,6 +157,8 @@ class Exchange:
             todo = own
         for destination in destinations:
             self._on_sendable(destination)
+        for source in sources:
+            self._on_receivable(source)
         if finished:
             self._on_finished()
 
@@ -172,7 +178,9 @@ class Exchange:
             self.buffer.release()
         return True
 
-    def _count(self, done: Task, own: list[Task], destinations: set[int]) -> None:
+    def _count(
+        self, done: Task, own: list[Task], destinations: set[int], sources: set[int]
+    ) -> None:
         self._remaining -= 1
         tasks = self.flow.tasks
         for index in done.successors:
@@ -185,9 +193,10 @@ class Exchange:
             elif task.kind in _SENDING:
                 destinations.add(task.peer)
             elif task.kind in _RECEIVING:
+                sources.add(task.peer)
                 self._changed.notify_all()
             elif task.kind is TaskKind.FENCE:
-                self._count(task, own, destinations)
+                self._count(task, own, destinations, sources)
 
     def _fold(self, task: Task) -> None:
         part = self.range(task.start, task.stop)
@@ -286,6 +295,12 @@ class Exchange:
         return self.buffer.view[start * self._size : (start + task.stop - task.start) * self._size]
 
     # Receiving
+
+    def is_ready(self, source: int) -> bool:
+        """Whether :meth:`admit` would not wait."""
+        order = self.flow.receives.get(source, ())
+        position = self._next_receive.get(source, 0)
+        return self.failed or position == len(order) or not self._waits_for[order[position]]
 
     def admit(self, source: int, header: FrameHeader) -> Landing | None:
         """Where to receive a frame's payload, once it may be overwritten; ``None`` if failed.

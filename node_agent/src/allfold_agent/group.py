@@ -17,6 +17,7 @@ from allfold_agent.fates import Fates
 from allfold_agent.op import Arrival, Op, RankConnection
 from allfold_agent.out_edge import OutEdge
 from allfold_agent.pairs import Pairs
+from allfold_agent.reactor import Reactor
 from allfold_agent.records import OpRecord, record
 from allfold_agent.runner import Runner
 from allfold_agent.workers import WorkerPool
@@ -51,6 +52,7 @@ class Group:
 
     Args:
         dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
+        reactor: reads the short frames of other nodes.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Group:
         buffers: BufferPool,
         detective: Detective,
         dial: DialFrom,
+        reactor: Reactor,
     ) -> None:
         self.plan = plan
         self.me = plan.index_of_node(node)
@@ -72,8 +75,8 @@ class Group:
         self.fates = Fates(plan.group)
         self._detective = detective
         self._changed = Condition()
-        self.edges = Edges(plan, self.me, dial, self)
-        self.pairs = Pairs(plan, self.me, dial, workers, buffers, self.edge_lost)
+        self.edges = Edges(plan, self.me, dial, self, reactor)
+        self.pairs = Pairs(plan, self.me, dial, workers, buffers, self.edge_lost, reactor)
         self._closing = False
         self._closed = False
         self._contracts = Contracts(plan, self.me)
@@ -124,6 +127,7 @@ class Group:
             self._refuse(connection, number, message.seq, failure)
         elif op is not None:
             self._runner.start(op)
+            self.edges.resume_all()
 
     def cannot_run(self, seq: int, error: Exception) -> None:
         """This node cannot do its part: no other one can finish the op either."""
@@ -244,7 +248,8 @@ class Group:
                 op = self.ops.get(header.seq)
                 if op is not None and op.running:
                     break
-                if not self._changed.wait(timeout=deadline - monotonic()):
+                left = deadline - monotonic()
+                if left <= 0 or not self._changed.wait(timeout=left):
                     raise TimeoutError
         if op.digest(self.plan.members[source].ranks, self.ranks) != header.fingerprint:
             self._detective.suspect(self, header.seq, "mismatch")
@@ -296,7 +301,8 @@ class Group:
             if op is not None:
                 self._fail_op(op, error)
             self._changed.notify_all()
-            return True
+        self.edges.resume_all()
+        return True
 
     def failure(self, seq: int) -> AllfoldError | None:
         """Why an op has failed, or can only fail; ``None`` for one that may still succeed."""
@@ -328,6 +334,7 @@ class Group:
             for op in [op for op in self.ops.values() if not op.ended]:
                 self._fail_op(op, broken)
             self._changed.notify_all()
+        self.edges.resume_all()
         self.pairs.break_(broken)
 
     def rank_left(self, rank: int, last_seq: int) -> None:
@@ -339,6 +346,7 @@ class Group:
                 if error and not op.ended:
                     self._fail_op(op, error)
             self._changed.notify_all()
+        self.edges.resume_all()
         self.pairs.rank_left(rank)
 
     def overdue(self, now: float) -> list[tuple[Op, str]]:

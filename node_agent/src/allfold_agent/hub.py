@@ -1,24 +1,22 @@
-"""The local socket: one thread that hears every rank of this machine."""
+"""The local socket: hears every rank of this machine, in the reactor's thread."""
 
 from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import struct
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from allfold_agent.group import Group
 from allfold_agent.ranks import Membership, RankProcess
+from allfold_agent.reactor import READABLE, WRITABLE, Reactor
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
@@ -41,7 +39,6 @@ log = logging.getLogger(__name__)
 
 PROCESS_ENDED = "its process ended without leaving the group"
 GAVE_UP = "it left the group while ops of its own were in flight"
-_IDLE_SECONDS = 5.0
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 
 
@@ -79,42 +76,25 @@ class _Join:
 class Hub:
     """Accepts ranks, reads their messages, starts their ops, watches the ops' deadlines."""
 
-    def __init__(self, path: str, registrar: Registrar, welcome: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str, registrar: Registrar, welcome: dict[str, Any], reactor: Reactor
+    ) -> None:
         self._path = path
         self._registrar = registrar
         self._welcome = {**welcome, "protocol": PROTOCOL_VERSION}
-        self._epoll = select.epoll()
+        self._reactor = reactor
         self._processes: dict[int, RankProcess] = {}
         self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
         self._next_number = count()
-        self._joined: SimpleQueue[_Join] = SimpleQueue()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._closing = False
-        self._watching = False  # whether anything waits, so that deadlines must be looked at
+        self._watching = False  # whether a look at the deadlines is due
         self._listener = _listen(path)
-        self._epoll.register(self._listener, select.EPOLLIN)
-        self._epoll.register(self._wake_read, select.EPOLLIN)
-        self._thread = Thread(target=self._run, name="allfold-hub", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Let the thread look at its deadlines again."""
-        self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
+        reactor.register(self._listener, lambda _: self._accept())
 
     def close(self) -> None:
-        """End the thread and remove the socket."""
-        self._closing = True
-        self.wake()
-        self._thread.join(timeout=5.0)
+        """Remove the socket; the reactor has ended."""
         for process in self._processes.values():
             process.close()
         self._listener.close()
-        self._epoll.close()
-        self._wake_read.close()
-        self._wake_write.close()
         Path(self._path).unlink(missing_ok=True)
 
     @property
@@ -122,53 +102,41 @@ class Hub:
         """The pids of the connected processes."""
         return [process.pid for process in list(self._processes.values())]
 
-    # The loop
+    # The connections
 
-    def _run(self) -> None:
-        next_tick = 0.0
-        while not self._closing:
-            for descriptor, events in self._epoll.poll(
-                _TICK_SECONDS if self._watching else _IDLE_SECONDS
-            ):
-                try:
-                    self._serve(descriptor, events)
-                except Exception:
-                    log.exception("the hub could not serve descriptor %d", descriptor)
-            self._seat_the_joined()
-            if (now := monotonic()) >= next_tick:
-                next_tick = now + _TICK_SECONDS
-                self._check_deadlines(now)
-
-    def _serve(self, descriptor: int, events: int) -> None:
-        if descriptor == self._listener.fileno():
-            self._accept()
-        elif descriptor == self._wake_read.fileno():
-            self._wake_read.recv(4096)
-        elif (process := self._processes.get(descriptor)) is not None:
-            if events & select.EPOLLOUT and process.flush():
-                self._epoll.modify(descriptor, select.EPOLLIN)
-                if process.has_unsent:  # since then; its wish to write was just taken back
-                    self._want_write(process)
-            if events & ~select.EPOLLOUT:
-                self._read(process)
+    def _serve(self, process: RankProcess, events: int) -> None:
+        if events & WRITABLE and process.flush():
+            self._reactor.modify(process.socket, READABLE)
+            if process.has_unsent:  # since then; its wish to write was just taken back
+                self._want_write(process)
+        if events & ~WRITABLE:
+            self._read(process)
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
         connected.setblocking(False)
         process = RankProcess(connected, self._want_write)
         self._processes[connected.fileno()] = process
-        self._epoll.register(connected, select.EPOLLIN)
+        self._reactor.register(connected, lambda events: self._serve(process, events))
 
     def _want_write(self, process: RankProcess) -> None:
         try:
-            self._epoll.modify(process.socket, select.EPOLLIN | select.EPOLLOUT)
+            self._reactor.modify(process.socket, READABLE | WRITABLE)
         except (OSError, ValueError) as error:
             log.debug("process %d is gone: %s", process.pid, error)
 
-    def _check_deadlines(self, now: float) -> None:
-        groups = self._registrar.groups()
-        self._watching = any(group.waiting for group in groups)
-        for group in groups:
+    def _watch(self) -> None:
+        """Look at the deadlines from time to time, as long as anything waits."""
+        if not self._watching:
+            self._watching = True
+            self._reactor.later(_TICK_SECONDS, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._watching = False
+        now = monotonic()
+        for group in self._registrar.groups():
+            if group.waiting:
+                self._watch()
             group.pairs.expire(now)
             for op, reason in group.overdue(now):
                 self._registrar.suspect(group, op.seq, reason, op.timeout)
@@ -210,7 +178,7 @@ class Hub:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
             process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
             return
-        self._watching = True
+        self._watch()
         group, rank = membership.group, membership.rank
         if isinstance(message, OpMessage):
             group.submit(rank, process, message.group, message)
@@ -274,17 +242,13 @@ class Hub:
         future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))
 
     def _note_join(self, join: _Join) -> None:
-        """Have the hub's own thread seat the rank: only that knows whether its process lives."""
-        self._joined.put(join)
-        if not self._closing:
-            self.wake()
+        """Have the reactor's thread seat the rank: only that knows whether its process lives."""
+        self._reactor.call(lambda: self._finish_join(join))
 
-    def _seat_the_joined(self) -> None:
-        while not self._joined.empty():
-            join = self._joined.get()
-            join.process.joining.discard(join.done)
-            if not join.done.cancelled():
-                self._seat(join.process, join.request, join.done)
+    def _finish_join(self, join: _Join) -> None:
+        join.process.joining.discard(join.done)
+        if not join.done.cancelled():
+            self._seat(join.process, join.request, join.done)
 
     def _seat(self, process: RankProcess, request: dict[str, Any], done: Future[Group]) -> None:
         error = done.exception()
@@ -334,9 +298,8 @@ class Hub:
 
     def _gone(self, process: RankProcess) -> None:
         """The process has ended; what it did not leave in order is lost."""
-        descriptor = process.socket.fileno()
-        self._epoll.unregister(descriptor)
-        del self._processes[descriptor]
+        self._reactor.unregister(process.socket)
+        del self._processes[process.socket.fileno()]
         process.close()
         for future in list(process.joining):
             future.cancel()  # where it is too late for that, the join is on its way to us

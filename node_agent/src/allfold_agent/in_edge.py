@@ -1,7 +1,9 @@
 """The receiving end of an edge: opens it, puts each payload where its sink wants it, acknowledges.
 
-The thread of an in-edge waits for an op that the local ranks have not called yet; the frames
-behind it wait in the socket, and TCP holds the sender back. That is all the flow control there is.
+Short frames are read by the reactor, many at once; where a long one comes, the edge's own thread
+takes over, until there is nothing to be read for a while. A frame of an op that the local ranks
+have not called yet waits, and so do those behind it, in the socket: TCP holds the sender back.
+That is all the flow control there is.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -17,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import xxhash
 
 from allfold_agent.out_edge import RECONNECT_SECONDS, EdgeCounters, tune
+from allfold_agent.reactor import HUNG_UP, READABLE, Reactor
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader
 
@@ -25,6 +29,14 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 ACK_BYTES = 1 << 20
+ACK_FRAMES = 64
+# An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.
+_ACK_SECONDS = 0.002
+# A longer payload is received by the edge's own thread.
+SHORT_BYTES = 256 * 1024
+_STAGE_BYTES = 16 * 1024
+# How long that thread waits for more before it leaves the edge to the reactor again.
+_QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
 
 Dial = Callable[[int], tuple[socket.socket, bytes]]
@@ -47,8 +59,12 @@ SpotT = TypeVar("SpotT", bound=Spot)
 class Sink(Protocol[SpotT]):
     """What takes frames in: an op, or the mail of a group."""
 
+    def is_ready(self, source: int, /) -> bool:
+        """Whether the next frame of a node can be admitted at once."""
+
     def admit(self, source: int, header: FrameHeader, /) -> SpotT | None:
-        """Where the payload goes, ``None`` where it is not wanted any more.
+        """Where the payload goes, ``None`` where it is not wanted any more; waits until it may go
+        there.
 
         Raises:
             PeerSentIncoherentTensor: it is not a frame that can come now.
@@ -77,22 +93,67 @@ class Receiver(Protocol):
         """A frame does not fit its op."""
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A frame whose payload is being received. Without a landing it is thrown away."""
+
+    header: FrameHeader
+    sink: Sink[Any] | None
+    landing: Spot | None
+    received: int = 0
+
+    @property
+    def missing(self) -> int:
+        return self.header.length - self.received
+
+    def put(self, begun: memoryview) -> None:
+        """The beginning of the payload, which came with the header."""
+        if self.landing is not None and begun:
+            self.landing.view[: len(begun)] = begun
+        self.received = len(begun)
+
+    def retract(self, source: int) -> None:
+        """The rest does not come on this connection."""
+        if self.sink is not None and self.landing is not None:
+            self.sink.retract(source, self.landing)
+
+
 class InEdge:
     """Everything that this node receives from one other node of a group.
 
     Args:
         dial: opens the edge from a frame number on: (socket, bytes received already).
+        reactor: receives short frames.
     """
 
-    def __init__(self, source: int, epoch: int, name: str, dial: Dial, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        source: int,
+        epoch: int,
+        name: str,
+        dial: Dial,
+        receiver: Receiver,
+        reactor: Reactor,
+    ) -> None:
         self.source = source
         self.counters = EdgeCounters()
         self._epoch = epoch
         self._name = name
         self._dial = dial
         self._receiver = receiver
+        self._reactor = reactor
         self._expected = 0
         self._unacked_bytes = 0
+        self._unacked_frames = 0
+        self._ack_is_due = False
+        # While the reactor has the edge:
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
+        self._filled = 0
+        self._arriving: _Arriving | None = None
+        self._is_lent = False
+        self._parked = False
+        self._returned = Event()
+        self._failure: Exception | None = None
         self._early = memoryview(b"")
         self._socket: socket.socket | None = None
         self._closed = Event()
@@ -144,17 +205,193 @@ class InEdge:
         self._socket = connected
 
     def _receive_all(self) -> None:
+        """Until the connection breaks."""
         assert self._socket is not None
         try:
             while not self._closed.is_set():
-                self._fill(self._header)
-                self._frame(FrameHeader.unpack(self._header))
+                self._lend()
+                self._receive_long()
         except FrameError as error:
             raise PeerSentIncoherentTensor(f"edge {self._name}: {error}") from error
         except (OSError, EOFError) as error:
             log.info("edge %s broke after frame %d: %s", self._name, self._expected, error)
         finally:
             self._socket.close()
+
+    def _receive_long(self) -> None:
+        """Receive frames of any length, until nothing comes for a while."""
+        assert self._socket is not None
+        quiet = select.poll()
+        quiet.register(self._socket, select.POLLIN)
+        while not self._closed.is_set():
+            self._fill(self._header)
+            self._frame(FrameHeader.unpack(self._header))
+            if not self._early and not quiet.poll(_QUIET_MILLISECONDS):
+                return
+
+    # In the reactor's hands
+
+    def _lend(self) -> None:
+        """Leave the edge to the reactor, until a long frame comes or the connection ends."""
+        if len(self._early) > len(self._stage):
+            return
+        self._returned.clear()
+        self._reactor.call(lambda: self._guarded(self._take_over))
+        while not self._returned.wait(timeout=1.0):
+            if not self._reactor.running:
+                raise EOFError("the agent is stopping")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _take_over(self) -> None:
+        assert self._socket is not None
+        self._filled = len(self._early)
+        self._stage[: self._filled] = self._early
+        self._early = memoryview(b"")
+        self._reactor.register(self._socket, self._serve)
+        self._is_lent = True
+        self._advance()
+
+    def _give_back(self, failure: Exception | None = None) -> None:
+        assert self._socket is not None
+        if self._is_lent:
+            self._is_lent = False
+            self._reactor.unregister(self._socket)
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.retract(self.source)
+        self._early = memoryview(bytes(self._stage[: self._filled]))
+        self._filled = 0
+        self._parked = False
+        self._failure = failure
+        self._returned.set()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Whatever goes wrong is the business of the edge's thread."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the edge's thread raises it again
+            self._give_back(error)
+
+    def _serve(self, _events: int) -> None:
+        self._guarded(self._note_end if self._parked else self._receive_short)
+
+    def _note_end(self) -> None:
+        raise EOFError("the peer closed the connection")
+
+    def _receive_short(self) -> None:
+        if self._arriving is not None:
+            self._receive_more(self._arriving)
+            return
+        self._filled += self._receive_into(self._stage[self._filled :])
+        self._advance()
+
+    def _receive_into(self, view: memoryview) -> int:
+        """Receive what is there."""
+        assert self._socket is not None
+        try:
+            count = self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        if count == 0:
+            raise EOFError("the peer closed the connection")
+        return count
+
+    def _receive_more(self, arriving: _Arriving) -> None:
+        """Receive more of a payload that is under way."""
+        view = self._stage if arriving.landing is None else arriving.landing.view
+        room = view[arriving.received :] if arriving.landing else view[: arriving.missing]
+        arriving.received += self._receive_into(room)
+        if not arriving.missing:
+            self._arriving = None
+            self._finish(arriving)
+
+    def _advance(self) -> None:
+        """Take the frames that have begun to arrive."""
+        start = 0
+        while self._arriving is None and self._filled - start >= HEADER_SIZE:
+            header = FrameHeader.unpack(self._stage[start : start + HEADER_SIZE])
+            self._check(header)
+            if header.length > SHORT_BYTES:
+                self._drop(start)
+                self._give_back()
+                return
+            arriving = self._begin(header)
+            if arriving is None:
+                break
+            start += HEADER_SIZE
+            here = self._stage[start : min(start + header.length, self._filled)]
+            start += len(here)
+            arriving.put(here)
+            if arriving.missing:
+                self._arriving = arriving
+            else:
+                self._finish(arriving)
+        self._drop(start)
+
+    def _drop(self, count: int) -> None:
+        """Forget the bytes that were read."""
+        self._filled -= count
+        if count and self._filled:
+            self._stage[: self._filled] = bytes(self._stage[count : count + self._filled])
+
+    def _begin(self, header: FrameHeader) -> _Arriving | None:
+        """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
+        it goes to. Then :meth:`resume` tries it again.
+        """
+        self._parked = True  # before the look, so that what becomes ready meanwhile is not missed
+        try:
+            sink = self._receiver.sink_for(self.source, header, 0.0)
+        except TimeoutError:
+            sink = None
+        else:
+            self._parked = sink is not None and not sink.is_ready(self.source)
+        if self._parked:
+            self._park()
+            return None
+        landing = None if sink is None else self._admit(sink, header)
+        return _Arriving(header, sink, landing)
+
+    def _finish(self, arriving: _Arriving) -> None:
+        """The payload is there."""
+        header, sink, landing = arriving.header, arriving.sink, arriving.landing
+        if landing is not None:
+            assert sink is not None
+            if self._is_damaged(header, landing.view):
+                landing.release()
+            else:
+                sink.received(landing)
+        self._count_in(header.length)
+        if self._unacked_bytes >= ACK_BYTES or self._unacked_frames >= ACK_FRAMES:
+            self._acknowledge()
+        elif not self._ack_is_due:
+            self._ack_is_due = True
+            self._reactor.later(_ACK_SECONDS, self._acknowledge_late)
+
+    def _park(self) -> None:
+        assert self._socket is not None
+        self._reactor.modify(self._socket, HUNG_UP)
+
+    def resume(self) -> None:
+        """What a frame waits for may be there; from any thread."""
+        if self._parked:
+            self._reactor.call(self._resume)
+
+    def _resume(self) -> None:
+        if not self._parked:
+            return
+        assert self._socket is not None
+        self._parked = False
+        self._reactor.modify(self._socket, READABLE)
+        self._guarded(self._advance)
+
+    def _acknowledge_late(self) -> None:
+        self._ack_is_due = False
+        if self._is_lent and self._unacked_frames:
+            self._guarded(self._acknowledge)
+
+    # In the hands of the edge's thread
 
     def _fill(self, view: memoryview) -> None:
         """Receive exactly ``len(view)`` bytes."""
@@ -170,18 +407,14 @@ class InEdge:
                 raise EOFError("the peer closed the connection")
             view = view[count:]
 
-    # Frames
-
     def _frame(self, header: FrameHeader) -> None:
-        if header.epoch != self._epoch or header.number != self._expected:
-            raise PeerSentIncoherentTensor(
-                f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
-                f"expected frame {self._expected} of epoch {self._epoch}"
-            )
+        self._check(header)
         sink = self._await_sink(header)
         if sink is None or not self._deliver(sink, header):
             self._discard(header.length)
-        self._acknowledge(header.length, sink is None or sink.all_received(self.source))
+        self._count_in(header.length)
+        if self._unacked_bytes >= ACK_BYTES or sink is None or sink.all_received(self.source):
+            self._acknowledge()
 
     def _await_sink(self, header: FrameHeader) -> Sink[Any] | None:
         """Who takes a frame, once the local ranks have called its op; the peer may die then."""
@@ -201,11 +434,7 @@ class InEdge:
 
     def _deliver(self, sink: Sink[Any], header: FrameHeader) -> bool:
         """Receive the payload; false where it must be thrown away."""
-        try:
-            landing = sink.admit(self.source, header)
-        except PeerSentIncoherentTensor as error:
-            self._refuse(header, error.message)
-            return False
+        landing = self._admit(sink, header)
         if landing is None:
             return False
         try:
@@ -213,25 +442,41 @@ class InEdge:
         except (OSError, EOFError):
             sink.retract(self.source, landing)
             raise
-        if header.digest and xxhash.xxh3_64_intdigest(landing.view) != header.digest:
+        if self._is_damaged(header, landing.view):
             landing.release()
-            self._refuse(
-                header,
-                f"the payload of op {header.seq} at element {header.offset} is damaged: "
-                "its digest differs",
-            )
-            return True
-        self._count(header.length)
-        sink.received(landing)
+        else:
+            sink.received(landing)
         return True
+
+    # In either
+
+    def _check(self, header: FrameHeader) -> None:
+        if header.epoch != self._epoch or header.number != self._expected:
+            raise PeerSentIncoherentTensor(
+                f"edge {self._name}: frame {header.number} of epoch {header.epoch}, "
+                f"expected frame {self._expected} of epoch {self._epoch}"
+            )
+
+    def _admit(self, sink: Sink[SpotT], header: FrameHeader) -> SpotT | None:
+        """Where the payload goes, ``None`` where it is not wanted, or cannot be."""
+        try:
+            return sink.admit(self.source, header)
+        except PeerSentIncoherentTensor as error:
+            self._refuse(header, error.message)
+            return None
+
+    def _is_damaged(self, header: FrameHeader, payload: memoryview) -> bool:
+        if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
+            where = f"op {header.seq} at element {header.offset}"
+            self._refuse(header, f"the payload of {where} is damaged: its digest differs")
+            return True
+        self.counters.payload_bytes += header.length
+        self.counters.frames += 1
+        return False
 
     def _refuse(self, header: FrameHeader, problem: str) -> None:
         error = PeerSentIncoherentTensor(f"edge {self._name}: {problem}")
         self._receiver.incoherent(header.seq, error)
-
-    def _count(self, nbytes: int) -> None:
-        self.counters.payload_bytes += nbytes
-        self.counters.frames += 1
 
     def _discard(self, length: int) -> None:
         if length and not self._scrap:
@@ -241,14 +486,15 @@ class InEdge:
             self._fill(part)
             length -= len(part)
 
-    def _acknowledge(self, nbytes: int, op_is_complete: bool) -> None:
-        """Now and then tell the sender what has arrived, so that it can let go of the memory."""
-        assert self._socket is not None
+    def _count_in(self, nbytes: int) -> None:
         self._expected += 1
         self._unacked_bytes += nbytes
-        if self._unacked_bytes < ACK_BYTES and not op_is_complete:
-            return
-        self._unacked_bytes = 0
+        self._unacked_frames += 1
+
+    def _acknowledge(self) -> None:
+        """Tell the sender what has arrived, so that it can let go of the memory."""
+        assert self._socket is not None
+        self._unacked_bytes = self._unacked_frames = 0
         try:
             self._socket.send(ACK.pack(self._expected), socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,7 +14,7 @@ from allfold_core.codecs import Wire
 from allfold_core.parts import Layout, Part
 
 
-@dataclass
+@dataclass(slots=True)
 class Job:
     """One op of the local ranks.
 
@@ -25,6 +24,7 @@ class Job:
         inputs: the elements that each local rank brings, flat.
         outputs: the elements that each local rank gets, flat.
         wire: how data travels to other nodes.
+        codec: of a lossy wire.
         residual: with error feedback, of the op's series.
     """
 
@@ -34,11 +34,10 @@ class Job:
     outputs: Mapping[int, torch.Tensor]
     wire: Wire = Wire.NATIVE
     residual: Residual | None = field(default=None, repr=False)
+    codec: Codec | None = field(init=False, repr=False)
 
-    @cached_property
-    def codec(self) -> Codec | None:
-        """The codec of a lossy wire."""
-        return codec_of(self.wire)
+    def __post_init__(self) -> None:
+        self.codec = codec_of(self.wire)
 
     def wire_bytes(self, numel: int) -> int:
         """The size of ``numel`` elements on the wire."""
@@ -77,7 +76,7 @@ class Job:
 
     def without_inputs(self) -> Job:
         """The same without the memory of any rank."""
-        return replace(self, inputs={}, outputs={}, residual=None)
+        return Job(self.layout, self.arithmetic, {}, {}, self.wire)
 
 
 def _cut(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ later one.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Frames up to this size are written by the thread that made them ready, if the socket takes them:
 # a hand-over to the edge's thread costs more than the copy into the kernel.
-INLINE_BYTES = 32 * 1024
+INLINE_BYTES = 256 * 1024
 LOOPBACK_BUFFER = 512 * 1024
 # How long the receiver tries to open an edge again that has broken.
 RECONNECT_SECONDS = 1.0
@@ -104,12 +105,23 @@ def tune(connected: socket.socket) -> None:
     Between machines the kernel adapts them to the link. On loopback there is no link to fill, and
     what is queued beyond the caches is fetched from memory again: half a MiB was fastest.
     """
-    if connected.family == socket.AF_UNIX:
-        return
-    host = connected.getpeername()[0]
-    if host.startswith("127.") or host == "::1":
+    if connected.family == socket.AF_UNIX or _is_loopback(connected.getpeername()[0]):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_BUFFER)
+
+
+def _await_bytes(connected: socket.socket, seconds: float) -> None:
+    """Wait until there is something to be read, or the connection has ended."""
+    try:
+        readable = select.poll()
+        readable.register(connected, select.POLLIN)
+        readable.poll(seconds * 1000)
+    except (OSError, ValueError) as error:
+        log.debug("the connection is gone: %s", error)
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 class OutEdge:
@@ -174,14 +186,19 @@ class OutEdge:
 
         A connection that has just broken may come back; one that does not is not waited for.
         """
-        with self._ready:
-            while self._unsent_or_unacked():
-                left = deadline - monotonic()
-                if self._socket is None:
+        while True:
+            with self._ready:
+                if not self._unsent_or_unacked():
+                    return
+                connected, left = self._socket, deadline - monotonic()
+                if connected is None:
                     left = min(left, self._lost_at + RECONNECT_SECONDS - monotonic())
                 if left <= 0:
                     return
-                self._ready.wait(timeout=min(0.2, left))
+                if connected is None:
+                    self._ready.wait(timeout=left)
+            if connected is not None:
+                _await_bytes(connected, min(0.2, left))
 
     def close(self) -> None:
         """End, whatever is still queued."""

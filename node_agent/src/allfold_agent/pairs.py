@@ -31,6 +31,7 @@ from allfold_agent.letters import (
 )
 from allfold_agent.op import RankConnection
 from allfold_agent.out_edge import INLINE_BYTES, RECONNECT_SECONDS, OutEdge
+from allfold_agent.reactor import Reactor
 from allfold_agent.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import (
@@ -47,7 +48,8 @@ from allfold_core.local_wire import Message, PairMessage, check_timeout
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Mailbox, Wanted
 from allfold_core.plan import Plan
 
-EAGER_BYTES = INLINE_BYTES - 1024
+# A longer message is sent when a receive has taken its offer: it is not kept where nobody wants it.
+EAGER_BYTES = 31 * 1024
 _LONGEST_NOTE = 64 * 1024
 
 
@@ -61,6 +63,7 @@ class Pairs:
         workers: who copies what is large.
         buffers: where frames land.
         edge_lost: called when a node cannot be reached any more.
+        reactor: reads short frames.
     """
 
     def __init__(
@@ -71,8 +74,9 @@ class Pairs:
         workers: WorkerPool,
         buffers: BufferPool,
         edge_lost: Callable[[int, AllfoldError], None],
+        reactor: Reactor,
     ) -> None:
-        self.edges = Edges(plan, me, dial, self, Lane.PAIRS)
+        self.edges = Edges(plan, me, dial, self, reactor, Lane.PAIRS)
         self._plan = plan
         self._me = me
         self._workers = workers
@@ -275,6 +279,10 @@ class Pairs:
     def incoherent(self, _seq: int, error: AllfoldError) -> None:
         """A frame does not fit, or is damaged: its edge cannot be trusted any more."""
         raise error
+
+    def is_ready(self, _source: int) -> bool:
+        """No frame ever waits."""
+        return True
 
     def admit(self, source: int, header: FrameHeader) -> Spot | None:
         """Where to receive a frame."""

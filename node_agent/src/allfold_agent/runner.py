@@ -96,6 +96,7 @@ class Runner:
             job,
             self._buffers,
             on_sendable=self._edges.kick,
+            on_receivable=self._edges.resume,
             on_finished=lambda: self._distribute(op, job, compiled, exchange),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
         )
