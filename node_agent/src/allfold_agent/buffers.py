@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import weakref
 from collections import defaultdict
 from threading import Lock
 
@@ -13,16 +15,27 @@ HUGE_PAGE = 2 * 1024 * 1024
 
 
 class Buffer:
-    """A range of memory that goes back to its pool when its last holder releases it."""
+    """A range of memory that goes back to its pool when its last holder releases it.
+
+    Attributes:
+        file: of a large one, the descriptor of the file that the memory is; the kernel can send
+            from it without a copy.
+    """
 
     def __init__(self, pool: BufferPool, size: int) -> None:
         self.size = size
         self._pool = pool
         self._holders = 0
-        self._memory = mmap.mmap(-1, size)
+        self.file: int | None = None
         if size >= HUGE_PAGE:
+            self.file = os.memfd_create("allfold-work", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, self.file)
+            os.ftruncate(self.file, size)
+            self._memory = mmap.mmap(self.file, size)
             # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            self._memory = mmap.mmap(-1, size)
         self.view = memoryview(self._memory)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 

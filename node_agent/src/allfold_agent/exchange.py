@@ -290,6 +290,10 @@ class Exchange:
         """The bytes that a send puts on the wire."""
         return memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
 
+    def place(self, task: Task) -> int:
+        """Where that payload begins in the memory of :meth:`take_send`."""
+        return 0 if task.code >= 0 else self._job.layout.place(task.start) * self._size
+
     def _native(self, task: Task) -> memoryview:
         start = self._job.layout.place(task.start)
         return self.buffer.view[start * self._size : (start + task.stop - task.start) * self._size]
@@ -422,4 +426,5 @@ class Outgoing:
             payload,
             lambda: exchange.complete(task),
             memory,
+            exchange.place(task),
         )
