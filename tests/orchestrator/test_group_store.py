@@ -141,7 +141,7 @@ async def test_who_gives_up_before_its_turn_is_not_served_later(store: Store) ->
     lock = store.groups._slot(GROUP).lock
     async with lock:
         task = asyncio.create_task(store.groups.submit(GROUP, join(0)))
-        await until(lambda: store.groups._slot(GROUP).pending, "the join waits")
+        await until(lambda: store.groups._slot(GROUP).batches.waiting, "the join waits")
         task.cancel()
         await asyncio.wait([task])
     await store.groups.submit(GROUP, join(1))
@@ -162,7 +162,7 @@ async def test_an_interrupted_write_tells_everybody_who_waited_for_it(
     async with store.groups._slot(GROUP).lock:
         first = asyncio.create_task(store.groups.submit(GROUP, join(0)))
         second = asyncio.create_task(store.groups.submit(GROUP, join(1)))
-        await until(lambda: len(store.groups._slot(GROUP).pending) == 2, "both wait")
+        await until(lambda: store.groups._slot(GROUP).batches.waiting == 2, "both wait")
         monkeypatch.setattr(GroupStore, "_try_write", stuck)
     await begun.wait()
     first.cancel()

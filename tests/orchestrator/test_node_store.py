@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -184,3 +185,38 @@ async def test_replicas_read_the_same_clock(backend: Backend) -> None:
     assert abs(clocks[0].now() - clocks[1].now()) < 0.5
     for client in clients:
         await client.aclose()
+
+
+async def test_two_of_one_name_that_register_at_once_are_told_apart(store: Store) -> None:
+    outcomes = await asyncio.gather(
+        *(store.nodes.register(record(node(f"n{i}"))) for i in range(5)),
+        store.nodes.register(record(node("n3", "2", data_address="elsewhere:1"))),
+        store.nodes.register(record(node("n4", "2"))),
+    )
+    assert outcomes[:5] == [None] * 5
+    assert isinstance(outcomes[5], MultipleRegister)
+    assert outcomes[6] == node("n4")
+    assert await store.nodes.evictions() == [("n4", "1")]
+
+
+async def test_heartbeats_that_come_together_are_one_write_with_a_reply_each(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        await store.nodes.register(record(node(name)))
+    pipelines = 0
+    pipeline = store.nodes._client.pipeline
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal pipelines
+        pipelines += 1
+        return pipeline(*arguments, **options)
+
+    monkeypatch.setattr(store.nodes._client, "pipeline", counted)
+    said = [{"group": "train", "epoch": 1, "last_seq": 7, "in_flight": 0}]
+    lives = [("a", "1"), ("b", "2"), ("b", "1"), ("nobody", "1")] * 20
+    replies = await asyncio.gather(*(store.nodes.heartbeat(*life, said) for life in lives))
+    assert replies == [life in (("a", "1"), ("b", "1")) for life in lives]
+    assert pipelines <= 2
+    progress = {status.record.info.node: status.progress for status in await store.nodes.all()}
+    assert progress == {"a": tuple(said), "b": tuple(said)}

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import background, bells, keys, redis_client, service
+from allfold_orchestrator.group_state import GroupState
 from allfold_orchestrator.redis_client import connect
 from allfold_orchestrator.store import Store
 from tests.orchestrator.api_client import ApiClient, serving
@@ -124,6 +126,97 @@ async def test_a_large_group_forms_quickly_over_two_replicas(replicas: list[ApiC
     )
     assert {plan.text for plan in plans} == {plans[0].text}
     assert plans[0].json()["plan"]["world_size"] == world_size
+
+
+async def test_everything_at_once_over_three_replicas_leaves_one_truth(real: Real) -> None:
+    """Registrations, joins of rivals, heartbeats, leaves and losses, all as they come."""
+    nodes, world_size = 24, 96
+    async with AsyncExitStack() as stack:
+        stores = [Store(real.client(), LONG_LEASE) for _ in range(3)]
+        replicas = [await stack.enter_async_context(serving(store=store)) for store in stores]
+        await asyncio.gather(*(replicas[n % 3].register(f"n{n}") for n in range(nodes)))
+
+        async def join(rank: int, session: str, replica: ApiClient) -> int:
+            node = f"n{rank % nodes}"
+            answer = await replica.join(rank, node, session=session, world_size=world_size)
+            return answer.status_code
+
+        async def beat(node: int, replica: ApiClient) -> int:
+            body = {"incarnation": "1"}
+            answer = await replica.http.post(f"/v1/nodes/n{node}/heartbeat", json=body)
+            return answer.status_code
+
+        rivals = [(rank, f"{way}{rank}") for rank in range(world_size) for way in "ab"]
+        joins = [join(rank, s, replicas[i % 3]) for i, (rank, s) in enumerate(rivals)]
+        beats = [beat(node, replicas[node % 3]) for node in range(2 * nodes)]
+        statuses = await asyncio.gather(*joins, *beats)
+        joined = dict(zip(rivals, statuses, strict=False))
+        for rank in range(world_size):
+            assert {joined[rank, f"a{rank}"], joined[rank, f"b{rank}"]} == {200, 409}
+        assert statuses[len(rivals) :] == [200] * nodes + [404] * nodes
+
+        winners = {rank: session for (rank, session), status in joined.items() if status == 200}
+        plans = await asyncio.gather(
+            *(replicas[rank % 3].plan(s, wait=20) for rank, s in winners.items())
+        )
+        assert {plan.text for plan in plans} == {plans[0].text}
+
+        leaving = [rank for rank in range(world_size) if rank % nodes >= 12]
+        lost = range(6)
+        await asyncio.gather(
+            *(replicas[rank % 3].leave(rank, winners[rank]) for rank in leaving),
+            *(
+                replicas[n % 3].http.delete(f"/v1/nodes/n{n}", params={"incarnation": "1"})
+                for n in lost
+            ),
+        )
+        views = [await replica.group() for replica in replicas]
+        assert views[0] == views[1] == views[2]
+        view = views[0]
+        assert (view["phase"], view["epoch"]) == ("broken", 1)
+        assert [place["rank"] for place in view["left"]] == leaving
+        assert {place["node"] for place in view["lost"]} == {f"n{n}" for n in lost}
+        assert len(view["present"]) + len(view["left"]) + len(view["lost"]) == world_size
+        for n in range(nodes):  # the index of who sits where has kept up with all that
+            expected = ["train"] if 6 <= n < 12 else []
+            assert await stores[0].nodes.groups_of(f"n{n}", "1") == expected
+
+
+async def test_of_many_who_wait_only_the_first_looks_again_and_all_are_told(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("allfold_orchestrator.store.relay", deaf)
+    monkeypatch.setattr(service, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(service, "RECHECK_MAX_AGE", 0.01)
+    ranks, looks = 40, 0
+    async with (
+        serving(store=Store(real.client(), LONG_LEASE)) as one,
+        serving(store=Store(real.client(), LONG_LEASE)) as other,
+    ):
+        await one.register("a")
+        for rank in range(ranks - 1):
+            await one.join(rank, world_size=ranks)
+        waiting = [
+            asyncio.create_task(one.plan(f"s{rank}", wait=30 if rank else 0.2))
+            for rank in range(ranks - 1)
+        ]
+        read = one.store.groups.read
+
+        async def counted(*arguments: Any) -> GroupState:
+            nonlocal looks
+            looks += 1
+            return await read(*arguments)
+
+        monkeypatch.setattr(one.store.groups, "read", counted)
+        assert (await within(5, waiting[0])).json()["ready"] is False  # the first one has gone
+        await asyncio.sleep(0.25)  # five looks of the next one; each of all would be 190 more
+        assert ranks <= looks < 2 * ranks
+        await other.join(ranks - 1, world_size=ranks)
+        answers = [await within(5, task) for task in waiting[1:]]
+        assert all(answer.json()["ready"] is True for answer in answers)
 
 
 async def test_a_store_that_stops_answering_is_an_error_within_its_deadline(

@@ -10,7 +10,8 @@ from allfold_core.errors import ServiceError
 from allfold_core.plan import LinkModel
 from allfold_orchestrator import background, keys, wire
 from allfold_orchestrator.failures import Refusal
-from allfold_orchestrator.service import Orchestrator, Waiting
+from allfold_orchestrator.group_state import Formation
+from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store import Store
 from allfold_orchestrator.sweeper import Grace, Sweeper
 from tests.orchestrator.builders import GROUP
@@ -211,7 +212,7 @@ async def test_who_waits_for_a_plan_on_a_lost_node_is_told(
 ) -> None:
     await replica.register("a")
     await replica.join(0, "a")
-    assert isinstance(await replica.service.plan(GROUP, 1, "s0", 0), Waiting)
+    assert isinstance(await replica.service.plan(GROUP, 1, "s0", 0), Formation)
     waiting = asyncio.create_task(replica.service.plan(GROUP, 1, "s0", 30))
     await until(lambda: replica.store.bells._waiting, "the long-poll waits")
     assert await run_for(replica, clock, LEASE_SECONDS + 2) == ["a"]

@@ -74,16 +74,32 @@ class Plan:
         """The node index of the node that holds ``rank``."""
         return self._index_of_rank[rank]
 
+    @cached_property
+    def _index_of_node(self) -> dict[str, int]:
+        return {member.node: index for index, member in enumerate(self.members)}
+
     def index_of_node(self, node: str) -> int:
         """The node index of a node by its name; ``KeyError`` where it is not a member."""
-        for index, member in enumerate(self.members):
-            if member.node == node:
-                return index
-        raise KeyError(node)
+        return self._index_of_node[node]
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """The ranks of a node by its name; none where it is not a member."""
+        index = self._index_of_node.get(node)
+        return () if index is None else self.members[index].ranks
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which :meth:`from_dict` reads."""
-        return asdict(self)
+        return {
+            "group": self.group,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            # Not asdict, which copies every value of thousands of members on its own.
+            "members": [{**vars(member), "ranks": list(member.ranks)} for member in self.members],
+            "tree_order": list(self.tree_order),
+            "links": asdict(self.links),
+            "strategies": dict(self.strategies),
+            "timeout": self.timeout,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:

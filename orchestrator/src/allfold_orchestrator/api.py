@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from allfold_core.plan import Plan
 from allfold_orchestrator import wire
 from allfold_orchestrator.group_state import Leave, Reason
 from allfold_orchestrator.plan_bodies import PlanBodies
-from allfold_orchestrator.service import Orchestrator, Waiting
+from allfold_orchestrator.service import Orchestrator
 
 
-def _service(request: Request) -> Orchestrator:
+async def _service(request: Request) -> Orchestrator:
+    # Not a plain function: FastAPI would run that in a thread, for each request.
     service: Orchestrator = request.app.state.orchestrator
     return service
 
@@ -41,6 +41,11 @@ def _errors(**reasons: str) -> dict[int | str, dict[str, Any]]:
         status: {"model": wire.ErrorAnswer, "description": text}
         for status, text in described.items()
     }
+
+
+def _encoded(answer: wire.Answer) -> Response:
+    """The answer as it is: it may list every rank, too many to have each checked once more."""
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 router = APIRouter(prefix="/v1")
@@ -78,10 +83,16 @@ async def remove_node(node: NodeName, incarnation: Incarnation, service: Service
     return wire.Empty()
 
 
-@router.get("/nodes", tags=["nodes"], summary="List the nodes", responses=_errors())
-async def nodes(service: Service) -> wire.NodeList:
+@router.get(
+    "/nodes",
+    tags=["nodes"],
+    summary="List the nodes",
+    response_model=wire.NodeList,
+    responses=_errors(),
+)
+async def nodes(service: Service) -> Response:
     """Every node that is here, or was within the last hour."""
-    return wire.NodeList(nodes=await service.nodes())
+    return _encoded(wire.NodeList(nodes=await service.nodes()))
 
 
 @router.post(
@@ -116,23 +127,11 @@ async def plan(
     service: Service,
     request: Request,
     wait: Wait = 0.0,
-) -> Response | wire.PlanWaiting:
+) -> Response:
     """A long-poll: answers as soon as the group is complete, or when the wait is over."""
     found = await service.plan(group, epoch, session, wait)
-    if isinstance(found, Plan):
-        bodies: PlanBodies = request.app.state.plan_bodies
-        return Response(bodies.body(found), media_type="application/json")
-    return _waiting(found)
-
-
-def _waiting(found: Waiting) -> wire.PlanWaiting:
-    forming = found.forming
-    return wire.PlanWaiting(
-        epoch=forming.epoch,
-        present=sorted(forming.seats),
-        missing=forming.missing,
-        gave_up=forming.gave_up,
-    )
+    bodies: PlanBodies = request.app.state.plan_bodies
+    return bodies.response(group, found, request.headers.get("accept-encoding", ""))
 
 
 @router.delete(
@@ -156,18 +155,25 @@ async def leave(
     return wire.Empty()
 
 
-@router.get("/groups", tags=["groups"], summary="List the groups", responses=_errors())
-async def groups(service: Service) -> wire.GroupList:
+@router.get(
+    "/groups",
+    tags=["groups"],
+    summary="List the groups",
+    response_model=wire.GroupList,
+    responses=_errors(),
+)
+async def groups(service: Service) -> Response:
     """Every group that is remembered, with who is there and who is missing."""
-    return wire.GroupList(groups=await service.groups())
+    return _encoded(wire.GroupList(groups=await service.groups()))
 
 
 @router.get(
     "/groups/{group}",
     tags=["groups"],
     summary="Show a group",
+    response_model=wire.GroupView,
     responses=_errors(s404="There is no such group."),
 )
-async def group(group: GroupName, service: Service) -> wire.GroupView:
+async def group(group: GroupName, service: Service) -> Response:
     """Who is there, who is missing, who left and why, and the order of the nodes."""
-    return await service.group(group)
+    return _encoded(await service.group(group))

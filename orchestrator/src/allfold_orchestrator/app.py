@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from allfold_orchestrator import __version__, api, background, gates, health, http_errors, wire
+from allfold_orchestrator.fast_lane import FastLane
 from allfold_orchestrator.plan_bodies import PlanBodies
 from allfold_orchestrator.redis_client import connect
 from allfold_orchestrator.service import Orchestrator
@@ -43,6 +44,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(api.router)
     http_errors.install(app)
+    app.add_middleware(
+        FastLane,
+        service=app.state.orchestrator,
+        bodies=app.state.plan_bodies,
+        lease=app.state.lease,
+    )
     app.add_middleware(gates.BodyLimit)
     if settings.token is not None:
         app.add_middleware(gates.TokenGate, token=settings.token.get_secret_value())

@@ -1,8 +1,8 @@
 """Waking what waits for a group: long-polls, on every replica.
 
 A change is announced on a Redis channel; each replica listens and rings the bells of that group.
-The channel may lose messages (a reconnect, a full buffer), so those who wait also look again
-every now and then: a lost message costs a second, never a hang.
+The channel may lose messages (a reconnect, a full buffer), so of those who wait for a group the
+first one also looks again every now and then: a lost message costs a second, never a hang.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ class Bells:
     """The waiters of this replica."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._waiting: dict[str, dict[asyncio.Event, None]] = {}
         self.stopping = False
 
     @contextmanager
     def listen(self, group: str) -> Iterator[asyncio.Event]:
         """An event that is set whenever the group changed; the waiter clears it."""
         bell = asyncio.Event()
-        waiting = self._waiting.setdefault(group, set())
-        waiting.add(bell)
+        waiting = self._waiting.setdefault(group, {})
+        waiting[bell] = None
         try:
             yield bell
         finally:
-            waiting.discard(bell)
+            was_first = self.is_first(group, bell)
+            waiting.pop(bell, None)
             if not waiting and self._waiting.get(group) is waiting:
                 del self._waiting[group]
+            elif was_first:
+                next(iter(waiting)).set()  # it is the first one now, and must know
+
+    def is_first(self, group: str, bell: asyncio.Event) -> bool:
+        """Whether this one has waited longest for the group, of all that wait here."""
+        return next(iter(self._waiting[group])) is bell
 
     def ring(self, group: str) -> None:
         """Wake those who wait for this group."""

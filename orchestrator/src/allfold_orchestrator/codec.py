@@ -11,9 +11,10 @@ One field per seat, so that a join writes one seat, and :func:`changes` costs no
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from allfold_core.plan import LinkModel, Plan
 from allfold_orchestrator.group_state import (
@@ -25,6 +26,7 @@ from allfold_orchestrator.group_state import (
     RankSeat,
     Reason,
 )
+from allfold_orchestrator.rank_map import RankMap
 
 Entry = TypeVar("Entry", RankSeat, Reason)
 
@@ -44,7 +46,7 @@ def changes(old: GroupState, new: GroupState) -> Changes:
     for name in before.keys() - after.keys():
         result.delete.extend(f"{name}:{key}" for key in before[name])
     for name, table in after.items():
-        _table_changes(result, name, before.get(name, {}), table)
+        _table_changes(result, name, before.get(name, _NONE), table)
     known = {epoch.plan.epoch for epoch in old.epochs}
     for epoch in new.epochs:
         if epoch.plan.epoch not in known:
@@ -54,7 +56,8 @@ def changes(old: GroupState, new: GroupState) -> Changes:
     return result
 
 
-_Table = Mapping[int, RankSeat] | Mapping[int, Reason]
+_Table = RankMap[RankSeat] | RankMap[Reason]
+_NONE: RankMap[Any] = RankMap()
 
 
 def _tables(state: GroupState) -> dict[str, _Table]:
@@ -68,17 +71,22 @@ def _tables(state: GroupState) -> dict[str, _Table]:
     return tables
 
 
-def _table_changes(result: Changes, name: str, before: _Table, after: _Table) -> None:
-    if before is after:
-        return
-    result.delete.extend(f"{name}:{rank}" for rank in before.keys() - after.keys())
-    for rank, entry in after.items():
-        if before.get(rank) is not entry:  # states share what they have in common
+def _table_changes(
+    result: Changes, name: str, before: RankMap[Entry], after: RankMap[Entry]
+) -> None:
+    for rank in after.changed_since(before):
+        entry = after.get(rank)
+        if entry is None:
+            result.delete.append(f"{name}:{rank}")
+        else:
             result.write[f"{name}:{rank}"] = _dump_entry(entry)
 
 
 def _dump_entry(entry: RankSeat | Reason) -> str:
-    return entry.value if isinstance(entry, Reason) else _dump(asdict(entry))
+    if isinstance(entry, Reason):
+        return entry.value
+    # A group has a seat for each rank: a general dataclass-to-dict costs ten times as much.
+    return _dump({"node": entry.node.to_dict(), "session": entry.session})
 
 
 def _meta(state: GroupState) -> str:
@@ -109,38 +117,51 @@ def patch(state: GroupState, made: Changes) -> GroupState:
 
     Costs no JSON for what did not change, and shares it with ``state``.
     """
-    seats: _Tables[RankSeat] = _Tables({epoch.plan.epoch: epoch.seats for epoch in state.epochs})
-    left: _Tables[Reason] = _Tables({epoch.plan.epoch: epoch.departed for epoch in state.epochs})
+    seats = {epoch.plan.epoch: epoch.seats for epoch in state.epochs}
+    left = {epoch.plan.epoch: epoch.departed for epoch in state.epochs}
     if state.forming is not None:
-        seats.tables[state.forming.epoch] = state.forming.seats
-        left.tables[state.forming.epoch] = state.forming.departed
+        seats[state.forming.epoch] = state.forming.seats
+        left[state.forming.epoch] = state.forming.departed
     plans = {epoch.plan.epoch: epoch.plan for epoch in state.epochs}
-    for kind, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
-        match kind:
+    new_seats: _ByEpoch[RankSeat] = defaultdict(dict)
+    new_left: _ByEpoch[Reason] = defaultdict(dict)
+    for table, epoch, rank, value in _entries(made.write):
+        match table:
             case "seat":
-                seats.edit(epoch).pop(rank, None)
+                new_seats[epoch][rank] = _load_seat(value)
             case "left":
-                left.edit(epoch).pop(rank, None)
-    for kind, epoch, rank, value in _entries(made.write):
-        match kind:
-            case "seat":
-                seats.edit(epoch)[rank] = _load_seat(value)
-            case "left":
-                left.edit(epoch)[rank] = Reason(value)
+                new_left[epoch][rank] = Reason(value)
             case "plan":
                 plans[epoch] = Plan.from_dict(json.loads(value))
-    return _assemble(state.group, json.loads(made.write["meta"]), seats.tables, left.tables, plans)
+    gone: dict[str, dict[int, list[int]]] = {"seat": defaultdict(list), "left": defaultdict(list)}
+    for table, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
+        if table in gone:
+            gone[table][epoch].append(rank)
+    _edit(seats, new_seats, gone["seat"])
+    _edit(left, new_left, gone["left"])
+    return _assemble(state.group, json.loads(made.write["meta"]), seats, left, plans)
+
+
+_ByEpoch = dict[int, dict[int, Entry]]
+
+
+def _edit(
+    tables: dict[int, RankMap[Entry]], new: _ByEpoch[Entry], gone: Mapping[int, list[int]]
+) -> None:
+    for epoch in new.keys() | gone.keys():
+        table = tables.get(epoch, _NONE)
+        tables[epoch] = table.without(gone.get(epoch, ())).updated(new.get(epoch, {}))
 
 
 def _assemble(
     group: str,
     meta: dict[str, Any],
-    seats: Mapping[int, Mapping[int, RankSeat]],
-    left: Mapping[int, Mapping[int, Reason]],
+    seats: Mapping[int, RankMap[RankSeat]],
+    left: Mapping[int, RankMap[Reason]],
     plans: Mapping[int, Plan],
 ) -> GroupState:
     def epoch(number: int) -> Epoch:
-        return Epoch(plans[number], seats.get(number, {}), left.get(number, {}))
+        return Epoch(plans[number], seats.get(number, _NONE), left.get(number, _NONE))
 
     return GroupState(
         group=group,
@@ -154,26 +175,12 @@ def _assemble(
 
 def _formation(
     meta: dict[str, Any],
-    seats: Mapping[int, Mapping[int, RankSeat]],
-    left: Mapping[int, Mapping[int, Reason]],
+    seats: Mapping[int, RankMap[RankSeat]],
+    left: Mapping[int, RankMap[Reason]],
 ) -> Formation:
     epoch = meta["epoch"]
     params, links = GroupParams(**meta["params"]), LinkModel(**meta["links"])
-    return Formation(epoch, params, links, seats.get(epoch, {}), left.get(epoch, {}))
-
-
-class _Tables(Generic[Entry]):
-    """Tables by epoch, each copied before it is edited for the first time."""
-
-    def __init__(self, tables: dict[int, Mapping[int, Entry]]) -> None:
-        self.tables: dict[int, Mapping[int, Entry]] = tables
-        self._copies: dict[int, dict[int, Entry]] = {}
-
-    def edit(self, epoch: int) -> dict[int, Entry]:
-        if epoch not in self._copies:
-            self._copies[epoch] = dict(self.tables.get(epoch, {}))
-            self.tables[epoch] = self._copies[epoch]
-        return self._copies[epoch]
+    return Formation(epoch, params, links, seats.get(epoch, _NONE), left.get(epoch, _NONE))
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:

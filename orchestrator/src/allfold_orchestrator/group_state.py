@@ -13,6 +13,7 @@ from enum import Enum
 
 from allfold_core.errors import AllfoldError
 from allfold_core.plan import LinkModel, Plan
+from allfold_orchestrator.rank_map import RankMap
 
 
 class Reason(Enum):
@@ -34,6 +35,21 @@ class NodeInfo:
     device_type: str = "cpu"
     zone: str = ""
 
+    def to_dict(self) -> dict[str, str]:
+        """Its fields by name."""
+        return {
+            "node": self.node,
+            "incarnation": self.incarnation,
+            "control_url": self.control_url,
+            "data_address": self.data_address,
+            "device_type": self.device_type,
+            "zone": self.zone,
+        }
+
+
+Life = tuple[str, str]
+"""A node by its name, in one incarnation."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSeat:
@@ -41,6 +57,11 @@ class RankSeat:
 
     node: NodeInfo
     session: str
+
+    @property
+    def life(self) -> Life:
+        """The life of the node through which it is held."""
+        return self.node.node, self.node.incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +83,8 @@ class Formation:
     epoch: int
     params: GroupParams
     links: LinkModel
-    seats: Mapping[int, RankSeat]
-    departed: Mapping[int, Reason] = field(default_factory=dict)
+    seats: RankMap[RankSeat] = field(default_factory=RankMap)
+    departed: RankMap[Reason] = field(default_factory=RankMap)
 
     @property
     def missing(self) -> list[int]:
@@ -75,19 +96,29 @@ class Formation:
         """Those of the missing ranks that came, and waited in vain for the others."""
         return sorted(r for r, reason in self.departed.items() if reason is Reason.WITHDRAWN)
 
+    def ranks_of(self, life: Life) -> tuple[int, ...]:
+        """The ranks that sit here through this life of a node."""
+        seats = self.seats.items()
+        return tuple(sorted(rank for rank, seat in seats if seat.life == life))
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """A completed membership: its plan, who sits where, and which ranks have left and why."""
 
     plan: Plan
-    seats: Mapping[int, RankSeat]
-    departed: Mapping[int, Reason] = field(default_factory=dict)
+    seats: RankMap[RankSeat]
+    departed: RankMap[Reason] = field(default_factory=RankMap)
 
     @property
     def params(self) -> GroupParams:
         """What its ranks agreed on."""
         return GroupParams(self.plan.world_size, self.plan.timeout, self.plan.strategies)
+
+    def ranks_of(self, life: Life) -> tuple[int, ...]:
+        """The ranks that sit here, or sat here, through this life of a node."""
+        ranks = self.plan.ranks_on(life[0])
+        return tuple(rank for rank in ranks if self.seats[rank].life == life)
 
     @property
     def intact(self) -> bool:
@@ -167,6 +198,11 @@ class NodeLost:
 
     node: str
     incarnation: str
+
+    @property
+    def life(self) -> Life:
+        """Which life."""
+        return self.node, self.incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from redis.exceptions import WatchError
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import keys
+from allfold_orchestrator.batching import Batches
 from allfold_orchestrator.failures import store_errors
 from allfold_orchestrator.group_state import (
     Event,
     GroupState,
     Instruction,
+    Life,
+    NodeInfo,
     PlanReady,
     RanksDeparted,
     Seated,
@@ -33,10 +37,10 @@ from allfold_orchestrator.membership import step
 from allfold_orchestrator.nodes import NodeRecord
 from allfold_orchestrator.records import Snapshot, load, queue_write
 from allfold_orchestrator.redis_client import Client, Commands
+from allfold_orchestrator.seat_finder import Finders
 
 CONFLICT_DEADLINE_SECONDS = 5.0
 CONFLICT_PAUSE_SECONDS = 0.01
-MAX_BATCH = 512
 MAX_CACHED_GROUPS = 1024
 PRUNED_AT_ONCE = 16
 
@@ -54,22 +58,34 @@ class Guard:
         return is_alive is self.alive
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+EventOf = Callable[[NodeInfo], Event]
+"""An event that is made from what the guard's node registered, read in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Request:
-    event: Event
+    event: Event | EventOf
     guard: Guard | None
-    reply: asyncio.Future[tuple[Instruction, ...] | None]
+
+
+_Reply = tuple[Instruction, ...] | None
 
 
 @dataclass(slots=True)
 class _Slot:
     """What this replica remembers of one group."""
 
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    pending: list[_Request] = field(default_factory=list)
+    lock: asyncio.Lock
+    batches: Batches[_Request, _Reply]
+    finders: Finders = field(default_factory=Finders)
     snapshot: Snapshot | None = None
     checked_at: float = float("-inf")
     announcements: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """It must not be forgotten now."""
+        return self.lock.locked() or self.batches.waiting > 0
 
 
 @dataclass(slots=True)
@@ -77,22 +93,37 @@ class _Write:
     """The outcome of a batch, before it is written."""
 
     state: GroupState
-    replies: list[tuple[Instruction, ...] | None]
+    replies: list[_Reply] = field(default_factory=list)
+    seated: set[Life] = field(default_factory=set)
+    freed: set[Life] = field(default_factory=set)
+    completes: bool = False
 
     @property
     def wakes(self) -> bool:
         """Whether somebody may wait for this. A join that completes nothing wakes nobody."""
-        return self._has(PlanReady) or self.frees
+        return self.completes or bool(self.freed)
 
-    @property
-    def frees(self) -> bool:
-        """Whether a seat was given up."""
-        return self._has(SeatsFreed) or self._has(RanksDeparted)
-
-    def _has(self, kind: type[Instruction]) -> bool:
-        return any(
-            isinstance(instruction, kind) for reply in self.replies for instruction in reply or ()
-        )
+    def apply(self, request: _Request, nodes: Mapping[str, NodeRecord | None]) -> None:
+        """Take the next event of the batch."""
+        event, guard = request.event, request.guard
+        record = nodes[guard.node] if guard else None
+        if guard is not None and not guard.holds(record):
+            self.replies.append(None)
+            return
+        if callable(event):
+            assert record is not None, "an event is made from the node that its guard names"
+            event = event(record.info)
+        before = self.state
+        self.state, instructions = step(before, event)
+        self.replies.append(instructions)
+        for instruction in instructions:
+            match instruction:
+                case Seated() if guard is not None:
+                    self.seated.add((guard.node, guard.incarnation))
+                case SeatsFreed(epoch, ranks) | RanksDeparted(epoch, ranks):
+                    self.freed |= _lives_of(before, epoch, ranks)
+                case PlanReady():
+                    self.completes = True
 
 
 class GroupStore:
@@ -115,6 +146,10 @@ class GroupStore:
                 with store_errors():
                     return (await self._load(self._client, group, slot)).state
             return slot.snapshot.state
+
+    def finders(self, group: str) -> Finders:
+        """What finds the seats of sessions in this group."""
+        return self._slot(group).finders
 
     def invalidate(self, group: str) -> None:
         """Another replica changed the group: look before answering."""
@@ -140,48 +175,35 @@ class GroupStore:
             await self.prune(name)
 
     async def submit(
-        self, group: str, event: Event, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, guard: Guard | None = None
     ) -> tuple[Instruction, ...] | None:
         """Apply an event; ``None`` if its guard did not hold.
+
+        An event that depends on what the node registered is given as a function of that.
 
         Raises:
             ServiceError: Redis did not answer, or others kept changing the group for too long.
         """
-        slot = self._slot(group)
-        request = _Request(event, guard, asyncio.get_running_loop().create_future())
-        slot.pending.append(request)
-        try:
-            async with slot.lock:
-                while not request.reply.done():
-                    await self._write_pending(group, slot)
-            return await request.reply
-        finally:
-            if request in slot.pending:  # the caller gave up before its turn came
-                slot.pending.remove(request)
+        return await self._slot(group).batches.submit(_Request(event, guard))
 
     # Inside the slot's lock
 
-    async def _write_pending(self, group: str, slot: _Slot) -> None:
-        """Write what has piled up, oldest first."""
-        batch, slot.pending = slot.pending[:MAX_BATCH], slot.pending[MAX_BATCH:]
+    async def _write(self, group: str, batch: Sequence[_Request]) -> list[_Reply]:
+        slot = self._slot(group)
         try:
-            write = await self._write(group, slot, batch)
-        except BaseException as error:
+            return await self._write_undisputed(group, slot, batch)
+        except BaseException:
             slot.snapshot = None
-            _fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for request, reply in zip(batch, write.replies, strict=True):
-            if not request.reply.done():
-                request.reply.set_result(reply)
+            raise
 
-    async def _write(self, group: str, slot: _Slot, batch: Sequence[_Request]) -> _Write:
+    async def _write_undisputed(
+        self, group: str, slot: _Slot, batch: Sequence[_Request]
+    ) -> list[_Reply]:
         deadline = monotonic() + CONFLICT_DEADLINE_SECONDS
         with store_errors():
             while True:
                 try:
-                    return await self._try_write(group, slot, batch)
+                    return (await self._try_write(group, slot, batch)).replies
                 except WatchError:
                     if monotonic() > deadline:
                         raise _too_busy(group) from None
@@ -197,15 +219,16 @@ class GroupStore:
                 name: NodeRecord.from_json(text) if text else None
                 for name, text in zip(guards, texts, strict=True)
             }
-            write = _apply(old.state, batch, nodes)
+            write = _Write(old.state)
+            for request in batch:
+                write.apply(request, nodes)
             if write.state is not old.state:
                 pipe.multi()
                 snapshot = queue_write(pipe, old, write.state)
-                for life in _lives_seated(batch, write.replies):
-                    pipe.sadd(keys.groups_of(life), group)
-                if write.frees:
-                    for life in _lives(old.state) - _lives(write.state):
-                        pipe.srem(keys.groups_of(life), group)
+                for life in write.seated:
+                    pipe.sadd(keys.groups_of(keys.life(*life)), group)
+                for life in write.freed - _still_seated(write.state, write.freed, slot.finders):
+                    pipe.srem(keys.groups_of(keys.life(*life)), group)
                 if write.wakes:
                     pipe.publish(keys.CHANGES, group)
                 await pipe.execute()
@@ -224,55 +247,38 @@ class GroupStore:
         slot = self._slots.get(group)
         if slot is None:
             self._forget_some()
-            slot = self._slots[group] = _Slot()
+            lock = asyncio.Lock()
+            slot = _Slot(lock, Batches(partial(self._write, group), lock))
+            self._slots[group] = slot
         return slot
 
     def _forget_some(self) -> None:
         if len(self._slots) >= MAX_CACHED_GROUPS:
-            unused = [n for n, s in self._slots.items() if not s.lock.locked() and not s.pending]
+            unused = [
+                n for n, s in self._slots.items() if not s.lock.locked() and not s.batches.waiting
+            ]
             for name in unused[: MAX_CACHED_GROUPS // 4]:
                 del self._slots[name]
 
 
-def _apply(
-    state: GroupState, batch: Sequence[_Request], nodes: dict[str, NodeRecord | None]
-) -> _Write:
-    write = _Write(state, [])
-    for request in batch:
-        guard = request.guard
-        if guard is not None and not guard.holds(nodes[guard.node]):
-            write.replies.append(None)
-            continue
-        write.state, instructions = step(write.state, request.event)
-        write.replies.append(instructions)
-    return write
+def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
+    """The lives of the nodes of these ranks in one epoch."""
+    forming = state.forming
+    if forming is not None and forming.epoch == epoch:
+        return {forming.seats[rank].life for rank in ranks}
+    seats = next(each.seats for each in state.epochs if each.plan.epoch == epoch)
+    return {seats[rank].life for rank in ranks}
 
 
-def _lives_seated(
-    batch: Sequence[_Request], replies: Sequence[tuple[Instruction, ...] | None]
-) -> set[str]:
-    return {
-        keys.life(request.guard.node, request.guard.incarnation)
-        for request, reply in zip(batch, replies, strict=True)
-        if request.guard and any(isinstance(instruction, Seated) for instruction in reply or ())
-    }
-
-
-def _lives(state: GroupState) -> set[str]:
-    """The lives of nodes through which somebody sits in the group."""
-    seats = list(state.forming.seats.values()) if state.forming else []
+def _still_seated(state: GroupState, lives: set[Life], finders: Finders) -> set[Life]:
+    """Those of ``lives`` through which somebody sits in the group."""
+    forming = state.forming
+    seated = {life for life in lives if forming and finders.forming.has(forming.seats, life)}
     for epoch in state.epochs:
-        seats += [seat for rank, seat in epoch.seats.items() if rank not in epoch.departed]
-    return {keys.life(seat.node.node, seat.node.incarnation) for seat in seats}
-
-
-def _fail(batch: Sequence[_Request], error: BaseException) -> None:
-    """Everybody in the batch hears of the failure; they are told apart by their own requests."""
-    reported = error if isinstance(error, Exception) else _interrupted()
-    for request in batch:
-        if not request.reply.done():
-            request.reply.set_exception(reported)
-            request.reply.exception()  # seen, even if the caller was the one who was interrupted
+        for life in lives:
+            if any(rank not in epoch.departed for rank in epoch.ranks_of(life)):
+                seated.add(life)
+    return seated
 
 
 def _too_busy(group: str) -> ServiceError:
@@ -282,10 +288,4 @@ def _too_busy(group: str) -> ServiceError:
         component="store",
         group=group,
         retry=True,
-    )
-
-
-def _interrupted() -> ServiceError:
-    return ServiceError(
-        "the orchestrator was interrupted while it wrote; try again", component="store", retry=True
     )

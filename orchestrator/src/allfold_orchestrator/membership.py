@@ -101,11 +101,11 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
 
 def _take_seat(state: GroupState, join: Join) -> Outcome:
-    forming = state.forming or Formation(state.last_epoch + 1, join.params, join.links, {})
+    forming = state.forming or Formation(state.last_epoch + 1, join.params, join.links)
     forming = replace(
         forming,
-        seats={**forming.seats, join.rank: join.seat},
-        departed={r: reason for r, reason in forming.departed.items() if r != join.rank},
+        seats=forming.seats.updated({join.rank: join.seat}),
+        departed=forming.departed.without((join.rank,)),
     )
     if len(forming.seats) == forming.params.world_size:
         return _complete(state, forming, join.rank)
@@ -155,8 +155,8 @@ def _free_seats(
     state: GroupState, forming: Formation, ranks: tuple[int, ...], reason: Reason
 ) -> Outcome:
     """Roll the registrations back. The last one takes the formation and its parameters along."""
-    seats = {rank: seat for rank, seat in forming.seats.items() if rank not in ranks}
-    departed = {**forming.departed, **dict.fromkeys(ranks, reason)}
+    seats = forming.seats.without(ranks)
+    departed = forming.departed.updated(dict.fromkeys(ranks, reason))
     remaining = replace(forming, seats=seats, departed=departed) if seats else None
     return replace(state, forming=remaining), (SeatsFreed(forming.epoch, ranks, reason),)
 
@@ -165,7 +165,7 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
     fresh = tuple(rank for rank in ranks if rank not in epoch.departed)
     if not fresh:
         return state, ()
-    after = replace(epoch, departed={**epoch.departed, **dict.fromkeys(fresh, reason)})
+    after = replace(epoch, departed=epoch.departed.updated(dict.fromkeys(fresh, reason)))
     number = epoch.plan.epoch
     instructions: tuple[Instruction, ...] = (RanksDeparted(number, fresh, reason),)
     if after.closed:
@@ -186,10 +186,10 @@ def _with_epoch(state: GroupState, before: Epoch, after: Epoch) -> GroupState:
 def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
     instructions: tuple[Instruction, ...] = ()
     for epoch in state.epochs:
-        state, more = _depart(state, epoch, _ranks_of(epoch.seats, lost), Reason.LOST)
+        state, more = _depart(state, epoch, epoch.ranks_of(lost.life), Reason.LOST)
         instructions += more
     forming = state.forming
-    ranks = _ranks_of(forming.seats, lost) if forming else ()
+    ranks = forming.ranks_of(lost.life) if forming else ()
     if forming is not None and ranks:
         state, more = _free_seats(state, forming, ranks, Reason.LOST)
         instructions += more
@@ -216,14 +216,6 @@ def _holds(seats: Mapping[int, RankSeat], rank: int, session: str) -> bool:
 
 def _still_in(epoch: Epoch, rank: int, session: str) -> bool:
     return rank not in epoch.departed and _holds(epoch.seats, rank, session)
-
-
-def _ranks_of(seats: Mapping[int, RankSeat], lost: NodeLost) -> tuple[int, ...]:
-    return tuple(
-        rank
-        for rank, seat in sorted(seats.items())
-        if seat.node.node == lost.node and seat.node.incarnation == lost.incarnation
-    )
 
 
 # Refusals

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from redis.exceptions import WatchError
 
 from allfold_core.errors import AllfoldError
 from allfold_orchestrator import keys
+from allfold_orchestrator.batching import Batches
 from allfold_orchestrator.clock import Clock
 from allfold_orchestrator.failures import store_errors
 from allfold_orchestrator.group_state import NodeInfo
-from allfold_orchestrator.nodes import NodeRecord, admit
+from allfold_orchestrator.nodes import Admission, NodeRecord, admit
 from allfold_orchestrator.redis_client import Client, Pipeline
 
 # Nodes that are gone stay in the list of nodes for an hour.
@@ -32,6 +35,18 @@ class NodeStatus:
     progress: tuple[dict[str, Any], ...]
 
 
+Outcome = TypeVar("Outcome")
+Registered = NodeInfo | AllfoldError | None
+"""The earlier life that a registration replaces, or the error if the name is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeat:
+    life: str
+    progress_key: str
+    progress: str
+
+
 class NodeStore:
     """All nodes."""
 
@@ -39,62 +54,84 @@ class NodeStore:
         self._client = client
         self._clock = clock
         self.lease_seconds = lease_seconds
+        self._heartbeats = Batches(self._write_heartbeats, asyncio.Lock())
+        self._registrations = Batches(self._register, asyncio.Lock())
+        self._unfinished = Batches(self._read_unfinished, asyncio.Lock())
 
     async def get(self, node: str) -> NodeRecord | None:
         """The record of a node that is registered, or was until lately."""
         with store_errors():
             return _parse(await self._client.get(keys.node(node)))
 
-    async def register(self, applicant: NodeRecord) -> NodeInfo | AllfoldError | None:
+    async def register(self, applicant: NodeRecord) -> Registered:
         """Let the node in and start its lease.
 
         Returns the earlier life that it replaces, which must now be cleared up, or ``None``; or
         the error if the name is taken.
         """
-        with store_errors():
-            while True:
-                try:
-                    return await self._try_register(applicant)
-                except WatchError:
-                    continue
+        return await self._registrations.submit(applicant)
 
-    async def _try_register(self, applicant: NodeRecord) -> NodeInfo | AllfoldError | None:
+    async def _register(self, applicants: Sequence[NodeRecord]) -> list[Registered]:
+        outcomes: list[Registered] = []
+        for distinct in _by_distinct_names(applicants):
+            with store_errors():
+                outcomes += await _until_undisputed(partial(self._try_register, distinct))
+        return outcomes
+
+    async def _try_register(self, applicants: Sequence[NodeRecord]) -> list[Registered]:
         now = self._clock.now()
-        key = keys.node(applicant.info.node)
+        names = [keys.node(applicant.info.node) for applicant in applicants]
         async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(key)
-            existing = _parse(await pipe.get(key))
-            lease_alive = existing is not None and await self._lease_alive(pipe, existing, now)
-            verdict = admit(existing, lease_alive=lease_alive, applicant=applicant)
-            if isinstance(verdict, AllfoldError):
-                return verdict
+            await pipe.watch(*names)
+            existing = [_parse(text) for text in await pipe.mget(names)]
+            alive = await self._leases_alive(pipe, existing, now)
+            verdicts = [
+                admit(record, lease_alive=lease_alive, applicant=applicant)
+                for record, lease_alive, applicant in zip(existing, alive, applicants, strict=True)
+            ]
             pipe.multi()
-            pipe.set(key, verdict.record.to_json())
-            pipe.zadd(keys.LEASES, {_life(applicant.info): now + self.lease_seconds})
-            pipe.zrem(keys.DEPARTED, applicant.info.node)
-            if verdict.replaced is not None:
-                pipe.zrem(keys.LEASES, _life(verdict.replaced))
-                pipe.zadd(keys.EVICTIONS, {_life(verdict.replaced): now})
+            for verdict in verdicts:
+                if isinstance(verdict, Admission):
+                    self._queue_admission(pipe, verdict, now)
             await pipe.execute()
-            return verdict.replaced
+        return [v.replaced if isinstance(v, Admission) else v for v in verdicts]
 
-    async def _lease_alive(self, pipe: Pipeline, record: NodeRecord, now: float) -> bool:
-        expiry = await pipe.zscore(keys.LEASES, _life(record.info))
-        return expiry is not None and float(expiry) > now
+    def _queue_admission(self, pipe: Pipeline, admission: Admission, now: float) -> None:
+        info, replaced = admission.record.info, admission.replaced
+        pipe.set(keys.node(info.node), admission.record.to_json())
+        pipe.zadd(keys.LEASES, {_life(info): now + self.lease_seconds})
+        pipe.zrem(keys.DEPARTED, info.node)
+        if replaced is not None:
+            pipe.zrem(keys.LEASES, _life(replaced))
+            pipe.zadd(keys.EVICTIONS, {_life(replaced): now})
+
+    async def _leases_alive(
+        self, pipe: Pipeline, records: Sequence[NodeRecord | None], now: float
+    ) -> list[bool]:
+        lives = [_life(record.info) for record in records if record]
+        expiries = iter(await pipe.zmscore(keys.LEASES, lives) if lives else ())
+        known = (next(expiries) if record else None for record in records)
+        return [expiry is not None and float(expiry) > now for expiry in known]
 
     async def heartbeat(
         self, node: str, incarnation: str, progress: Sequence[dict[str, Any]]
     ) -> bool:
-        """Extend the lease; ``False`` if there is none (any more). One round trip, no lock."""
+        """Extend the lease; ``False`` if there is none (any more)."""
         life = keys.life(node, incarnation)
+        said = json.dumps(list(progress)) if progress else "[]"
+        return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), said))
+
+    async def _write_heartbeats(self, beats: Sequence[_Heartbeat]) -> list[bool]:
+        """One round trip for all that came together, no lock."""
+        expiry = self._clock.now() + self.lease_seconds
         with store_errors():
             async with self._client.pipeline(transaction=False) as pipe:
-                expiry = self._clock.now() + self.lease_seconds
-                pipe.zadd(keys.LEASES, {life: expiry}, xx=True)
-                pipe.zscore(keys.LEASES, life)
-                pipe.set(keys.progress(node), json.dumps(list(progress)), ex=PROGRESS_SECONDS)
-                _, score, _ = await pipe.execute()
-        return score is not None
+                pipe.zadd(keys.LEASES, {beat.life: expiry for beat in beats}, xx=True)
+                pipe.zmscore(keys.LEASES, [beat.life for beat in beats])
+                for beat in beats:
+                    pipe.set(beat.progress_key, beat.progress, ex=PROGRESS_SECONDS)
+                _, scores, *_ = await pipe.execute()
+        return [score is not None for score in scores]
 
     async def expired(self, now: float) -> list[tuple[str, str]]:
         """The lives whose lease is over."""
@@ -112,11 +149,7 @@ class NodeStore:
         remembered as an eviction until :meth:`forget_eviction`.
         """
         with store_errors():
-            while True:
-                try:
-                    return await self._try_evict(node, incarnation, expired_at)
-                except WatchError:
-                    continue
+            return await _until_undisputed(lambda: self._try_evict(node, incarnation, expired_at))
 
     async def _try_evict(self, node: str, incarnation: str, expired_at: float) -> bool:
         now = self._clock.now()
@@ -143,6 +176,17 @@ class NodeStore:
             lives = await self._client.zrange(keys.EVICTIONS, 0, -1)
         return [keys.parse_life(life) for life in lives]
 
+    async def unfinished_evictions(self, node: str) -> list[str]:
+        """Those of one node, by incarnation. All who ask at once share one look."""
+        return await self._unfinished.submit(node)
+
+    async def _read_unfinished(self, nodes: Sequence[str]) -> list[list[str]]:
+        incarnations: dict[str, list[str]] = {node: [] for node in nodes}
+        for node, incarnation in await self.evictions():
+            if node in incarnations:
+                incarnations[node].append(incarnation)
+        return [incarnations[node] for node in nodes]
+
     async def groups_of(self, node: str, incarnation: str) -> list[str]:
         """The groups in which this life of the node took a seat."""
         with store_errors():
@@ -151,11 +195,7 @@ class NodeStore:
     async def forget_eviction(self, node: str, incarnation: str) -> None:
         """All seats of this life are free."""
         with store_errors():
-            while True:
-                try:
-                    return await self._try_forget(node, incarnation)
-                except WatchError:
-                    continue
+            await _until_undisputed(lambda: self._try_forget(node, incarnation))
 
     async def _try_forget(self, node: str, incarnation: str) -> None:
         life = keys.life(node, incarnation)
@@ -198,6 +238,26 @@ class NodeStore:
             for record, said in zip(map(_parse, texts), progress, strict=True)
             if record is not None
         ]
+
+
+async def _until_undisputed(attempt: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """Try again for as long as others write in between."""
+    while True:
+        try:
+            return await attempt()
+        except WatchError:
+            continue
+
+
+def _by_distinct_names(applicants: Sequence[NodeRecord]) -> Iterator[list[NodeRecord]]:
+    """Runs of applicants without two of one name: the second must find what the first one left."""
+    run: dict[str, NodeRecord] = {}
+    for applicant in applicants:
+        if applicant.info.node in run:
+            yield list(run.values())
+            run = {}
+        run[applicant.info.node] = applicant
+    yield list(run.values())
 
 
 def _parse(text: str | None) -> NodeRecord | None:

@@ -23,8 +23,8 @@ IDLE_RECORD_SECONDS = 24 * 3600
 # The last epoch is forgotten when no agent can remember it any more.
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 LOG_ENTRIES = 16
-# A write of many seats is not worth noting: reading the record costs no more.
-MAX_LOGGED_FIELDS = 256
+# More than a batch of joins writes. What is larger costs no less to follow than to read anew.
+MAX_LOGGED_FIELDS = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from time import monotonic
 
 from allfold_core.compiler import parse_overrides
@@ -32,23 +30,18 @@ from allfold_orchestrator.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.groups import Guard
+from allfold_orchestrator.groups import EventOf, Guard
 from allfold_orchestrator.nodes import NodeRecord
+from allfold_orchestrator.seat_finder import Finders
 from allfold_orchestrator.store import Store
 from allfold_orchestrator.views import group_view, node_view
 
 log = logging.getLogger(__name__)
 
-# How often a waiter looks again although nobody rang, and what a look may be behind.
+# How often the first waiter of a group looks again although nobody rang, and what a look may be
+# behind. It rings for the others: all of them, looking each second, would be a service's whole day.
 RECHECK_SECONDS = 1.0
 RECHECK_MAX_AGE = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The caller has its seat, others have not."""
-
-    forming: Formation
 
 
 class Orchestrator:
@@ -107,23 +100,19 @@ class Orchestrator:
 
     async def _clear_up_after(self, node: str) -> None:
         """Finish what a replica left behind that died while it cleared up after this node."""
-        for name, incarnation in await self._store.nodes.evictions():
-            if name == node:
-                await self.clear_up(name, incarnation)
+        for incarnation in await self._store.nodes.unfinished_evictions(node):
+            await self.clear_up(node, incarnation)
 
     # Ranks
 
     async def join(self, group: str, request: wire.JoinGroup) -> Seated:
         """Give a rank its seat."""
-        record = await self._store.nodes.get(request.node)
-        if record is None or not record.is_alive_as(request.incarnation):
-            raise _unknown_node(request.node)
-        join = Join(
-            rank=request.rank,
-            seat=RankSeat(record.info, request.session),
-            params=GroupParams(request.world_size, request.timeout, _canonical(request.strategies)),
-            links=self._links,
-        )
+        params = GroupParams(request.world_size, request.timeout, _canonical(request.strategies))
+
+        def join(node: NodeInfo) -> Join:
+            seat = RankSeat(node, request.session)
+            return Join(request.rank, seat, params, self._links)
+
         guard = Guard(request.node, request.incarnation)
         instructions = await self._apply(group, join, guard)
         for instruction in instructions or ():
@@ -135,22 +124,24 @@ class Orchestrator:
         """Take a rank's seat back."""
         await self._apply(group, leave)
 
-    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | Waiting:
+    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | Formation:
         """The plan of the caller's epoch, as soon as it is complete; or who is there so far."""
         deadline = monotonic() + wait
         bells = self._store.bells
-        rank: int | None = None
-        max_age = 0.0
+        seen: GroupState | None = None
         with bells.listen(group) as bell:
             while True:
                 bell.clear()
-                state = await self._store.groups.read(group, max_age)
-                found, rank = _find(state, epoch, session, rank)
+                state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else 0.0)
+                found = _find(state, epoch, session, self._store.groups.finders(group))
                 remaining = deadline - monotonic()
                 if isinstance(found, Plan) or remaining <= 0 or bells.stopping:
                     return found
-                await _ring(bell, min(RECHECK_SECONDS, remaining))
-                max_age = RECHECK_MAX_AGE
+                looks_again = bells.is_first(group, bell)
+                if looks_again and seen is not None and _concerns_waiters(seen, state):
+                    bells.ring(group)
+                seen = state
+                await _ring(bell, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
 
     # Groups
 
@@ -173,7 +164,7 @@ class Orchestrator:
         return group_view(state)
 
     async def _apply(
-        self, group: str, event: Event, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, guard: Guard | None = None
     ) -> tuple[Instruction, ...] | None:
         instructions = await self._store.groups.submit(group, event, guard)
         for instruction in instructions or ():
@@ -206,29 +197,30 @@ async def _ring(bell: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _find(
-    state: GroupState, epoch: int, session: str, rank: int | None
-) -> tuple[Plan | Waiting, int]:
-    """What the caller waits for. ``rank`` is where its seat was when it last looked.
+def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan | Formation:
+    """What the caller waits for.
 
     The number of a forming epoch may rise while it forms (see ``NodeHolds``), never fall.
     """
     current, forming = state.current, state.forming
     if current is not None and current.plan.epoch >= epoch:
-        seat = _seat_of(current.seats, session, rank)
-        if seat is not None and current.departed.get(seat) is not Reason.LOST:
-            return current.plan, seat
+        rank = finders.current.rank_of(current.seats, session)
+        if rank is not None and current.departed.get(rank) is not Reason.LOST:
+            return current.plan
     if forming is not None and forming.epoch >= epoch:
-        seat = _seat_of(forming.seats, session, rank)
-        if seat is not None:
-            return Waiting(forming), seat
+        rank = finders.forming.rank_of(forming.seats, session)
+        if rank is not None:
+            return forming
     raise Refusal(410, _seat_gone(state.group, epoch, session))
 
 
-def _seat_of(seats: Mapping[int, RankSeat], session: str, rank: int | None) -> int | None:
-    if rank is not None and rank in seats and seats[rank].session == session:
-        return rank
-    return next((r for r, seat in seats.items() if seat.session == session), None)
+def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
+    """Whether more has changed than that further ranks took their seats."""
+    if before is now:
+        return False
+    if before.current is not now.current or before.forming is None or now.forming is None:
+        return True
+    return before.forming.departed is not now.forming.departed
 
 
 def _canonical(strategies: dict[str, str]) -> dict[str, str]:
