@@ -3,6 +3,7 @@
 #   PYTHON    the Python that .venv is made of, 3.11 or newer
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
+#   BENCH_ARGS  for `make bench`, e.g. make bench BENCH_ARGS="--shapes 1x4 --sizes 4K,64M"; see --help
 #   WORKERS   how many test files run at once; 0 is one after the other in one process
 
 .DEFAULT_GOAL := help
@@ -44,7 +45,7 @@ lint: .venv/.installed-dev ## check style and format
 types: .venv/.installed-dev ## check the types of the packages, tests, examples and benchmarks
 	@$(BIN)/mypy $(SOURCES) tests examples benchmarks
 
-bench: .venv/.installed ## measure Allfold against Gloo on this machine
+bench: .venv/.installed-bench ## measure Allfold side by side with Gloo and MPICH: some minutes
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 up: ## start Redis, the orchestrator, two agents and the demo in containers
@@ -67,6 +68,10 @@ clean: ## remove .venv and every cache
 	$(PIP) $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sdk[local]' scikit-learn
 	@touch $@
 
-.venv/.installed-dev: .venv/.installed requirements-dev.txt
+.venv/.installed-bench: .venv/.installed requirements-bench.txt
+	$(PIP) -r requirements-bench.txt
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed-bench requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
 	@touch $@

@@ -1,1 +1,1 @@
-"""Side-by-side measurements. ``python -m benchmarks`` prints a table."""
+"""Allfold side by side with Gloo and MPICH. ``python -m benchmarks`` prints a table."""

@@ -1,114 +1,87 @@
-"""``python -m benchmarks``: Allfold against torch's Gloo on this machine, as a table.
-
-Throughput is the tensor's size over the time of an op (nccl-tests' "algbw"). A figure of this
-command belongs to the machine it ran on, and to nothing else running there.
-"""
+"""``python -m benchmarks``: Allfold side by side with Gloo and MPICH, as a table."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import socket
-import subprocess
+import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from allfold.cli._stack import LocalStack
-
-RANK_SCRIPT = Path(__file__).with_name("rank.py")
-DEADLINE_SECONDS = 300.0
-MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Case:
-    """One shape and size, with the most that Allfold may take of Gloo's time."""
-
-    nodes: int
-    ranks_per_node: int
-    nbytes: int
-    limit: float
-
-
-CASES = (
-    Case(1, 4, 64 * MIB, 1 / 3),
-    Case(2, 2, 64 * MIB, 1 / 2),
-    Case(1, 2, 4096, 1 / 2),
-)
+from allfold_core.errors import AllfoldError
+from benchmarks import machine, options, results, runs, table
+from benchmarks.fleet import BenchmarkFailed, require_peers
+from benchmarks.network import why_not
+from benchmarks.options import Options
+from benchmarks.results import LOOPBACK, Report, Result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="about so long per case")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    options = parser.parse_args()
-    results = []
-    print(
-        f"{'nodes x ranks':>13} {'size':>9} {'allfold':>12} {'gloo':>12} {'ratio':>7} {'target':>7}"
-    )
-    for case in CASES:
-        result = _measure(case, options.seconds)
-        results.append(result)
-        print(_row(case, result), flush=True)
-    print("ratio: Gloo's time over Allfold's; medians, slowest rank, same processes, in turn")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    """Measure what the options say; status 1 if it did not work or anything was wrong."""
+    chosen = options.parse()
+    # With it, every `with` on the way out ends what it started.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        report = results.read(chosen.load) if chosen.load else _measure(chosen)
+        _deliver(report, chosen)
+    except (BenchmarkFailed, AllfoldError) as error:
+        sys.exit(f"benchmarks: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    if report.wrong:
+        sys.exit(f"benchmarks: {report.wrong} elements were wrong")
 
 
-def _row(case: Case, result: dict[str, Any]) -> str:
-    ratio = result["gloo"] / result["allfold"]
-    shape = f"{case.nodes} x {case.ranks_per_node}"
-    size = f"{case.nbytes // MIB} MiB" if case.nbytes >= MIB else f"{case.nbytes // 1024} KiB"
-    ours, theirs = (_figure(case, result[name]) for name in ("allfold", "gloo"))
-    return f"{shape:>13} {size:>9} {ours:>12} {theirs:>12} {ratio:>6.2f}x {1 / case.limit:>6.1f}x"
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
-def _figure(case: Case, seconds: float) -> str:
-    if case.nbytes < MIB:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{case.nbytes / seconds / 1e9:.2f} GB/s"
+def _measure(chosen: Options) -> Report:
+    require_peers(chosen.peers)
+    reason = why_not() if chosen.networks else None
+    if reason:
+        raise BenchmarkFailed(f"not run: {reason}")
+    environment = machine.environment(sys.argv[1:])
+    _print(f"# {environment['cpu']}, {environment['cores']} cores; commit {environment['commit']}")
+    _print(*table.head())
+    found: list[Result] = []
+    for result in runs.results(chosen):
+        if result.network != LOOPBACK and (not found or not _same_place(found[-1], result)):
+            _print(table.place(result))
+        found.append(result)
+        _print(*table.rows(result))
+    _print(*table.behind(found))
+    memories = []
+    for memory in runs.memories(chosen):
+        memories.append(memory)
+        _print(table.memory_row(memory))
+    return Report(environment, found, memories)
 
 
-def _measure(case: Case, seconds: float) -> dict[str, Any]:
-    with LocalStack(case.nodes) as stack:
-        ranks = list(_start_ranks(case, stack, seconds))
-        try:
-            output, _ = ranks[0].communicate(timeout=DEADLINE_SECONDS)
-            statuses = [rank.wait(timeout=DEADLINE_SECONDS) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(statuses):
-        raise SystemExit(f"{case}: the ranks ended with {statuses}")
-    result = json.loads(output)
-    return {**vars(case), **result}
+def _same_place(one: Result, other: Result) -> bool:
+    return (one.network, one.shape) == (other.network, other.shape)
 
 
-def _start_ranks(
-    case: Case, stack: LocalStack, seconds: float
-) -> Iterator[subprocess.Popen[bytes]]:
-    world_size = case.nodes * case.ranks_per_node
-    port = _free_port()
-    for rank in range(world_size):
-        variables = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
-        yield subprocess.Popen(
-            [
-                *(sys.executable, str(RANK_SCRIPT), "--port", str(port)),
-                *("--sizes", str(case.nbytes), "--seconds", str(seconds)),
-            ],
-            env=os.environ | stack.environment(rank // case.ranks_per_node) | variables,
-            stdout=subprocess.PIPE if rank == 0 else None,
-        )
+def _deliver(report: Report, chosen: Options) -> None:
+    if chosen.json:
+        report.write(chosen.json)
+    if chosen.plots:
+        from benchmarks.plots import draw
+
+        for path in draw(report.results, chosen.plots):
+            _print(f"# {path}")
+    if chosen.markdown:
+        from benchmarks.markdown import page
+
+        _print(page(report))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _print(*lines: str) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

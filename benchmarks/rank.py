@@ -1,103 +1,157 @@
-"""One rank of a side-by-side measurement: Allfold and torch's Gloo in the same processes.
+"""One rank: does what the conductor says, with several libraries in turn.
 
-Both do the same all-reduce, in place, on random float32 data, in turn. Every result is checked.
-A sample is the mean of some ops back to back, as nccl-tests measures; a sample counts with the
-time of its slowest rank, and the figure is the median over the samples.
+    python -m benchmarks.rank CONTROL-SOCKET [RANK]
+
+Under ``mpiexec`` the rank is what that says.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
+import gc
+import os
 import sys
+import time
+import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from time import perf_counter
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 import allfold
+from benchmarks.control import Line, Message, sleep_until
+from benchmarks.libraries import Library
+from benchmarks.plan import DDP, DECODE, Case
+from benchmarks.workloads import Workload
 
-WARM_UP = 2
-SMALL = 1 << 20
-OPS_PER_SAMPLE = 20
-SAMPLES = (7, 60)
+_CONDUCTOR_SECONDS = 3600.0
+_CONNECT_SECONDS = 30.0
 
-Operation = Callable[[torch.Tensor], object]
+
+class Rank:
+    """The state of this process between two messages."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._nodes = self._world = 1
+        self._group: allfold.Group | None = None
+        self._libraries: dict[str, Library] = {}
+        self._workload: Workload | None = None
+
+    def obey(self, message: Message) -> Message:
+        """Do what a message says; the answer."""
+        do: dict[str, Callable[..., Message | None]] = {
+            "join": self._join,
+            "prepare": self._prepare,
+            "reset": self._reset,
+            "run": self._run,
+            "check": self._check,
+            "release": self._release,
+        }
+        return do[message.pop("do")](**message) or {}
+
+    def leave(self) -> None:
+        """Leave the libraries' groups, the last first."""
+        self._release()
+        for library in reversed(self._libraries.values()):
+            library.close()
+        if self._group is not None:
+            allfold.shutdown()
+
+    # --- what the messages say
+
+    def _join(
+        self,
+        world: int,
+        nodes: int,
+        libraries: list[str],
+        environment: dict[str, str],
+        store: str,
+        seconds: float,
+    ) -> None:
+        os.environ.update(environment)
+        self._world, self._nodes = world, nodes
+        for name in libraries:
+            self._libraries[name] = self._library(name, store, seconds)
+
+    def _library(self, name: str, store: str, seconds: float) -> Library:
+        """Imported here: what is not asked for need not be installed."""
+        if name == "gloo":
+            from benchmarks.libraries.gloo import GlooLibrary
+
+            return GlooLibrary(self._number, self._world, store, seconds)
+        if name == "mpich":
+            from benchmarks.libraries.mpich import MpichLibrary
+
+            return MpichLibrary()
+        from benchmarks.libraries.allfold_library import AllfoldLibrary
+
+        if self._group is None:
+            self._group = allfold.init(
+                rank=self._number, world_size=self._world, timeout=seconds, init_timeout=seconds
+            )
+        return AllfoldLibrary(name, self._group)
+
+    def _prepare(self, workload: str, **parameters: Any) -> Message:
+        self._workload = self._made(workload, parameters)
+        return {"contestants": list(self._workload.contestants)}
+
+    def _made(self, workload: str, parameters: dict[str, Any]) -> Workload:
+        libraries = list(self._libraries.values())
+        if workload == "collective":
+            from benchmarks.workloads.collective import collective
+
+            case = Case(**parameters)
+            return collective(case, libraries, self._number, self._nodes, self._world)
+        if workload == DECODE:
+            from benchmarks.workloads.decode import DecodeWorkload
+
+            return DecodeWorkload(libraries, self._number, self._nodes, self._world)
+        if workload == DDP:
+            from benchmarks.workloads.training import DdpWorkload
+
+            return DdpWorkload(self._number, self._world)
+        raise ValueError(f"there is no workload {workload!r}")
+
+    def _reset(self, contestant: str) -> None:
+        self._prepared.reset(contestant)
+
+    def _run(self, contestant: str, warm_up: int, ops: int, at: float) -> Message:
+        workload = self._prepared
+        sleep_until(at)
+        workload.run(contestant, warm_up)
+        cpu, began = time.process_time(), time.perf_counter()
+        workload.run(contestant, ops)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        return {"seconds": seconds / ops, "cpu": cpu / ops}
+
+    def _check(self, contestant: str, ops: int) -> Message:
+        return {"wrong": self._prepared.count_wrong(contestant, ops)}
+
+    def _release(self) -> None:
+        self._workload = None
+        gc.collect()
+
+    @property
+    def _prepared(self) -> Workload:
+        if self._workload is None:
+            raise RuntimeError("nothing was prepared")
+        return self._workload
 
 
 def main() -> None:
-    options = _options()
-    group = allfold.init(timeout=120)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{options.port}",
-        rank=group.rank,
-        world_size=group.world_size,
-        timeout=timedelta(seconds=120),
-    )
-    for size in options.sizes:
-        result = _compare(size, options.seconds)
-        if group.rank == 0:
-            sys.stdout.write(json.dumps(result) + "\n")
-            sys.stdout.flush()
-    dist.destroy_process_group()
-    allfold.shutdown()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True, help="of Gloo's store on rank 0")
-    parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes per rank")
-    parser.add_argument("--seconds", type=float, required=True, help="about so long per size")
-    return parser.parse_args()
-
-
-def _compare(nbytes: int, seconds: float) -> dict[str, float]:
-    numel = nbytes // 4
-    generator = torch.Generator().manual_seed(17 + dist.get_rank())
-    source = torch.rand(numel, generator=generator)
-    total = source.clone()
-    dist.all_reduce(total)
-    shared, plain = allfold.empty(numel, torch.float32), torch.empty(numel)
-    ops = OPS_PER_SAMPLE if nbytes <= SMALL else 1
-
-    def pair() -> tuple[float, float]:
-        ours = _sample(allfold.all_reduce, shared, source, total, ops)
-        return ours, _sample(dist.all_reduce, plain, source, total, ops)
-
-    for _ in range(WARM_UP):
-        pair()
-    count = torch.tensor([_affordable(seconds, pair)])
-    dist.broadcast(count, 0)
-    times = torch.tensor([pair() for _ in range(int(count))], dtype=torch.float64)
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    ours, theirs = (statistics.median(column) for column in times.T.tolist())
-    return {"bytes": nbytes, "samples": int(count), "ops": ops, "allfold": ours, "gloo": theirs}
-
-
-def _affordable(seconds: float, pair: Callable[[], object]) -> int:
-    start = perf_counter()
-    pair()
-    fewest, most = SAMPLES
-    return max(fewest, min(most, int(seconds / (perf_counter() - start))))
-
-
-def _sample(
-    operation: Operation, tensor: torch.Tensor, source: torch.Tensor, total: torch.Tensor, ops: int
-) -> float:
-    """Seconds per op. Each op but the first multiplies the sum by the world size."""
-    tensor.copy_(source)
-    dist.barrier()
-    start = perf_counter()
-    for _ in range(ops):
-        operation(tensor)
-    took = (perf_counter() - start) / ops
-    tensor /= float(dist.get_world_size()) ** (ops - 1)
-    torch.testing.assert_close(tensor, total, rtol=1e-4, atol=1e-5)
-    return took
+    """Serve the conductor until it says ``leave``, or is gone."""
+    control, *given = sys.argv[1:]
+    number = int(given[0] if given else os.environ["PMI_RANK"])
+    line = Line.connect(control, _CONNECT_SECONDS)
+    line.send({"rank": number, "pid": os.getpid()})
+    rank = Rank(number)
+    while (message := line.receive(_CONDUCTOR_SECONDS)) != {"do": "leave"}:
+        try:
+            answer = rank.obey(message)
+        except Exception:  # noqa: BLE001  (the conductor shows it, whatever it is)
+            line.send({"error": traceback.format_exc()})
+            sys.exit(1)
+        line.send(answer)
+    rank.leave()
+    line.send({})
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from allfold.cli._bench_against import become_suite, refuse
 from allfold.cli._bench_data import DTYPES, OPS
 from allfold.cli._bench_kinds import KINDS
-from allfold.cli._bench_lines import Wanted
+from allfold.cli._bench_lines import Wanted, sizes
 from allfold.cli._run import run
 from allfold_core.codecs import Wire
 from allfold_core.compiler import AUTO, parse_strategy
@@ -81,11 +82,13 @@ class _Strategy(click.ParamType):  # type: ignore[type-arg]
     default=Wire.NATIVE.label,
     show_default=True,
 )
+@click.option("--against", metavar="PEERS", help="Side by side with gloo,mpich; in a checkout.")
 @click.pass_context
 def bench(
     ctx: click.Context,
     /,
     *,
+    against: str | None,
     kinds: tuple[str, ...],
     ops: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -107,11 +110,25 @@ def bench(
 
     What cannot run, such as a collective that does not have the --strategy, is skipped, and named.
 
+    This measures Allfold alone and needs nothing else. With --against, in a checkout of Allfold's
+    repository, the same ranks do the same ops with Gloo and MPICH in turn, and the table is that of
+    `make bench`.
+
     The status is 1 if anything was wrong.
     """
     every = tuple(KINDS) if not kinds or "all" in kinds else kinds
     wanted = Wanted(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
     _refuse_nothing(wanted, min_bytes, max_bytes)
+    if against is not None:
+        refuse({**placement, **ctx.params})
+        become_suite(
+            against,
+            nodes=placement["nodes"] or 1,
+            per_node=placement["nproc_per_node"],
+            kinds=wanted.kinds,
+            sizes=sizes(min_bytes, max_bytes, factor),
+            wire=wire,
+        )
     chosen = {
         "kind": wanted.kinds,
         "op": wanted.ops,

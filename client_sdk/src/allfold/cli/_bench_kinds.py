@@ -83,7 +83,7 @@ KINDS: dict[str, Kind] = {
         start=lambda group, bench, x, _: group.all_reduce(x, bench.op, **bench.options),
         source=_whole,
         target=None,
-        expected=Share.folded,
+        expected=lambda share: share.folded(),
         bus_factor=_twice_without_own,
         reduces=True,
     ),
@@ -106,7 +106,7 @@ KINDS: dict[str, Kind] = {
         start=lambda group, bench, x, y: group.all_gather(x, y, **bench.options),
         source=_block,
         target=_whole,
-        expected=Share.gathered,
+        expected=lambda share: share.gathered(),
         bus_factor=_without_own,
     ),
     "reduce_scatter": Kind(
@@ -135,7 +135,7 @@ KINDS: dict[str, Kind] = {
         start=lambda group, bench, x, y: group.all_to_all(x, y, **bench.options),
         source=_whole,
         target=_whole,
-        expected=Share.exchanged,
+        expected=lambda share: share.exchanged(),
         bus_factor=_without_own,
     ),
     "send_recv": Kind(

@@ -1,0 +1,139 @@
+"""Who does what when: the contestants in turn, until there are enough samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from benchmarks.control import Message
+from benchmarks.figures import Figures
+from benchmarks.fleet import Fleet
+from benchmarks.plan import DDP, DECODE, KIB, MIB, Case
+from benchmarks.processes import cpu_seconds
+
+ROUNDS = (5, 100)
+_SAMPLE_SECONDS = 0.1
+# From the message that names the moment of the start to that moment.
+_START_AFTER = 0.002
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is measured of each case.
+
+    Attributes:
+        seconds: about so long, unless the fewest rounds take longer.
+        rounds: the fewest and the most; in each, every contestant has a turn.
+    """
+
+    seconds: float = 4.0
+    rounds: tuple[int, int] = ROUNDS
+
+
+@dataclass
+class _Samples:
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+    def add(self, sample: Sample) -> None:
+        self.seconds.append(sample.seconds)
+        self.cpu.append(sample.cpu)
+        self.wrong += sample.wrong
+
+
+class Conductor:
+    """Lets the ranks of a fleet measure workloads.
+
+    Attributes:
+        pids: of all processes that take part.
+    """
+
+    def __init__(self, fleet: Fleet, agents: Sequence[int], budget: Budget) -> None:
+        """Args:
+        agents: pids of the processes that work for Allfold.
+        """
+        self.pids = [*fleet.pids, *agents]
+        self._fleet = fleet
+        self._agents = agents
+        self._budget = budget
+
+    def measure(self, case: Case) -> dict[str, Figures]:
+        """The figures of each contestant."""
+        with self.prepared(case) as contestants:
+            samples = {name: _Samples() for name in contestants}
+            # The first op of a size takes memory and opens connections; the second one is usual.
+            slowest = [max(self.sample(name, 1) for name in contestants) for _ in range(2)][-1]
+            ops = max(1, min(most_ops(case), int(_SAMPLE_SECONDS / slowest.seconds)))
+            self._rounds(samples, ops)
+        return {name: _figures(found) for name, found in samples.items()}
+
+    @contextmanager
+    def prepared(self, case: Case) -> Iterator[list[str]]:
+        """While entered, the ranks have what a case needs; the contestants' names."""
+        workload = case.kind if case.kind in (DDP, DECODE) else "collective"
+        parameters = asdict(case) if workload == "collective" else {}
+        answers = self._fleet.ask("prepare", workload=workload, **parameters)
+        yield answers[0]["contestants"]
+        self._fleet.ask("release")
+
+    def reset(self, contestant: str) -> None:
+        """Let the ranks prepare the data of an op."""
+        self._fleet.ask("reset", contestant=contestant)
+
+    def run(self, contestant: str, ops: int) -> list[Message]:
+        """What each rank says of its ops."""
+        start = time.monotonic() + _START_AFTER
+        warm_up = _warm_up(ops)
+        return self._fleet.ask("run", contestant=contestant, warm_up=warm_up, ops=ops, at=start)
+
+    def sample(self, contestant: str, ops: int) -> Sample:
+        """All ranks start at one moment; the last one's time counts."""
+        self.reset(contestant)
+        before = cpu_seconds(self._agents)
+        answers = self.run(contestant, ops)
+        agents = cpu_seconds(self._agents) - before
+        total = _warm_up(ops) + ops
+        checks = self._fleet.ask("check", contestant=contestant, ops=total)
+        return Sample(
+            max(answer["seconds"] for answer in answers),
+            sum(answer["cpu"] for answer in answers) + agents / total,
+            sum(check["wrong"] for check in checks),
+        )
+
+    def _rounds(self, samples: dict[str, _Samples], ops: int) -> None:
+        fewest, most = self._budget.rounds
+        until, done = time.monotonic() + self._budget.seconds, 0
+        while done < fewest or (done < most and time.monotonic() < until):
+            for name, found in samples.items():
+                found.add(self.sample(name, ops))
+            done += 1
+
+
+@dataclass(frozen=True, order=True)
+class Sample:
+    """One turn of one contestant: seconds per op, CPU-seconds per op, wrong elements."""
+
+    seconds: float
+    cpu: float
+    wrong: int
+
+
+def _warm_up(ops: int) -> int:
+    """Unmeasured ops in front of a sample of several: threads are awake and caches are warm."""
+    return ops // 4
+
+
+def most_ops(case: Case) -> int:
+    """The most ops that one sample is the mean of."""
+    size = 1 << 62 if case.kind in (DDP, DECODE) else case.size
+    for limit, ops in ((64 * KIB, 20), (MIB, 10), (8 * MIB, 3)):
+        if size <= limit:
+            return ops
+    return 1
+
+
+def _figures(samples: _Samples) -> Figures:
+    return Figures.of(samples.seconds, samples.wrong, sum(samples.cpu) / len(samples.cpu))

@@ -1,0 +1,60 @@
+"""Word between the conductor, which is this command, and the ranks.
+
+JSON over a Unix socket that keeps messages apart. Nothing of it is on the path of a measured op,
+and who waits here sleeps: no waiting rank takes time from another one.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any, Self
+
+_LARGEST = 1 << 20
+
+Message = dict[str, Any]
+
+
+class Line:
+    """One end of the line between the conductor and a rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    @classmethod
+    def connect(cls, path: str, seconds: float) -> Self:
+        """A rank's end."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(seconds)
+        connection.connect(path)
+        return cls(connection)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        self._socket.sendall(json.dumps(message).encode())
+
+    def receive(self, seconds: float) -> Message:
+        """The next message.
+
+        Raises:
+            EOFError: the other side is gone.
+            TimeoutError: nothing came in time.
+        """
+        self._socket.settimeout(seconds)
+        data = self._socket.recv(_LARGEST)
+        if not data:
+            raise EOFError("the other side is gone")
+        message: Message = json.loads(data)
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep until a moment of the clock ``time.monotonic``, which all processes share."""
+    while (left := moment - time.monotonic()) > 0:
+        time.sleep(left)

@@ -1,0 +1,197 @@
+"""The ranks as processes, and word with all of them at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+from allfold.cli._processes import Child, HasFileno, stop_all, wait_for
+from benchmarks.control import Line, Message
+
+ROOT = Path(__file__).parents[1]
+_START_SECONDS = 60.0
+_SECONDS = 120.0
+_LEAVE_SECONDS = 20.0
+_INSTALL = "install with: pip install -r requirements-bench.txt"
+# What a surrounding launcher may have left.
+_FOREIGN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "PMI_", "OMPI_", "SLURM_"),
+    *("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE", "ALLFOLD_GROUP", "ALLFOLD_SOCKET"),
+)
+
+
+Place = Callable[[], AbstractContextManager[None]]
+
+
+class BenchmarkFailed(Exception):
+    """What was to be measured did not work; the text says what happened."""
+
+
+class Fleet:
+    """The ranks of one shape, from their start to their end.
+
+    Attributes:
+        pids: of the ranks.
+    """
+
+    def __init__(self, world: int, *, places: Sequence[Place] = (), mpi: bool = False) -> None:
+        """Prepare; nothing is started before ``with``.
+
+        Args:
+            places: for each rank, what is entered while it is started: a network namespace.
+            mpi: start the ranks by MPICH's ``mpiexec``.
+        """
+        self._world = world
+        self._places = places or [nullcontext] * world
+        self._mpi = mpi
+        self._children: list[Child] = []
+        self._lines: list[Line] = []
+        self.pids: list[int] = []
+        self.folder = Path()
+
+    def __enter__(self) -> Self:
+        self.folder = Path(tempfile.mkdtemp(prefix="allfold-bench-"))
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every rank, whatever it does."""
+        for line in self._lines:
+            line.close()
+        try:
+            stop_all(self._children, grace=2.0)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ask(self, do: str, *, seconds: float = _SECONDS, **parameters: Any) -> list[Message]:
+        """Tell all ranks the same; their answers, by rank."""
+        return self.ask_each([{"do": do, **parameters}] * self._world, seconds=seconds)
+
+    def ask_each(self, messages: Sequence[Message], *, seconds: float = _SECONDS) -> list[Message]:
+        """Tell each rank its own; their answers.
+
+        Raises:
+            BenchmarkFailed: a rank failed, or did not answer in time.
+        """
+        deadline = time.monotonic() + seconds
+        for line, message in zip(self._lines, messages, strict=True):
+            line.send(message)
+        waiting = dict(enumerate(self._lines))
+        answers: dict[int, Message] = {}
+        while waiting:
+            ready = wait_for(waiting.values(), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                what = f"{messages[0]['do']!r} was not done in {seconds:g} s"
+                raise BenchmarkFailed(f"ranks {sorted(waiting)}: {what}")
+            for rank in [rank for rank, line in waiting.items() if line in ready]:
+                answers[rank] = self._answer(rank, waiting.pop(rank))
+        return [answers[rank] for rank in range(self._world)]
+
+    def leave(self) -> None:
+        """Let the ranks end by themselves."""
+        self.ask("leave", seconds=_LEAVE_SECONDS)
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for child in self._children:
+            if not wait_for([child], deadline - time.monotonic()):
+                raise BenchmarkFailed(f"{child.name} did not end in {_LEAVE_SECONDS:g} s")
+            if child.reap():
+                raise BenchmarkFailed(f"{child.name} {child.fate}")
+
+    def _start(self) -> None:
+        path = str(self.folder / "control")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen(self._world)
+            for number in range(1 if self._mpi else self._world):
+                self._children.append(self._child(number, path))
+            self._accept(listener)
+
+    def _child(self, number: int, path: str) -> Child:
+        command = [sys.executable, "-m", "benchmarks.rank", path]
+        if self._mpi:
+            start = [mpiexec(), "-n", str(self._world), *command]
+            return Child("mpiexec", start, env=mpi_settings(self._world) | _environment())
+        with self._places[number]():
+            return Child(f"rank {number}", [*command, str(number)], env=_environment())
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        found: dict[int, tuple[Line, int]] = {}
+        while len(found) < self._world:
+            watched: list[HasFileno] = [listener, *self._children]
+            if not wait_for(watched, max(0.0, deadline - time.monotonic())):
+                raise BenchmarkFailed(f"only {len(found)} of {self._world} ranks started")
+            if ended := [child for child in self._children if child.ended]:
+                ended[0].reap()
+                raise BenchmarkFailed(f"{ended[0].name} {ended[0].fate} when it started")
+            line = Line(listener.accept()[0])
+            hello = line.receive(_START_SECONDS)
+            found[hello["rank"]] = line, hello["pid"]
+        self._lines = [found[rank][0] for rank in range(self._world)]
+        self.pids = [found[rank][1] for rank in range(self._world)]
+
+    def _answer(self, rank: int, line: Line) -> Message:
+        try:
+            answer = line.receive(1.0)
+        except (EOFError, ConnectionResetError) as error:
+            raise BenchmarkFailed(f"rank {rank} has ended") from error
+        if "error" in answer:
+            raise BenchmarkFailed(f"rank {rank} failed:\n{answer['error']}")
+        return answer
+
+
+def mpiexec() -> str:
+    """The starter of the ``mpich`` wheel, or else the one of the system."""
+    ours = Path(sys.executable).with_name("mpiexec")
+    found = str(ours) if ours.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise BenchmarkFailed(f"there is no mpiexec; {_INSTALL}")
+    return found
+
+
+def mpi_settings(world: int) -> dict[str, str]:
+    """What MPICH needs to be at its best; what is in the environment already wins.
+
+    Its own shared memory spins without ever giving way, so that ranks without a core of their own
+    take a whole time slice per message (8 ms for 4 KiB, 4 ranks on 2 cores); that of UCX does not
+    (0.03 ms).
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {"MPIR_CVAR_NOLOCAL": "1"} if world > cores else {}
+
+
+def require_peers(peers: Sequence[str]) -> None:
+    """``BenchmarkFailed``, with the command that helps, where a library is not installed."""
+    needed = {"gloo": ["torch"], "mpich": ["mpi4py"]}
+    missing = [name for peer in peers for name in needed.get(peer, []) if find_spec(name) is None]
+    if missing:
+        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {_INSTALL}")
+    if "mpich" in peers:
+        mpiexec()
+
+
+def _environment() -> dict[str, str]:
+    """The ranks find this package, share the cores fairly, and see no other job."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    path = [str(ROOT), *filter(None, [ours.get("PYTHONPATH")])]
+    return ours | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+    }

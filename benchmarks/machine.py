@@ -1,0 +1,63 @@
+"""What a run ran on: a figure without it says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet import ROOT
+
+_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich")
+_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def environment(arguments: list[str]) -> dict[str, Any]:
+    """The machine, the versions, the commit and the command."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "arguments": arguments,
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "cpu": _field("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _field(file: str, name: str) -> str | None:
+    for line in Path(file).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _commit() -> str | None:
+    """Of the working tree, marked ``+`` where it has changes; ``None`` where git is not."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (FileNotFoundError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.strip()

@@ -1,0 +1,58 @@
+"""Nodes in network namespaces of their own, behind links with a rate or a delay.
+
+Nothing of it touches the machine's own network: the nodes' switch is in a namespace too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_RATES = {"mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the links of all nodes are.
+
+    Attributes:
+        name: as the user said it.
+        rate: bits per second in each direction; 0 for no limit.
+        delay: seconds from a node to another, one way.
+    """
+
+    name: str
+    rate: float
+    delay: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``1gbit``, ``200mbit``, ``20ms`` (one way), ``20ms+1gbit``; ``ValueError`` else."""
+        rate = delay = 0.0
+        for part in text.strip().lower().split("+"):
+            found = re.fullmatch(r"(\d+(?:\.\d+)?)(mbit|gbit|ms)", part)
+            if not found or not float(found[1]):
+                raise ValueError(f"{text!r} is not a network such as 1gbit, 20ms or 20ms+1gbit")
+            if found[2] == "ms":
+                delay = float(found[1]) / 1e3
+            else:
+                rate = float(found[1]) * _RATES[found[2]]
+        return cls(text.strip().lower(), rate, delay)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def why_not() -> str | None:
+    """Why this process cannot make networks, or ``None``."""
+    if os.geteuid():
+        return "networks need root, because they are network namespaces"
+    if missing := [command for command in ("ip", "tc") if shutil.which(command) is None]:
+        return f"networks need {' and '.join(missing)}, of iproute2"
+    if not Path("/dev/net/tun").exists():
+        return "networks with a delay need /dev/net/tun"
+    return None

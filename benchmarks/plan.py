@@ -1,0 +1,120 @@
+"""What is measured: shapes, sizes and collectives, as pure data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from allfold.cli._bench_kinds import KINDS as _COLLECTIVES
+
+KIB, MIB = 1 << 10, 1 << 20
+BARRIER, DECODE, DDP = "barrier", "decode", "ddp"
+KINDS = (*_COLLECTIVES, BARRIER)
+OURS = "allfold"
+PEERS = ("plain", "gloo", "mpich")
+"""Beside Allfold on tensors of its own arena: Allfold on others, and other libraries."""
+WIRES = ("bfloat16", "float16", "int8")
+
+_OF_BLOCKS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
+
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": 1 << 30}
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """So many nodes (agents) with so many ranks each."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.per_node
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``2x4``: two nodes with four ranks each; ``ValueError`` for anything else."""
+        found = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", text.strip())
+        if not found:
+            raise ValueError(f"{text!r} is not a shape such as 2x4 (nodes x ranks per node)")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.per_node}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective of one size.
+
+    Attributes:
+        size: bytes, as nccl-tests counts them: of the tensor for all-reduce, reduce, broadcast and
+            send/recv, of all blocks together for the others; 0 for a barrier.
+    """
+
+    kind: str
+    size: int
+
+    @property
+    def reduces(self) -> bool:
+        return self.kind not in (BARRIER, DDP) and (
+            self.kind == DECODE or _COLLECTIVES[self.kind].reduces
+        )
+
+    def fitting(self, world: int) -> Self:
+        """With a size that float32 and so many blocks can have."""
+        if self.kind == BARRIER:
+            return self
+        unit = 4 * world if self.kind in _OF_BLOCKS else 4
+        return replace(self, size=max(1, self.size // unit) * unit)
+
+    def bus_factor(self, world: int) -> float:
+        """busbw / algbw, as nccl-tests has it (its doc/PERFORMANCE.md)."""
+        kind = _COLLECTIVES.get("all_reduce" if self.kind == DECODE else self.kind)
+        return kind.bus_factor(world) if kind else 1.0
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``4096``, ``4K``, ``16M``, ``1G``; ``ValueError`` for anything else."""
+    found = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if not size:
+        raise ValueError(f"{text!r} is not a size such as 4096, 4K or 16M")
+    return size
+
+
+def human_size(size: int) -> str:
+    """``64 MiB``, ``4 KiB``, ``4 B``."""
+    for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
+    """Every size of every collective; a barrier has none."""
+    return [
+        Case(kind, size) for kind in kinds for size in ((0,) if kind == BARRIER else sorted(sizes))
+    ]
+
+
+def usual_cases(shape: Shape) -> list[Case]:
+    """What is measured of a shape, if nobody says otherwise: some minutes in all."""
+    found = cases(["all_reduce"], [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB])
+    if str(shape) in ("1x4", "2x2"):
+        others = [kind for kind in KINDS if kind != "all_reduce"]
+        found += cases(others, [4 * KIB, MIB, 16 * MIB])
+    return found
+
+
+def network_cases(shape: Shape) -> list[Case]:
+    """The same on a network."""
+    sizes = [64 * MIB] if shape.per_node > 1 else [64 * KIB, MIB, 16 * MIB, 64 * MIB]
+    return cases(["all_reduce"], sizes)
+
+
+def full_cases() -> list[Case]:
+    """Every collective from 4 B to 256 MiB, by factors of 4."""
+    return cases(KINDS, [4 << shift for shift in range(0, 27, 2)])

@@ -1,0 +1,71 @@
+"""Latency and bus bandwidth against size, a line per library, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.plan import BARRIER, DDP, DECODE, Shape, human_size
+from benchmarks.results import Result
+
+_SIZE = (9.0, 4.0)
+_COLOURS = {"allfold": "C0", "plain": "C9", "gloo": "C1", "mpich": "C2"}
+# Text stays text, and the same figures give the same file.
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "allfold", "font.size": 9}
+
+
+def draw(results: Sequence[Result], folder: Path) -> list[Path]:
+    """One file for each network, shape and collective that has several sizes; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with mpl.rc_context(_STYLE):
+        for (network, shape, kind), found in groupby(sorted(_curves(results), key=_key), _key):
+            points = sorted(found, key=lambda result: result.case.size)
+            if len(points) > 1:
+                drawn.append(_draw(points, folder / f"{network}-{shape}-{kind}.svg"))
+    return drawn
+
+
+def _curves(results: Iterable[Result]) -> list[Result]:
+    return [each for each in results if each.case.kind not in (BARRIER, DDP, DECODE)]
+
+
+def _key(result: Result) -> tuple[str, Shape, str]:
+    return result.network, result.shape, result.case.kind
+
+
+def _draw(points: Sequence[Result], path: Path) -> Path:
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    latency, bandwidth = figure.subplots(1, 2)
+    for name in dict.fromkeys(name for point in points for name in point.figures):
+        with_it = [point for point in points if name in point.figures]
+        sizes = [point.case.size for point in with_it]
+        style = {"label": name, "color": _COLOURS.get(name), "marker": ".", "linewidth": 1.2}
+        latency.plot(sizes, [point.figures[name].median for point in with_it], **style)
+        bandwidth.plot(sizes, [point.busbw(name) for point in with_it], **style)
+    if points[0].line:
+        bandwidth.axhline(points[0].line / 1e9, color="grey", linestyle=":", label="the line")
+    _axes(latency, points, "time of an op, s")
+    _axes(bandwidth, points, "bus bandwidth, GB/s")
+    latency.legend(frameon=False)
+    network, shape, kind = _key(points[0])
+    figure.suptitle(f"{kind}, {shape} nodes x ranks, {network}")
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    return path
+
+
+def _axes(axes: Axes, points: Sequence[Result], what: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    sizes = [point.case.size for point in points]
+    shown = sizes[:: max(1, len(sizes) // 6)]
+    axes.set_xticks(shown, [human_size(size) for size in shown], rotation=30, ha="right")
+    axes.minorticks_off()
+    axes.set_ylabel(what)
+    axes.grid(visible=True, alpha=0.3)

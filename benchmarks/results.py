@@ -1,0 +1,155 @@
+"""What was measured, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figures
+from benchmarks.plan import BARRIER, DDP, OURS, Case, Shape
+from benchmarks.workloads import NO_SYNC
+
+LOOPBACK = "loopback"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case of one shape.
+
+    Attributes:
+        network: between the nodes.
+        line: what one TCP stream carries between two nodes, in bytes per second of payload; 0
+            where nothing limits it.
+        figures: by library, in the order of their turns.
+    """
+
+    network: str
+    line: float
+    shape: Shape
+    case: Case
+    figures: Mapping[str, Figures]
+
+    def algbw(self, library: str) -> float | None:
+        """GB/s; ``None`` where no bytes stand for the op."""
+        if self.case.kind in (BARRIER, DDP):
+            return None
+        return self.case.size / self.figures[library].median / 1e9
+
+    def busbw(self, library: str) -> float | None:
+        """GB/s that each rank's link carries, as nccl-tests reckons."""
+        algbw = self.algbw(library)
+        return None if algbw is None else algbw * self.case.bus_factor(self.shape.world)
+
+    def cpu_per_gb(self, library: str) -> float | None:
+        """CPU-seconds of all ranks and agents per GB of size."""
+        size = self.case.size
+        return self.figures[library].cpu / (size / 1e9) if size else None
+
+    def ratio(self, library: str) -> float | None:
+        """The library's time in units of Allfold's."""
+        if OURS not in self.figures:
+            return None
+        return self.figures[library].median / self.figures[OURS].median
+
+    def communication(self, library: str) -> float | None:
+        """Of a training step: seconds that it takes longer than one without communication."""
+        if NO_SYNC not in self.figures or library == NO_SYNC:
+            return None
+        return self.figures[library].median - self.figures[NO_SYNC].median
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a library takes beside the tensors, in ranks and agents together, in bytes.
+
+    Attributes:
+        peak: during the first ops of this size.
+        kept: after them.
+    """
+
+    shape: Shape
+    case: Case
+    library: str
+    peak: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, and what it ran on."""
+
+    environment: Mapping[str, Any]
+    results: Sequence[Result]
+    memory: Sequence[Memory]
+
+    def write(self, path: Path) -> None:
+        """As JSON, with derived figures for those who do not want to compute them."""
+        found = {
+            "format": _FORMAT,
+            "environment": self.environment,
+            "results": [_as_json(result) for result in self.results],
+            "memory": [asdict(each) | {"shape": str(each.shape)} for each in self.memory],
+        }
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+    @property
+    def wrong(self) -> int:
+        """Elements that were wrong, in all."""
+        return sum(each.wrong for result in self.results for each in result.figures.values())
+
+
+def read(paths: Iterable[Path]) -> Report:
+    """Several files as one report; the environment is that of the first."""
+    reports = [_read(path) for path in paths]
+    return Report(
+        reports[0].environment,
+        [result for report in reports for result in report.results],
+        [memory for report in reports for memory in report.memory],
+    )
+
+
+def _read(path: Path) -> Report:
+    found = json.loads(path.read_text())
+    if found.get("format") != _FORMAT:
+        raise ValueError(f"{path} is no file of this command, or of another version of it")
+    return Report(
+        found["environment"],
+        [_from_json(each) for each in found["results"]],
+        [
+            Memory(Shape.parse(each["shape"]), Case(**each["case"]), *_sizes(each))
+            for each in found["memory"]
+        ],
+    )
+
+
+def _sizes(found: Mapping[str, Any]) -> tuple[str, int, int]:
+    return found["library"], found["peak"], found["kept"]
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    libraries = {
+        name: asdict(figures)
+        | {
+            "algbw": result.algbw(name),
+            "busbw": result.busbw(name),
+            "cpu_per_gb": result.cpu_per_gb(name),
+            "communication": result.communication(name),
+        }
+        for name, figures in result.figures.items()
+    }
+    where = {"network": result.network, "line": result.line, "shape": str(result.shape)}
+    return {**where, **asdict(result.case), "libraries": libraries}
+
+
+def _from_json(found: Mapping[str, Any]) -> Result:
+    names = Figures.__dataclass_fields__
+    figures = {
+        library: Figures(**{name: figures[name] for name in names})
+        for library, figures in found["libraries"].items()
+    }
+    case = Case(found["kind"], found["size"])
+    return Result(found["network"], found["line"], Shape.parse(found["shape"]), case, figures)

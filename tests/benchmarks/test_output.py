@@ -1,0 +1,98 @@
+"""What the benchmark suite writes: the table, JSON, Markdown and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks.markdown import page
+from benchmarks.plan import MIB, Case, Shape
+from benchmarks.plots import draw
+from benchmarks.results import Memory, Report
+from tests.benchmarks.samples import result
+
+from benchmarks import results, table
+
+ENVIRONMENT = {
+    "started": "2026-01-01T00:00:00+00:00",
+    "commit": "abc",
+    "python": "3.11",
+    "versions": {"torch": "2", "mpich": None},
+    "cpu": "a CPU",
+    "cores": 2,
+    "memory": "24 GB",
+    "kernel": "6",
+}
+RESULTS = [
+    result({"allfold": 0.0002, "gloo": 0.001}, size=4096),
+    result({"allfold": 0.01, "gloo": 0.05}, size=64 * MIB),
+    result({"allfold": 0.3, "gloo": 0.5, "no_sync": 0.2}, kind="ddp", size=100 * MIB),
+    result({"allfold": 0.02, "allfold:int8": 0.01, "gloo": 0.05}, shape="4x1", network="1gbit"),
+]
+MEMORY = [Memory(Shape(1, 4), Case("all_reduce", 64 * MIB), "allfold", 70 * MIB, 0)]
+REPORT = Report(ENVIRONMENT, RESULTS, MEMORY)
+
+
+def test_each_library_has_a_line_under_the_names_of_its_columns() -> None:
+    *_, names = table.head()
+    first, second = table.rows(RESULTS[1])
+    ours, gloo = (dict(zip(names.split(), row.split(), strict=True)) for row in (first, second))
+    assert (ours["size"], ours["count"], ours["redop"]) == ("67108864", "16777216", "sum")
+    assert (ours["library"], ours["time"], ours["ratio"]) == ("allfold", "10000.0", "1.00")
+    assert (ours["algbw"], ours["busbw"], ours["#wrong"]) == ("6.711", "10.066", "0")
+    assert (gloo["library"], gloo["ratio"]) == ("gloo", "5.00")
+
+
+def test_a_training_step_is_followed_by_its_communication() -> None:
+    assert "allfold 100.0 ms, gloo 300.0 ms; allfold/gloo 0.33" in table.rows(RESULTS[2])[-1]
+
+
+def test_cases_in_which_allfold_is_slower_are_named() -> None:
+    slow = result({"allfold": 0.2, "plain": 0.1, "gloo": 0.1, "mpich": 0.3}, kind="scatter")
+    assert table.behind([*RESULTS, slow]) == ["# behind gloo: 1x4 scatter 4 KiB 0.50"]
+    assert table.behind(RESULTS) == []
+
+
+def test_what_was_wrong_is_counted() -> None:
+    bad = result({"allfold": 0.1, "gloo": 0.1}, wrong=3)
+    assert Report(ENVIRONMENT, [bad], []).wrong == 6
+    assert REPORT.wrong == 0
+
+
+def test_json_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    REPORT.write(file)
+    found = results.read([file])
+    assert found.results == RESULTS
+    assert found.memory == MEMORY
+    assert found.environment == ENVIRONMENT
+    assert results.read([file, file]).results == RESULTS * 2
+
+
+def test_another_json_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="is no file of this command"):
+        results.read([file])
+
+
+def test_a_page_has_a_table_for_each_shape_and_network() -> None:
+    text = page(REPORT)
+    assert "### 1x4, loopback" in text
+    assert "### 4x1, 1gbit, 0.952 Gbit/s of payload in one TCP stream" in text
+    assert "| all_reduce | 4 KiB | 200 µs | 1 ms |" in text
+    assert "| 1x4 | 64 MiB | allfold | 70 MiB | 0 MiB |" in text
+    assert "allfold 100 ms, gloo 300 ms" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+
+
+def test_curves_of_several_sizes_are_drawn(tmp_path: Path) -> None:
+    drawn = draw(RESULTS, tmp_path / "plots")
+    assert [path.name for path in drawn] == ["loopback-1x4-all_reduce.svg"]
+    text = "".join(ElementTree.parse(drawn[0]).getroot().itertext())
+    for shown in ("allfold", "gloo", "4 KiB", "64 MiB", "bus bandwidth, GB/s"):
+        assert shown in text
+    before = drawn[0].read_bytes()
+    assert draw(RESULTS, tmp_path / "plots")[0].read_bytes() == before

@@ -1,0 +1,232 @@
+"""The matrix, the figures, the options and the shares of the benchmark suite: pure logic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.conductor import most_ops
+from benchmarks.data import LARGEST, RandomShare, count_wrong
+from benchmarks.figures import Figures, percentile
+from benchmarks.network import Network
+from benchmarks.plan import (
+    BARRIER,
+    KINDS,
+    MIB,
+    Case,
+    Shape,
+    cases,
+    full_cases,
+    human_size,
+    parse_size,
+    usual_cases,
+)
+from tests.benchmarks.samples import result
+
+from allfold._options import Options
+from allfold.cli._bench_data import Bench
+from allfold.cli._bench_kinds import KINDS as COLLECTIVES
+from benchmarks import options
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send_recv", 1.0),
+        (BARRIER, 1.0),
+        ("decode", 1.5),
+    ],
+)
+def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
+    assert Case(kind, 64).bus_factor(4) == factor
+
+
+def test_bandwidths_and_ratios_come_from_the_medians() -> None:
+    found = result({"allfold": 0.001, "gloo": 0.004}, size=MIB)
+    assert found.algbw("allfold") == pytest.approx(MIB / 1e6)
+    assert found.busbw("allfold") == pytest.approx(1.5 * MIB / 1e6)
+    assert found.ratio("gloo") == pytest.approx(4.0)
+    assert found.cpu_per_gb("gloo") == pytest.approx(0.5 / (MIB / 1e9))
+
+
+def test_a_barrier_has_no_bandwidth() -> None:
+    found = result({"allfold": 0.001}, kind=BARRIER, size=0)
+    assert (found.algbw("allfold"), found.busbw("allfold")) == (None, None)
+
+
+def test_communication_is_what_a_step_takes_longer_than_without() -> None:
+    found = result({"allfold": 0.3, "gloo": 0.5, "no_sync": 0.2}, kind="ddp")
+    assert found.communication("gloo") == pytest.approx(0.3)
+    assert found.communication("no_sync") is None
+
+
+def test_figures_are_of_the_sorted_samples() -> None:
+    figures = Figures.of([5.0, 1.0, 4.0, 2.0, 3.0], wrong=2, cpu=0.5)
+    assert (figures.median, figures.least, figures.p90) == (3.0, 1.0, 5.0)
+    assert (figures.samples, figures.wrong) == (5, 2)
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile(range(1, 11), 90) == 9
+    assert percentile([7.0], 90) == 7.0
+
+
+@pytest.mark.parametrize("text", ["0x1", "2", "2x", "x2", "-1x2", "2x1x1"])
+def test_other_shapes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a shape"):
+        Shape.parse(text)
+
+
+def test_a_shape_has_nodes_times_ranks() -> None:
+    assert Shape.parse("2x4") == Shape(2, 4)
+    assert Shape(2, 4).world == 8
+
+
+def test_sizes_are_read_and_shown_with_their_units() -> None:
+    assert [parse_size(text) for text in ("4", "4K", "64M", "1GiB")] == [4, 4096, 64 * MIB, 1 << 30]
+    assert [human_size(size) for size in (4, 4096, 6144, 64 * MIB)] == [
+        *("4 B", "4 KiB", "6 KiB", "64 MiB"),
+    ]
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size("0")
+
+
+def test_every_size_fits_the_ranks() -> None:
+    assert Case("all_reduce", 4).fitting(4).size == 4
+    assert Case("all_gather", 4).fitting(4).size == 16
+    assert Case("all_to_all", 1000).fitting(3).size == 996
+    assert Case(BARRIER, 0).fitting(4).size == 0
+
+
+def test_the_full_matrix_has_everything_from_4_bytes_to_256_mib() -> None:
+    found = full_cases()
+    assert {case.kind for case in found} == set(KINDS)
+    sizes = sorted({case.size for case in found} - {0})
+    assert (sizes[0], sizes[-1]) == (4, 256 * MIB)
+
+
+def test_a_barrier_is_measured_once() -> None:
+    assert cases([BARRIER], [4, 8]) == [Case(BARRIER, 0)]
+
+
+def test_the_usual_cases_have_every_collective() -> None:
+    assert {case.kind for case in usual_cases(Shape(1, 4))} == set(KINDS)
+    assert {case.kind for case in usual_cases(Shape(4, 1))} == {"all_reduce"}
+
+
+def test_large_ops_are_not_repeated_in_a_sample() -> None:
+    assert [most_ops(Case("all_reduce", size)) for size in (4096, MIB, 64 * MIB)] == [20, 10, 1]
+    assert most_ops(Case("decode", 4096)) == 1
+
+
+def test_a_selection_is_what_is_measured() -> None:
+    chosen = options.parse(
+        ["--shapes", "1x2", "--kinds", "all_reduce,barrier", "--sizes", "4K", "--peers", "gloo"]
+    )
+    assert chosen.libraries == ["allfold", "gloo"]
+    assert chosen.parts == ("collectives",)
+    assert chosen.cases(Shape(1, 2), None) == [Case("all_reduce", 4096), Case(BARRIER, 0)]
+
+
+def test_without_a_selection_everything_has_its_turn() -> None:
+    chosen = options.parse([])
+    assert chosen.libraries == ["allfold", "plain", "gloo", "mpich"]
+    assert set(chosen.parts) == {"collectives", "decode", "ddp", "memory"}
+    assert [str(shape) for shape in chosen.shapes] == ["1x2", "1x4", "2x1", "2x2", "4x1"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--peers openmpi",
+        "--network 5parsecs",
+        "--network 1gbit --peers mpich",
+        "--network 1gbit --shapes 1x4",
+        "--sizes 4X",
+        "--kinds all_gossip",
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(arguments.split())
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_networks_have_a_rate_or_a_delay_or_both() -> None:
+    assert Network.parse("1gbit") == Network("1gbit", 1e9, 0.0)
+    assert Network.parse("20ms+200mbit") == Network("20ms+200mbit", 2e8, 0.02)
+    chosen = options.parse(["--network", "1gbit,20ms", "--wires", "int8", "--json", "x"])
+    assert [network.name for network in chosen.networks] == ["1gbit", "20ms"]
+    assert chosen.libraries == ["allfold", "allfold:int8", "gloo"]
+    assert chosen.json == Path("x")
+
+
+# --- the data
+
+
+def share(kind: str, rank: int, world: int = 4, count: int = 1000) -> RandomShare:
+    return RandomShare(Bench(kind, "sum", "float32", count, Options()), rank, world)
+
+
+def test_ranks_bring_different_whole_numbers() -> None:
+    ours, theirs = share("all_reduce", 0), share("all_reduce", 1)
+    x = ours.brought_by(0, 1000)
+    assert x.dtype == np.float32
+    assert np.array_equal(x, np.rint(x))
+    assert np.abs(x).max() <= LARGEST
+    assert not np.array_equal(x, ours.brought_by(1, 1000))
+    assert np.array_equal(x, theirs.brought_by(0, 1000))
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_the_expected_results_are_those_of_the_definition(kind: str) -> None:
+    world = 4
+    given = np.stack([share(kind, rank).brought_by(rank, 1000) for rank in range(world)])
+    for rank in range(world):
+        ours = share(kind, rank)
+        block = slice(rank * 250, (rank + 1) * 250)
+        definition = {
+            "all_reduce": given.sum(0),
+            "reduce": given.sum(0) if rank == 0 else None,
+            "broadcast": given[0],
+            "all_gather": given[:, :250].reshape(-1),
+            "reduce_scatter": given.sum(0)[block],
+            "gather": given[:, :250].reshape(-1) if rank == 0 else None,
+            "scatter": given[0][block],
+            "all_to_all": given[:, block].reshape(-1),
+            "send_recv": given[(rank - 1) % world],
+        }[kind]
+        expected = COLLECTIVES[kind].expected(ours)
+        assert (expected is None) == (definition is None)
+        if expected is not None and definition is not None:
+            assert np.array_equal(expected[: len(definition)], definition)
+
+
+def test_repeated_sums_in_place_stay_exact_where_the_world_is_a_power_of_two() -> None:
+    ours = share("all_reduce", 0)
+    total = ours.folded()
+    result = total.copy()
+    for _ in range(19):  # each rank brings what it got
+        result = result + result + result + result
+    assert ours.tolerance(nodes=2, ops=20, wire="native") == 0
+    assert count_wrong(result, total, ours.growth(20), 0.0) == 0
+    result[7] = np.nextafter(result[7], np.float32(np.inf))
+    assert count_wrong(result, total, ours.growth(20), 0.0) == 1
+
+
+def test_a_lossy_wire_may_be_wrong_by_its_rounding_and_no_more() -> None:
+    ours = share("all_reduce", 0)
+    total, allowed = ours.folded(), ours.tolerance(nodes=2, ops=1, wire="int8")
+    assert count_wrong(total + np.float32(allowed * 0.9), total, 1.0, allowed) == 0
+    assert count_wrong(total + np.float32(allowed * 1.1), total, 1.0, allowed) == len(total)
+    assert count_wrong(np.full_like(total, np.nan), total, 1.0, allowed) == len(total)
