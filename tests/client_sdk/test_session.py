@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.support.fake_agent import FakeAgent
 
 import allfold
 from allfold._settings import socket_path
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import AgentLost, AgentUnreachable, InvalidArgument, PeerMissing
+from allfold_core.local_wire import MAX_MESSAGE, Message, OpMessage, pack_outcome
 
 LONG = 60.0
 
@@ -42,6 +44,19 @@ def open_group(agent: FakeAgent, name: str = "g", number: int = 0) -> allfold.Gr
         return opening.result(10)
 
 
+def taken_op(agent: FakeAgent) -> OpMessage:
+    """The next op, which is answered later."""
+    assert agent.connected is not None
+    while (data := agent.connected.recv(MAX_MESSAGE))[0] == Message.SEGMENT:
+        continue
+    return OpMessage.unpack(data)
+
+
+def answer(agent: FakeAgent, op: OpMessage) -> None:
+    assert agent.connected is not None
+    agent.connected.sendall(pack_outcome(Message.DONE, op.group, op.seq))
+
+
 def leave(agent: FakeAgent, group: allfold.Group) -> None:
     with ThreadPoolExecutor(1) as pool:
         leaving = pool.submit(group.shutdown)
@@ -54,6 +69,111 @@ def test_an_agent_that_reads_nothing_any_more_is_given_up(agent: FakeAgent) -> N
     with pytest.raises(AgentLost, match="takes no messages"):
         while True:
             group.membership.session.send(bytes(1000), timeout=0.2)
+
+
+def test_a_message_for_which_there_is_no_room_is_sent_as_soon_as_there_is(
+    agent: FakeAgent,
+) -> None:
+    group = open_group(agent)
+    assert agent.connected is not None
+    messages = 2000
+
+    def send_them() -> None:
+        for _ in range(messages):
+            group.membership.session.send(bytes(1000), LONG)
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send_them)
+        with pytest.raises(TimeoutError):
+            sending.result(0.1)  # the queue of a socket is shorter
+        for _ in range(messages):
+            assert len(agent.connected.recv(MAX_MESSAGE)) == 1000
+        sending.result(10)
+
+
+def test_threads_that_wait_for_ops_get_the_outcome_of_their_own_in_whatever_order(
+    agent: FakeAgent,
+) -> None:
+    group = open_group(agent)
+    for _ in range(10):
+        works = [group.all_reduce(np.ones(4), async_op=True) for _ in range(4)]
+        taken = [taken_op(agent) for _ in works]
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(work.wait, timeout=LONG) for work in works]
+            for position in (2, 0, 3, 1):
+                answer(agent, taken[position])
+                waiting[position].result(10)
+
+
+def test_one_wait_takes_in_all_the_answers_that_are_there(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    works = [group.all_reduce(np.ones(4), async_op=True) for _ in range(8)]
+    for taken in [taken_op(agent) for _ in works]:
+        answer(agent, taken)
+    works[0].wait()
+    assert agent.connected is not None
+    agent.connected.close()  # what has not been taken in by now is not known for long
+    assert not group.membership.session._pending
+    for work in works:
+        work.wait()
+
+
+def test_a_short_wait_is_short_after_a_long_one_and_the_other_way_round(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    group.all_reduce(np.ones(4), async_op=True)
+    slow = group.all_reduce(np.ones(4), async_op=True)
+    first, second = taken_op(agent), taken_op(agent)
+    with ThreadPoolExecutor(1) as pool:
+        for op in (first, second):
+            with pytest.raises(PeerMissing, match=r"after 0\.02 s"):
+                slow.wait(timeout=0.02)
+            waiting = pool.submit(slow.wait)
+            answer(agent, op)
+    assert list(waiting.result(10)) == [1, 1, 1, 1]
+
+
+def test_memory_that_torch_took_from_a_tensor_is_neither_written_nor_read(agent: FakeAgent) -> None:
+    group = open_group(agent)
+    tensor = torch.ones(1 << 16)
+    work = group.all_reduce(tensor, async_op=True)
+    tensor.untyped_storage().resize_(0)
+    answer(agent, taken_op(agent))
+    with pytest.raises(InvalidArgument, match="leave it alone until the op is done"):
+        work.wait()
+    with pytest.raises(InvalidArgument, match="has no memory"):
+        group.all_reduce(tensor)
+
+
+def test_ops_that_differ_in_an_option_or_in_their_shape_alone_have_fingerprints_of_their_own(
+    agent: FakeAgent,
+) -> None:
+    group = open_group(agent)
+    calls: list[Callable[[], object]] = [
+        lambda: group.all_reduce(np.ones(4, np.float32), async_op=True),
+        lambda: group.all_reduce(np.ones((1, 4), np.float32), async_op=True),
+        lambda: group.all_reduce(np.ones(4, np.int32), async_op=True),
+        lambda: group.all_reduce(np.ones(4, np.float32), "mean", async_op=True),
+        lambda: group.all_reduce(np.ones(4, np.float32), strategy="ring", async_op=True),
+        lambda: group.all_reduce(np.ones(4, np.float32), wire="int8", async_op=True),
+        lambda: group.all_reduce(
+            np.ones(4, np.float32), wire="int8", feedback="one", async_op=True
+        ),
+        lambda: group.all_reduce(
+            np.ones(4, np.float32), wire="int8", feedback="other", async_op=True
+        ),
+        lambda: group.all_reduce(np.ones(4), "premul_sum", factor=2, async_op=True),
+        lambda: group.all_reduce(np.ones(4), "premul_sum", factor=3, async_op=True),
+        lambda: group.reduce(np.ones(4), 0, async_op=True),
+    ]
+    seen = []
+    for _ in range(2):
+        prints = []
+        for call in calls:
+            call()
+            prints.append(taken_op(agent).fingerprint)
+        seen.append(prints)
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) == len(calls)
 
 
 def test_a_process_finds_no_place_in_the_queue_of_an_agent_that_accepts_nobody(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 
 from allfold import _tensors
+from allfold._arena import Arena
 from allfold_core.errors import InvalidArgument
 
 DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
@@ -18,17 +18,28 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what torch has in trial
 
 
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    arena = Arena(lambda *_: None)
+    yield arena
+    arena.close()
+
+
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("dtype", [each for each in DTYPES if each not in QUANTIZED], ids=str)
-def test_a_tensor_of_any_plain_dtype_is_moved(dtype: torch.dtype, strided: bool) -> None:
+def test_a_tensor_of_any_plain_dtype_is_moved(
+    arena: Arena, dtype: torch.dtype, strided: bool
+) -> None:
     step = 2 if strided else 1
     bits = torch.arange(4 * step * dtype.itemsize, dtype=torch.uint8).reshape(2, -1) % 2
     given, got = bits.view(dtype)[:, ::step], torch.empty_like(bits).view(dtype)[:, ::step]
-    memory = np.empty(4 * dtype.itemsize, np.uint8)
-    _tensors.view(given, written=False, folded=False).copy_to(memory)
-    _tensors.view(got, written=True, folded=False).copy_from(memory)
+    nbytes, start = 4 * dtype.itemsize, 16
+    block = arena.allocate(start + nbytes)
+    _tensors.view(given, written=False, folded=False).copy_to(block, start)
+    _tensors.view(got, written=True, folded=False).copy_from(block, start)
     word = WORDS[dtype.itemsize]
-    assert memory.tolist() == given.view(word).contiguous().view(torch.uint8).flatten().tolist()
+    moved = block.memory[start:]
+    assert moved.tolist() == given.view(word).contiguous().view(torch.uint8).flatten().tolist()
     assert torch.equal(got.view(word), given.view(word))
 
 

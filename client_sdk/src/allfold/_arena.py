@@ -13,8 +13,8 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,12 @@ Bytes = npt.NDArray[np.uint8]
 Share = Callable[[int, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """An allocated range: where the agent finds it, and its memory."""
+class Block(NamedTuple):
+    """An allocated range: where the agent finds it, and where this process does."""
 
     region: Region
     size: int
+    address: int
     memory: Bytes
 
 
@@ -181,4 +181,5 @@ class Arena:
 
 
 def _block(segment: _Segment, offset: int, nbytes: int) -> Block:
-    return Block(Region(segment.number, offset), nbytes, segment.memory[offset : offset + nbytes])
+    region, memory = Region(segment.number, offset), segment.memory[offset : offset + nbytes]
+    return Block(region, nbytes, segment.address + offset, memory)

@@ -6,19 +6,15 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from threading import Lock
 from time import monotonic
-from typing import Any
 
-from allfold._calls.call import Call, OpCall, PairCall
+from allfold._calls.call import Call, PairCall
 from allfold._membership import Membership
-from allfold._session import GRACE_SECONDS, Pending
+from allfold._session import GRACE_SECONDS
 from allfold._staging import Staged
 from allfold._work import Work
-from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import FIRST_PAIR, MAX_MESSAGE, Message, OpMessage, PairMessage
-from allfold_core.operations import Fingerprint
+from allfold_core.local_wire import FIRST_PAIR, Message, OpMessage, PairMessage
 
 _TIDY_EVERY = 64
-_LONGEST_FINGERPRINT = MAX_MESSAGE - 256
 
 
 class Channel:
@@ -34,13 +30,14 @@ class Channel:
 
     # Starting
 
-    def start_op(self, call: OpCall, timeout: float) -> Work:
+    def start_op(self, call: Call, fingerprint: bytes, timeout: float) -> Work:
         """Start a collective, which the agent gives so many seconds."""
-        packed = _packed(call.fingerprint)
 
         def message(number: int, staged: Staged) -> bytes:
             group = self._membership.number
-            return OpMessage(group, number, timeout, staged.source, staged.target, packed).pack()
+            return OpMessage(
+                group, number, timeout, staged.source, staged.target, fingerprint
+            ).pack()
 
         return self._start(call, self._op_numbers, message, timeout)
 
@@ -71,43 +68,21 @@ class Channel:
         timeout: float,
     ) -> Work:
         """Give the agent a call; one at a time, because calls are numbered as they go."""
-        staged = Staged(self._session.arena, call)
+        session, group = self._session, self._membership
+        staged = Staged(session.arena, call)
         try:
             with self._lock:
                 number = next(numbers)
                 packed = message(number, staged)
-                key = (Message.OP, self._membership.number, number)
-                pending = self._session.expect(key)
-                self._session.send(packed, timeout + GRACE_SECONDS)
-                work = self._work(call, key, pending, staged, timeout)
+                pending = session.expect((Message.OP, group.number, number))
+                session.send(packed, timeout + GRACE_SECONDS)
+                name = group.seat.group
+                work = Work(session, pending, name, number, staged, timeout, self._in_flight)
         except BaseException:
             staged.free()
             raise
         if len(self._in_flight) % _TIDY_EVERY == 0:
             self._tidy()
-        return work
-
-    def _work(
-        self,
-        call: Call,
-        key: tuple[Message, int, int],
-        pending: Pending,
-        staged: Staged,
-        timeout: float,
-    ) -> Work:
-        number = key[-1]
-
-        def finish(answer: dict[str, Any]) -> Any:
-            staged.bring_home()
-            return answer.get("source", call.result)
-
-        def clean_up() -> None:
-            self._in_flight.pop(number, None)
-            staged.free()
-
-        name = f"{_name_of(number)} of group '{self._membership.seat.group}'"
-        work = Work(self._session, key, pending, name, timeout, finish, clean_up)
-        self._in_flight[number] = work
         return work
 
     # In flight
@@ -128,22 +103,3 @@ class Channel:
         self._session.drain()
         for work in self.in_flight():
             work.settle_if_done()
-
-
-def _name_of(number: int) -> str:
-    return f"op {number}" if number < FIRST_PAIR else f"message {number - FIRST_PAIR}"
-
-
-def _packed(fingerprint: Fingerprint) -> bytes:
-    try:
-        packed = fingerprint.pack()
-    except ValueError as error:
-        raise InvalidArgument(
-            f"{fingerprint.strategy!r} is not the name of a strategy: {error}"
-        ) from None
-    if len(packed) > _LONGEST_FINGERPRINT:
-        raise InvalidArgument(
-            f"{fingerprint.kind.label} with {len(fingerprint.counts)} counts: they have to fit "
-            f"{_LONGEST_FINGERPRINT} bytes, at 8 bytes each"
-        )
-    return packed

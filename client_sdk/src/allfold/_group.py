@@ -11,10 +11,10 @@ import numpy as np
 from allfold import _tensors
 from allfold._calls import movement, point_to_point, reductions, unrooted
 from allfold._calls.arguments import check_one_dtype
-from allfold._calls.call import OpCall, PairCall
+from allfold._calls.call import AUTO, OpCall, PairCall
 from allfold._channel import Channel
 from allfold._membership import Membership
-from allfold._options import CallOptions, Options, checked_seconds
+from allfold._options import Options, agreed, checked_seconds
 from allfold_core.errors import AllfoldError, InvalidArgument, MultipleUnregister
 from allfold_core.operations import ReduceOp
 
@@ -119,7 +119,7 @@ class Group:
                 of integers is refused. Complex numbers can be summed and averaged.
             factor: of a ``"premul_sum"``.
         """
-        return self._run(reductions.all_reduce(tensor, op, factor), options)
+        return self._run(reductions.all_reduce(tensor, op, factor), **options)
 
     def reduce(
         self,
@@ -131,7 +131,7 @@ class Group:
         **options: Unpack[Options],
     ) -> Any:
         """Fold the tensors of all ranks; ``root`` gets the result, the others stay as they are."""
-        return self._run(reductions.reduce(self._seat, tensor, root, op, factor), options)
+        return self._run(reductions.reduce(self._seat, tensor, root, op, factor), **options)
 
     def broadcast(
         self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
@@ -153,7 +153,7 @@ class Group:
         if root is None:
             tensor, root = self._find_source(tensor, options.get("timeout"))
         call = movement.broadcast(self._seat, tensor, root, options.get("wire"))
-        return self._run(call, options)
+        return self._run(call, **options)
 
     def all_gather(
         self,
@@ -173,7 +173,7 @@ class Group:
             counts: the size of each rank's first dimension, where these differ; the same on every
                 rank.
         """
-        return self._run(movement.all_gather(self._seat, tensor, output, counts), options)
+        return self._run(movement.all_gather(self._seat, tensor, output, counts), **options)
 
     def gather(
         self,
@@ -188,7 +188,7 @@ class Group:
 
         The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
         """
-        return self._run(movement.gather(self._seat, tensor, root, output, counts), options)
+        return self._run(movement.gather(self._seat, tensor, root, output, counts), **options)
 
     def scatter(
         self,
@@ -208,7 +208,7 @@ class Group:
             counts: the size of each block's first dimension, where these differ; the same on every
                 rank.
         """
-        return self._run(movement.scatter(self._seat, output, inputs, root, counts), options)
+        return self._run(movement.scatter(self._seat, output, inputs, root, counts), **options)
 
     def reduce_scatter(
         self,
@@ -230,7 +230,7 @@ class Group:
                 rank.
         """
         call = reductions.reduce_scatter(self._seat, inputs, output, op, factor, counts)
-        return self._run(call, options)
+        return self._run(call, **options)
 
     def all_to_all(
         self,
@@ -251,7 +251,7 @@ class Group:
                 sends to rank j must be what j expects of i.
         """
         call = movement.all_to_all(self._seat, inputs, output, send_counts, receive_counts)
-        return self._run(call, options)
+        return self._run(call, **options)
 
     def send(
         self,
@@ -299,7 +299,7 @@ class Group:
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        return self._run(movement.barrier(), {"async_op": async_op, "timeout": timeout})
+        return self._run(movement.barrier(), timeout=timeout, async_op=async_op)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Any:
         """An uninitialized tensor in the arena: collectives on it copy nothing.
@@ -329,14 +329,22 @@ class Group:
 
     # Calling
 
-    def _run(self, call: OpCall, options: Options) -> Any:
+    def _run(
+        self,
+        call: OpCall,
+        *,
+        timeout: float | None = None,
+        strategy: str = AUTO,
+        wire: str | None = None,
+        feedback: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """Start a collective, and wait for it unless the caller wants to do so."""
-        given = CallOptions(**options)
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
-        completed = given.applied_to(call, self.wire)
-        work = self._channel.start_op(completed, self._seconds(given.timeout))
-        return work if given.async_op else work.wait()
+        fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)
+        work = self._channel.start_op(call, fingerprint, self._seconds(timeout))
+        return work if async_op else work.wait()
 
     def _exchange(self, call: PairCall, timeout: float | None, async_op: bool) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypedDict
 
-from allfold._calls.call import AUTO, OpCall
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import MAX_MESSAGE
 from allfold_core.operations import Fingerprint
 
 LONGEST_SECONDS = 30 * 24 * 3600
+_LONGEST_FINGERPRINT = MAX_MESSAGE - 256
 
 
 class Options(TypedDict, total=False):
@@ -24,29 +26,25 @@ class Options(TypedDict, total=False):
     async_op: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """:class:`Options` with their defaults."""
+@lru_cache(maxsize=1024)
+def agreed(
+    call: Fingerprint, strategy: str, wire: str | None, feedback: str | None, usual_wire: str
+) -> bytes:
+    """What the ranks must agree on, packed: a call with its options.
 
-    timeout: float | None = None
-    strategy: str = AUTO
-    wire: str | None = None
-    feedback: str | None = None
-    async_op: bool = False
+    Worked out once for all calls that are alike, because a training repeats its calls.
 
-    def applied_to(self, call: OpCall, usual_wire: str) -> OpCall:
-        """The call with its strategy and wire format; ``InvalidArgument`` for what cannot work.
+    Args:
+        usual_wire: the group's, for reductions of types that can travel in it.
 
-        Args:
-            usual_wire: the group's, for reductions of types that can travel in it.
-        """
-        print_ = call.fingerprint
-        wire = _wire(print_, self.wire, usual_wire)
-        if self.feedback is not None and wire.effective(print_.kept_dtype) is Wire.NATIVE:
-            raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
-        feedback = _feedback_key(self.feedback)
-        completed = replace(print_, strategy=self.strategy, wire=wire, feedback=feedback)
-        return replace(call, fingerprint=completed)
+    Raises:
+        InvalidArgument: the options cannot work.
+    """
+    found = _wire(call, wire, usual_wire)
+    if feedback is not None and found.effective(call.kept_dtype) is Wire.NATIVE:
+        raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
+    series = _feedback_key(feedback)
+    return _packed(replace(call, strategy=strategy, wire=found, feedback=series))
 
 
 def checked_wire(name: str) -> Wire:
@@ -89,3 +87,18 @@ def _feedback_key(name: str | None) -> int:
     if not isinstance(name, str):
         raise InvalidArgument(f"feedback= is the name of a series of calls, got {name!r}")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+def _packed(fingerprint: Fingerprint) -> bytes:
+    try:
+        packed = fingerprint.pack()
+    except ValueError as error:
+        raise InvalidArgument(
+            f"{fingerprint.strategy!r} is not the name of a strategy: {error}"
+        ) from None
+    if len(packed) > _LONGEST_FINGERPRINT:
+        raise InvalidArgument(
+            f"{fingerprint.kind.label} with {len(fingerprint.counts)} counts: they have to fit "
+            f"{_LONGEST_FINGERPRINT} bytes, at 8 bytes each"
+        )
+    return packed

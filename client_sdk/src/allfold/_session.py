@@ -11,8 +11,10 @@ import logging
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from math import frexp
 from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any
@@ -38,7 +40,9 @@ from allfold_core.local_wire import (
 log = logging.getLogger("allfold")
 
 _RETRY_SECONDS = 0.05
-_LONGEST_POLL = 60.0  # the clocks of poll and of conditions overflow far beyond it
+_LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
+_SHORTEST_WAIT = 2.0**-10
+_TIMEVAL = struct.Struct("@ll")
 _ANSWERS = {
     Message.JOINED: Message.JOIN,
     Message.LEFT: Message.LEAVE,
@@ -58,6 +62,12 @@ class Pending:
         self.answer: dict[str, Any] = {}
         self.error: AllfoldError | None = None
 
+    def outcome(self) -> dict[str, Any]:
+        """The answer that is there, or the error that came instead, raised."""
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
 
 class Session:
     """A connected socket, the arena behind it, and what is being waited for."""
@@ -68,10 +78,9 @@ class Session:
         self.arena = Arena(self._share)
         self._patience = timeout
         self._socket = _connect(path, monotonic() + timeout)
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._sending = Lock()
-        self._changed = Condition()
+        self._receive_seconds = 0.0
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._reading = False
         self._pending: dict[Hashable, Pending] = {}
         self._requests = itertools.count(1)
@@ -95,12 +104,12 @@ class Session:
         key = (kind, number)
         pending = self.expect(key)
         self.send(pack_json(kind, {**body, "request": number}), timeout)
-        return self.wait(key, pending, timeout)
+        return self.wait(pending, timeout)
 
     def expect(self, key: Hashable) -> Pending:
-        """Announce that an answer will come; :meth:`wait` takes it."""
+        """Announce that an answer will come."""
         pending = Pending()
-        with self._changed:
+        with self._lock:
             if self._lost:
                 raise self._lost
             self._pending[key] = pending
@@ -122,30 +131,27 @@ class Session:
         )
 
     def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
-        """Do ``give()`` as soon as the socket has room for it."""
-        deadline = monotonic() + timeout
-        room = select.poll()
+        """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
         try:
-            room.register(self._socket, select.POLLOUT)
-            with self._sending:
-                while True:
-                    try:
-                        give()
-                        return
-                    except BlockingIOError:
-                        left = deadline - monotonic()
-                        if left <= 0:
-                            raise
-                        room.poll(min(left, _LONGEST_POLL) * 1000)
-        except BlockingIOError:
-            reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
-            raise self._lose(f"the node agent at {self.path} {reason}") from None
+            if not _done(give):
+                self._await_room(give, timeout)
         except (OSError, ValueError) as error:
             raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
 
+    def _await_room(self, give: Callable[[], int], timeout: float) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        deadline = monotonic() + timeout
+        while not _done(give):
+            left = deadline - monotonic()
+            if left <= 0:
+                reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
+                raise self._lose(f"the node agent at {self.path} {reason}")
+            room.poll(min(left, _LONGEST_WAIT) * 1000)
+
     # Waiting
 
-    def wait(self, key: Hashable, pending: Pending, timeout: float) -> dict[str, Any]:
+    def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
         """The answer, or the error that came instead.
 
         Raises:
@@ -154,32 +160,24 @@ class Session:
         """
         if not self.wait_for(pending, timeout):
             raise TimeoutError
-        return self.take(key, pending)
+        return pending.outcome()
 
     def wait_for(self, pending: Pending, timeout: float) -> bool:
-        """Whether the answer is there within ``timeout`` seconds; :meth:`take` has it then."""
+        """Whether the answer is there within ``timeout`` seconds."""
         return self.wait_until(lambda: pending.done, timeout)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Whether answers make a condition true within ``timeout`` seconds.
 
-        It is asked again after each of them.
+        It is asked again whenever some have come.
         """
         deadline = monotonic() + timeout
         while not condition():
             left = deadline - monotonic()
             if left <= 0:
                 return False
-            self._advance(condition, min(left, _LONGEST_POLL))
+            self._advance(condition, left)
         return True
-
-    def take(self, key: Hashable, pending: Pending) -> dict[str, Any]:
-        """The answer that is there, or the error that came instead, raised."""
-        with self._changed:
-            self._pending.pop(key, None)
-        if pending.error is not None:
-            raise pending.error
-        return pending.answer
 
     def poll(self, pending: Pending) -> bool:
         """Whether the answer is there, taking in what has arrived without waiting."""
@@ -192,29 +190,39 @@ class Session:
         self._advance(lambda: False, 0.0)
 
     def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
-        """Read a message, or wait while another thread reads."""
-        with self._changed:
+        """Take in what comes, or wait while another thread does so."""
+        with self._lock:
             if condition():
                 return
             if self._reading:
-                self._changed.wait(timeout)
+                self._changed.wait(min(timeout, _LONGEST_WAIT))
                 return
             self._reading = True
-        data = None
         try:
-            data = self._receive(timeout)
+            self._take_in(timeout)
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading = False
-                if data is not None:
-                    self._dispatch(data)
                 self._changed.notify_all()
 
+    def _take_in(self, timeout: float) -> None:
+        """Wait for a message; where more are expected, take what is there already as well."""
+        data = self._receive(timeout)
+        while data is not None:
+            with self._lock:
+                self._dispatch(data)
+            data = self._receive(0.0) if self._pending else None
+
     def _receive(self, timeout: float) -> bytes | None:
+        """The next message; ``None`` where none has come in time, or none will any more."""
         try:
-            if not self._poll.poll(timeout * 1000):
-                return None
-            data = self._socket.recv(MAX_MESSAGE)
+            if timeout > 0:
+                self._end_receive_after(timeout)
+                data = self._socket.recv(MAX_MESSAGE)
+            else:
+                data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
         except OSError as error:
             self._lose(f"the node agent at {self.path} is gone: {error}")
             return None
@@ -222,6 +230,20 @@ class Session:
             self._lose(f"the node agent at {self.path} closed the connection")
             return None
         return data
+
+    def _end_receive_after(self, timeout: float) -> None:
+        """Have the kernel end a receive after this time or sooner.
+
+        A power of two, so that it is the same for one call after the other and costs nothing. (A
+        signal that Python handles lets it begin anew.)
+        """
+        power = frexp(min(timeout, _LONGEST_WAIT))[1] - 1
+        seconds = max(2.0**power, _SHORTEST_WAIT)
+        if seconds != self._receive_seconds:
+            whole, micros = divmod(int(seconds * 1e6), 1_000_000)
+            limit = _TIMEVAL.pack(whole, micros)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._receive_seconds = seconds
 
     def _dispatch(self, data: bytes) -> None:
         kind = data[0]
@@ -249,7 +271,7 @@ class Session:
         return next((key for key in asked if key in self._pending), Message.HELLO)
 
     def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
-        pending = self._pending.get(key)
+        pending = self._pending.pop(key, None)
         if pending is None:
             log.error("unexpected message from the node agent: %s %s", key, error or answer)
             return
@@ -260,8 +282,8 @@ class Session:
             if self._lost is None:
                 self._lost = AgentLost(f"{message}. Its ops in flight are lost; call init again.")
             for pending in self._pending.values():
-                if not pending.done:
-                    pending.error, pending.done = self._lost, True
+                pending.error, pending.done = self._lost, True
+            self._pending.clear()
             self._changed.notify_all()
             return self._lost
 
@@ -272,7 +294,7 @@ class Session:
         hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
         self.send(pack_json(Message.HELLO, hello), timeout)
         try:
-            self.wait(Message.HELLO, pending, timeout)
+            self.wait(pending, timeout)
         except TimeoutError:
             raise AgentUnreachable(
                 f"the node agent at {self.path} does not answer within {timeout:g} s"
@@ -293,6 +315,14 @@ class Session:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._socket.close()
         self.arena.close()
+
+
+def _done(give: Callable[[], int]) -> bool:
+    try:
+        give()
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _connect(path: str, deadline: float) -> socket.socket:

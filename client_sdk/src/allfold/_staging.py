@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from typing import Any
 
 from allfold._arena import Arena, Block
 from allfold._calls.call import Call
@@ -22,6 +22,8 @@ class Staged:
     Raises:
         ArenaExhausted: no memory is left.
     """
+
+    __slots__ = ("_arena", "_blocks", "_call", "_result", "source", "target")
 
     def __init__(self, arena: Arena, call: Call) -> None:
         self._arena = arena
@@ -50,7 +52,7 @@ class Staged:
         self, views: Sequence[TensorView], beside: Sequence[TensorView] = ()
     ) -> tuple[Region, Block | None]:
         """Where the tensors are, and the block that was taken for them, if one was."""
-        nbytes = sum(view.nbytes for view in views)
+        nbytes = sum([view.nbytes for view in views])
         if not nbytes:
             return _NOWHERE, None
         if len(views) == 1 and views[0].address and not _overlap(views[0], beside):
@@ -61,11 +63,18 @@ class Staged:
         self._blocks.append(block)
         return block.region, block
 
+    @property
+    def result(self) -> Any:
+        """What the caller gets in the end."""
+        return self._call.result
+
     def bring_home(self) -> None:
         """Copy the result to where the caller wants it."""
         if self._result is not None:
-            for view, (start, stop) in _spans(self._call.outputs):
-                view.copy_from(self._result.memory[start:stop])
+            start = 0
+            for view in self._call.outputs:
+                view.copy_from(self._result, start)
+                start += view.nbytes
 
     def free(self) -> None:
         """Give the memory back."""
@@ -76,14 +85,11 @@ class Staged:
 
 
 def _gather(views: Sequence[TensorView], block: Block) -> None:
-    for view, (start, stop) in _spans(views):
-        view.copy_to(block.memory[start:stop])
-
-
-def _spans(views: Sequence[TensorView]) -> list[tuple[TensorView, tuple[int, int]]]:
-    """Each tensor with the bytes that it takes when all lie one after the other."""
-    ends = list(accumulate((view.nbytes for view in views), initial=0))
-    return list(zip(views, pairwise(ends), strict=True))
+    """Copy the tensors to a block, one after the other."""
+    start = 0
+    for view in views:
+        view.copy_to(block, start)
+        start += view.nbytes
 
 
 def _overlap(view: TensorView, others: Sequence[TensorView]) -> bool:

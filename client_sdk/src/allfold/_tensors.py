@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from ctypes import memmove
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from allfold._arena import Bytes
+from allfold._arena import Block, Bytes
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to make
 class TensorView:
     """A user's tensor, as elements that Allfold knows.
 
@@ -54,35 +56,42 @@ class TensorView:
         """The shape of a row, in elements."""
         return self.shape[1:] if len(self.tensor.shape) else self.shape
 
-    def copy_to(self, memory: Bytes) -> None:
-        """Write the elements, in C order, to raw memory."""
-        if not self.nbytes:
-            return
-        if self.is_torch:
-            given = self._torch_data()
-            _as_torch(memory, given).copy_(given)
-        else:
-            np.copyto(memory.view(self.tensor.dtype).reshape(self.tensor.shape), self.tensor)
+    def copy_to(self, block: Block, start: int) -> None:
+        """Write the elements, in C order, to a block, from this byte on."""
+        if self.address:
+            memmove(block.address + start, self.address, self.nbytes)
+        elif self.nbytes:
+            given = self._copied()
+            _shaped(block, start, self.nbytes, given)[...] = given
 
-    def copy_from(self, memory: Bytes) -> None:
+    def copy_from(self, block: Block, start: int) -> None:
         """Read the elements back into the tensor, whatever its strides."""
-        if not self.nbytes:
-            return
-        if self.is_torch:
-            given = self._torch_data()
-            given.copy_(_as_torch(memory, given))
-        else:
-            np.copyto(self.tensor, memory.view(self.tensor.dtype).reshape(self.tensor.shape))
+        if self.address and self._stays():
+            memmove(self.address, block.address + start, self.nbytes)
+        elif self.nbytes:
+            given = self._copied()
+            given[...] = _shaped(block, start, self.nbytes, given)
 
-    def _torch_data(self) -> Any:
+    def _stays(self) -> bool:
+        """Whether the memory is still the tensor's: torch lets anybody resize a storage."""
+        return not self.is_torch or self.tensor.data_ptr() == self.address
+
+    def _copied(self) -> Any:
         """The tensor, of a type that torch can copy: of those of a byte it cannot copy all."""
+        if not self.is_torch:
+            return self.tensor
         data = self.tensor.detach()
+        if not data.data_ptr():  # torch would go there, and crash
+            raise InvalidArgument(
+                "the tensor has no memory: its storage was resized; leave it alone until the op "
+                "is done"
+            )
         return data.view(sys.modules["torch"].uint8) if data.element_size() == 1 else data
 
 
-def _as_torch(memory: Bytes, like: Any) -> Any:
-    """A torch tensor over raw memory, of the type and shape of another."""
-    return sys.modules["torch"].from_numpy(memory).view(like.dtype).reshape(like.shape)
+def _shaped(block: Block, start: int, nbytes: int, like: Any) -> Any:
+    """The bytes of a block as a tensor of the type and shape of another."""
+    return make(block.memory[start : start + nbytes], like.shape, like.dtype)
 
 
 def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorView:
@@ -108,72 +117,98 @@ def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorVie
 
 
 def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> TensorView:
-    if array.dtype.hasobject:
-        raise InvalidArgument(f"the array holds Python objects ({array.dtype}), not numbers")
-    if not array.dtype.isnative:
-        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
-    if written and not array.flags.writeable:
+    element = _element_of_array(array.dtype, folded)
+    flags = array.flags
+    if written and not flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
-    _check_dimensions(array.shape, array.strides, array.itemsize, written)
-    contiguous = array.flags.c_contiguous and array.flags.aligned
+    _check_dimensions(len(array.shape))
+    if written and not flags.c_contiguous:
+        _check_strides(array.shape, array.strides, array.itemsize)
+    contiguous = flags.c_contiguous and flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
-    dtype, inner = _elements(array.dtype.name, array.dtype.itemsize, folded)
-    shape = array.shape + inner
-    return TensorView(array, dtype, shape, array.nbytes, address, False, array.dtype.kind == "c")
+    shape = array.shape + element.inner
+    return TensorView(array, element.dtype, shape, array.nbytes, address, False, element.is_complex)
 
 
 def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorView:
-    _check_kind(tensor, torch)
-    _check_dimensions(tensor.shape, tensor.stride(), 1, written)
-    name, itemsize = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
-    dtype, inner = _elements(name, itemsize, folded)
-    as_it_is = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    aligned = tensor.data_ptr() % dtype.itemsize == 0
-    address = tensor.data_ptr() if as_it_is and aligned else 0
-    shape = tuple(tensor.shape) + inner
-    nbytes = tensor.numel() * itemsize
-    return TensorView(tensor, dtype, shape, nbytes, address, True, tensor.is_complex())
+    if (
+        tensor.is_nested
+        or tensor.layout is not torch.strided
+        or not tensor.is_cpu
+        or tensor.is_quantized
+    ):
+        raise InvalidArgument(_why_not(tensor, torch))
+    element = _element_of_torch(tensor.dtype, folded)
+    shape = tuple(tensor.shape)
+    _check_dimensions(len(shape))
+    contiguous = tensor.is_contiguous()
+    if written and not contiguous:
+        _check_strides(shape, tensor.stride(), 1)
+    address = tensor.data_ptr() if contiguous else 0
+    if address % element.dtype.itemsize or tensor.is_conj() or tensor.is_neg():
+        address = 0
+    nbytes = tensor.numel() * element.itemsize
+    shape += element.inner
+    return TensorView(tensor, element.dtype, shape, nbytes, address, True, element.is_complex)
 
 
-def _check_kind(tensor: Any, torch: Any) -> None:
-    """Refuse what is no plain array of numbers in the memory of the CPU."""
+def _why_not(tensor: Any, torch: Any) -> str:
+    """Why something is no plain array of numbers in the memory of the CPU, and what to do."""
     if tensor.is_nested:
-        raise InvalidArgument("the tensor is nested; move those of tensor.unbind() one by one")
+        return "the tensor is nested; move those of tensor.unbind() one by one"
     if tensor.layout is not torch.strided:
-        raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+        return f"the tensor has layout {tensor.layout}; use tensor.to_dense()"
     if tensor.is_meta:
-        raise InvalidArgument(
-            "the tensor is on meta and has no data; use torch.empty_like(tensor, device='cpu')"
-        )
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(
-            f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
-        )
-    if tensor.is_quantized:
-        raise InvalidArgument(f"the tensor is quantized ({tensor.dtype}); use tensor.int_repr()")
+        return "the tensor is on meta and has no data; use torch.empty_like(tensor, device='cpu')"
+    if not tensor.is_cpu:
+        return f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
+    return f"the tensor is quantized ({tensor.dtype}); use tensor.int_repr()"
+
+
+class _Element(NamedTuple):
+    """How Allfold sees an element: of what type, how many of them (as a shape), in what size."""
+
+    dtype: DType
+    inner: tuple[int, ...]
+    itemsize: int
+    is_complex: bool
+
+
+@lru_cache(maxsize=256)
+def _element_of_array(dtype: np.dtype[Any], folded: bool) -> _Element:
+    if dtype.hasobject:
+        raise InvalidArgument(f"the array holds Python objects ({dtype}), not numbers")
+    if not dtype.isnative:
+        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
+    return _element(dtype.name, dtype.itemsize, folded)
+
+
+@lru_cache(maxsize=256)
+def _element_of_torch(dtype: Any, folded: bool) -> _Element:
+    return _element(str(dtype).removeprefix("torch."), dtype.itemsize, folded)
 
 
 _COMPLEX = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
 
 
-def _elements(label: str, itemsize: int, folded: bool) -> tuple[DType, tuple[int, ...]]:
-    """The type in which Allfold sees an element, and how many of them it is, as a shape."""
+def _element(label: str, itemsize: int, folded: bool) -> _Element:
     if label in _COMPLEX:
-        return _COMPLEX[label], (2,)
+        return _Element(_COMPLEX[label], (2,), itemsize, True)
     try:
-        return DType.from_label(label), ()
+        return _Element(DType.from_label(label), (), itemsize, False)
     except ValueError as error:
         if folded:
             raise InvalidArgument(str(error)) from None
-        return DType.UINT8, (itemsize,)
+        return _Element(DType.UINT8, (itemsize,), itemsize, label.startswith("complex"))
 
 
-def _check_dimensions(
-    shape: Sequence[int], strides: Sequence[int], step: int, written: bool
-) -> None:
-    if len(shape) >= MAX_DIMENSIONS:
-        raise InvalidArgument(f"{len(shape)} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
-    if written and all(shape) and _overlaps_itself(shape, strides, step):
+def _check_dimensions(count: int) -> None:
+    if count >= MAX_DIMENSIONS:
+        raise InvalidArgument(f"{count} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
+
+
+def _check_strides(shape: Sequence[int], strides: Sequence[int], step: int) -> None:
+    if all(shape) and _overlaps_itself(shape, strides, step):
         raise InvalidArgument(
             "several elements share one place in memory (an expanded or broadcast tensor, or "
             "windows that overlap), but the result is written into the tensor; use .clone() or "

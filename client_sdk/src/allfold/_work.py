@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection
 from threading import Lock
 from time import monotonic
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
+from allfold._staging import Staged
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
+from allfold_core.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
-
-Finish = Callable[[dict[str, Any]], Any]
-CleanUp = Callable[[], None]
 
 
 class Work:
     """What an op with ``async_op=True`` returns. The tensor must be left alone until it is done.
 
     Args:
-        finish: called once with the agent's answer, after a success, in the thread that waits:
-            brings the result home.
-        clean_up: called once when the outcome is known, good or bad.
+        group: its name.
+        number: of the op in the group, or of the message.
+        staged: its memory. Whoever waits first brings the result home, and gives the memory back.
+        timeout: seconds that the agent gives it.
+        in_flight: where it is to be found by its number until the outcome is known.
     """
 
     def __init__(
         self,
         session: Session,
-        key: Hashable,
         pending: Pending,
-        describe: str,
+        group: str,
+        number: int,
+        staged: Staged,
         timeout: float,
-        finish: Finish,
-        clean_up: CleanUp,
+        in_flight: dict[int, Work],
     ) -> None:
         self._session = session
-        self._key = key
         self._pending = pending
-        self._describe = describe
+        self._group = group
+        self._number = number
+        self._staged: Staged | None = staged
         self._timeout = timeout
         self._deadline = monotonic() + timeout + GRACE_SECONDS
-        self._ending: tuple[Finish, CleanUp] | None = finish, clean_up
+        self._in_flight = in_flight
         self._settling = Lock()
         self._settled = False
         self._error: BaseException | None = None
         self._result: Any = None
+        in_flight[number] = self
 
     def __repr__(self) -> str:
         state = "settled" if self._settled else "done" if self._pending.done else "in flight"
-        return f"<allfold.Work {self._describe}: {state}>"
+        return f"<allfold.Work {self._name}: {state}>"
 
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return, or raise, at once."""
@@ -98,32 +101,40 @@ class Work:
     def _overdue(self, timeout: float | None) -> Exception:
         if timeout is not None:
             return PeerMissing(
-                f"{self._describe} is not done after {timeout:g} s; it is still in flight, "
-                "wait again",
+                f"{self._name} is not done after {timeout:g} s; it is still in flight, wait again",
                 timeout=timeout,
             )
         return AgentLost(
-            f"the node agent at {self._session.path} gave no outcome for {self._describe} within "
+            f"the node agent at {self._session.path} gave no outcome for {self._name} within "
             f"{self._timeout:g} s, although it should have; is it stopped?"
         )
+
+    @property
+    def _name(self) -> str:
+        kind, number = "op", self._number
+        if number >= FIRST_PAIR:
+            kind, number = "message", number - FIRST_PAIR
+        return f"{kind} {number} of group '{self._group}'"
 
     def _settle(self) -> None:
         """Bring the outcome home, once, whoever of several threads comes first."""
         with self._settling:
-            if self._ending is None:
+            staged, self._staged = self._staged, None
+            if staged is None:
                 return
-            finish, clean_up = self._ending
-            self._ending = None
             try:
-                self._result = finish(self._session.take(self._key, self._pending))
+                answer = self._pending.outcome()
+                staged.bring_home()
+                self._result = answer.get("source", staged.result)
             except AllfoldError as error:
                 self._error = error.with_traceback(None)
-                log.debug("%s failed: %s", self._describe, error)
+                log.debug("%s failed: %s", self._name, error)
             except BaseException as error:
                 self._error = error
                 raise
             finally:
-                clean_up()
+                staged.free()
+                self._in_flight.pop(self._number, None)
                 self._settled = True
 
 

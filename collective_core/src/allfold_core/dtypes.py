@@ -19,6 +19,8 @@ class DType(Enum):
     UINT8 = (9, "uint8", 1)
     BOOL = (10, "bool", 1)
 
+    __hash__ = object.__hash__  # there is one object for each; Enum would hash its name, in Python
+
     def __init__(self, code: int, label: str, itemsize: int) -> None:
         self.code = code
         self.label = label

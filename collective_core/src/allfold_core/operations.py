@@ -25,6 +25,8 @@ class Kind(Enum):
     SCATTER = (8, "scatter")
     ALL_TO_ALL = (9, "all_to_all")
 
+    __hash__ = object.__hash__  # there is one object for each; Enum would hash its name, in Python
+
     def __init__(self, code: int, label: str) -> None:
         self.code = code
         self.label = label
@@ -62,6 +64,8 @@ class ReduceOp(Enum):
     BOR = (7, "bor")
     BXOR = (8, "bxor")
     PREMUL_SUM = (9, "premul_sum")
+
+    __hash__ = object.__hash__  # as for a kind
 
     def __init__(self, code: int, label: str) -> None:
         self.code = code

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from allfold import _tensors
 from allfold._calls.call import Seat
@@ -16,8 +15,7 @@ from allfold_core.errors import InvalidArgument
 LARGEST = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One tensor, or a list that travels as one."""
 
     views: tuple[TensorView, ...]
@@ -46,12 +44,13 @@ def batch(given: Any, *, written: bool, folded: bool) -> Batch:
 
 def check_one_dtype(views: Sequence[TensorView]) -> None:
     """Refuse tensors of several types in one op."""
-    labels = {view.dtype.label for view in views}
-    if len(labels) > 1:
-        raise InvalidArgument(
-            f"the tensors of one op have one dtype, got {', '.join(sorted(labels))}; "
-            "call once per dtype"
-        )
+    for view in views:
+        if view.dtype is not views[0].dtype:
+            labels = sorted({each.dtype.label for each in views})
+            raise InvalidArgument(
+                f"the tensors of one op have one dtype, got {', '.join(labels)}; "
+                "call once per dtype"
+            )
 
 
 def checked_rank(seat: Seat, rank: int, what: str) -> int:

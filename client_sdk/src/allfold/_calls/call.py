@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from allfold._tensors import TensorView
@@ -22,7 +23,10 @@ class Seat:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Calls are made for every op, and what is frozen takes three times as long to make.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """The tensors of a call.
 
@@ -39,7 +43,7 @@ class Call:
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OpCall(Call):
     """One collective as this rank calls it.
 
@@ -50,7 +54,11 @@ class OpCall(Call):
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True, slots=True)
+# One object for all calls that are alike.
+fingerprint = lru_cache(maxsize=1024)(Fingerprint)
+
+
+@dataclass(slots=True, eq=False)
 class PairCall(Call):
     """One end of a message: a tensor, which is the input or the output, and the envelope.
 

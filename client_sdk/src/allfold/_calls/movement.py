@@ -8,7 +8,7 @@ from typing import Any
 from allfold import _tensors
 from allfold._calls.arguments import batch, checked_counts, checked_root
 from allfold._calls.blocks import Blocks, even_share
-from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat
+from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat, fingerprint
 from allfold._tensors import TensorView
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -18,7 +18,7 @@ from allfold_core.operations import Fingerprint, Kind
 
 def barrier() -> OpCall:
     """Nothing at all is moved."""
-    return OpCall(Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
+    return OpCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
 
 
 def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> OpCall:
@@ -26,7 +26,7 @@ def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> OpCall:
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
     root = checked_root(seat, root)
-    print_ = Fingerprint(Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO)
+    print_ = fingerprint(Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO)
     inputs = given.views if is_root else ()
     outputs = () if is_root and not rounded else given.views
     return OpCall(print_, inputs=inputs, outputs=outputs, in_place=True, result=tensor)
@@ -77,7 +77,7 @@ def scatter(
 
 
 def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
-    return Fingerprint(kind, None, block.dtype, blocks.shape, root, AUTO, counts=blocks.counts)
+    return fingerprint(kind, None, block.dtype, blocks.shape, root, AUTO, counts=blocks.counts)
 
 
 # One block per pair of ranks
@@ -130,7 +130,7 @@ def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> OpCall
 def _all_to_all_fingerprint(
     dtype: DType, row_shape: tuple[int, ...], counts: tuple[int, ...]
 ) -> Fingerprint:
-    return Fingerprint(Kind.ALL_TO_ALL, None, dtype, row_shape, NO_ROOT, AUTO, counts=counts)
+    return fingerprint(Kind.ALL_TO_ALL, None, dtype, row_shape, NO_ROOT, AUTO, counts=counts)
 
 
 def _split(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite, nan
 from typing import Any
 
 from allfold import _tensors
 from allfold._calls.arguments import Batch, batch, checked_root
 from allfold._calls.blocks import Blocks, new_block
-from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat
+from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat, fingerprint
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -53,21 +52,27 @@ def reduce_scatter(
     blocks = Blocks.of(seat, block, inputs, counts)
     views = blocks.views(inputs, written=False, folded=True)
     given = Batch((block,), blocks.shape)
-    print_ = _fingerprint(Kind.REDUCE_SCATTER, given, op, factor, NO_ROOT)
-    print_ = replace(print_, counts=blocks.counts)
+    print_ = _fingerprint(Kind.REDUCE_SCATTER, given, op, factor, NO_ROOT, blocks.counts)
     return OpCall(print_, inputs=views, outputs=(block,), result=output)
 
 
 def _fingerprint(
-    kind: Kind, given: Batch, op: str | ReduceOp, factor: float | None, root: int
+    kind: Kind,
+    given: Batch,
+    op: str | ReduceOp,
+    factor: float | None,
+    root: int,
+    counts: tuple[int, ...] = (),
 ) -> Fingerprint:
     found = _reduce_op(op, given.dtype)
     multiplier = _multiplier(found, factor)
-    if given.is_complex and found not in _OF_COMPLEX:
+    if found not in _OF_COMPLEX and given.is_complex:
         raise InvalidArgument(
             f"{found.label} of complex numbers is not defined; there are sum, mean and premul_sum"
         )
-    return Fingerprint(kind, found, given.dtype, given.shape, root, AUTO, factor=multiplier)
+    return fingerprint(
+        kind, found, given.dtype, given.shape, root, AUTO, factor=multiplier, counts=counts
+    )
 
 
 def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
