@@ -155,8 +155,8 @@ class CountedPool(BufferPool):
         super().__init__(1 << 30)
         self.held = 0
 
-    def take(self, nbytes: int) -> Buffer:
-        buffer = super().take(nbytes)
+    def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
+        buffer = super().take(nbytes, shared=shared)
         with self.lock:
             self.held += 1
         return buffer

@@ -11,10 +11,8 @@ import logging
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from math import frexp
 from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any
@@ -41,8 +39,6 @@ log = logging.getLogger("allfold")
 
 _RETRY_SECONDS = 0.05
 _LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
-_SHORTEST_WAIT = 2.0**-10
-_TIMEVAL = struct.Struct("@ll")
 _ANSWERS = {
     Message.JOINED: Message.JOIN,
     Message.LEFT: Message.LEAVE,
@@ -78,7 +74,8 @@ class Session:
         self.arena = Arena(self._share)
         self._patience = timeout
         self._socket = _connect(path, monotonic() + timeout)
-        self._receive_seconds = 0.0
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._reading = False
@@ -216,11 +213,9 @@ class Session:
     def _receive(self, timeout: float) -> bytes | None:
         """The next message; ``None`` where none has come in time, or none will any more."""
         try:
-            if timeout > 0:
-                self._end_receive_after(timeout)
-                data = self._socket.recv(MAX_MESSAGE)
-            else:
-                data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+            if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
+                return None
+            data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -230,20 +225,6 @@ class Session:
             self._lose(f"the node agent at {self.path} closed the connection")
             return None
         return data
-
-    def _end_receive_after(self, timeout: float) -> None:
-        """Have the kernel end a receive after this time or sooner.
-
-        A power of two, so that it is the same for one call after the other and costs nothing. (A
-        signal that Python handles lets it begin anew.)
-        """
-        power = frexp(min(timeout, _LONGEST_WAIT))[1] - 1
-        seconds = max(2.0**power, _SHORTEST_WAIT)
-        if seconds != self._receive_seconds:
-            whole, micros = divmod(int(seconds * 1e6), 1_000_000)
-            limit = _TIMEVAL.pack(whole, micros)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._receive_seconds = seconds
 
     def _dispatch(self, data: bytes) -> None:
         kind = data[0]

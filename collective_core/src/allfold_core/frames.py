@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 MAGIC = 0xAF01
 EDGE_PROTOCOL = "allfold-edge/1"
@@ -57,8 +57,7 @@ class FrameError(ValueError):
     """Bytes that are no frame of this protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
+class FrameHeader(NamedTuple):
     """One frame's header.
 
     Attributes:
@@ -84,17 +83,7 @@ class FrameHeader:
 
     def pack(self) -> bytes:
         """The header's :data:`HEADER_SIZE` bytes, the last four a CRC-32 of the others."""
-        body = _BODY.pack(
-            MAGIC,
-            self.type,
-            self.epoch,
-            self.number,
-            self.seq,
-            self.offset,
-            self.length,
-            self.fingerprint,
-            self.digest,
-        )
+        body = _BODY.pack(MAGIC, *self)
         return body + _CHECK.pack(zlib.crc32(body))
 
     @classmethod

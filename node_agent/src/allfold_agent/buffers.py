@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import weakref
@@ -9,6 +10,8 @@ from collections import defaultdict
 from threading import Lock
 
 import torch
+
+log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024
 HUGE_PAGE = 2 * 1024 * 1024
@@ -18,26 +21,34 @@ class Buffer:
     """A range of memory that goes back to its pool when its last holder releases it.
 
     Attributes:
-        file: of a large one, the descriptor of the file that the memory is; the kernel can send
-            from it without a copy.
+        file: of one that is shared, the descriptor of the file that the memory is; the kernel can
+            send from it without a copy.
     """
 
-    def __init__(self, pool: BufferPool, size: int) -> None:
+    def __init__(self, pool: BufferPool, size: int, shared: bool) -> None:
         self.size = size
+        self.shared = shared
+        self.file: int | None = None
         self._pool = pool
         self._holders = 0
-        self.file: int | None = None
+        self._memory = self._map(size) if shared else mmap.mmap(-1, size)
         if size >= HUGE_PAGE:
+            # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(self._memory)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def _map(self, size: int) -> mmap.mmap:
+        """A file in memory; plain memory where no descriptors are left."""
+        try:
             self.file = os.memfd_create("allfold-work", os.MFD_CLOEXEC)
             weakref.finalize(self, os.close, self.file)
             os.ftruncate(self.file, size)
-            self._memory = mmap.mmap(self.file, size)
-            # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        else:
-            self._memory = mmap.mmap(-1, size)
-        self.view = memoryview(self._memory)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+            return mmap.mmap(self.file, size)
+        except OSError as error:
+            log.warning("a work buffer is no file, so it is sent with a copy: %s", error)
+            self.file = None
+            return mmap.mmap(-1, size)
 
     def hold(self) -> Buffer:
         """Add a holder; every ``hold`` needs one :meth:`release`."""
@@ -59,23 +70,29 @@ class BufferPool:
     def __init__(self, keep: int) -> None:
         self.lock = Lock()
         self._keep = keep
-        self._idle: dict[int, list[Buffer]] = defaultdict(list)
+        self._idle: dict[tuple[int, bool], list[Buffer]] = defaultdict(list)
         self._idle_bytes = 0
 
-    def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least ``nbytes`` with one holder. Its content is arbitrary."""
+    def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
+        """A buffer of at least ``nbytes`` with one holder. Its content is arbitrary.
+
+        Args:
+            shared: whether the kernel should be able to send from it without a copy, where it is
+                large. That costs descriptors, of which a process has few.
+        """
         size = max(SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
+        kind = size, shared and size >= HUGE_PAGE
         with self.lock:
-            idle = self._idle[size]
+            idle = self._idle[kind]
             if idle:
                 self._idle_bytes -= size
                 buffer = idle.pop()
                 buffer._holders = 1
                 return buffer
-        return Buffer(self, size).hold()
+        return Buffer(self, *kind).hold()
 
     def give_back(self, buffer: Buffer) -> None:
         """Keep an unheld buffer, or let it go where enough are idle. Called with the lock held."""
         if self._idle_bytes + buffer.size <= self._keep:
             self._idle_bytes += buffer.size
-            self._idle[buffer.size].append(buffer)
+            self._idle[buffer.size, buffer.shared].append(buffer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, RLock
 
 import torch
 
@@ -82,9 +82,10 @@ class Exchange:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._size = job.arithmetic.kept_itemsize
-        self.buffer = buffers.take(job.layout.held * self._size)
+        self.buffer = buffers.take(job.layout.held * self._size, shared=bool(flow.sends))
         self.work = job.arithmetic.kept(self.buffer.bytes, job.layout.held)
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._waits_for = [task.waits_for for task in flow.tasks]
         self._remaining = len(flow.tasks)
         self._next_send = dict.fromkeys(flow.sends, 0)
@@ -103,7 +104,7 @@ class Exchange:
         for destination in {task.peer for task in ready if task.kind in _SENDING}:
             self._on_sendable(destination)
         contributions = [task for task in ready if task.kind is TaskKind.CONTRIBUTE]
-        with self._changed:
+        with self._lock:
             if self.failed:  # its memory may have been given up already
                 return []
             for _ in contributions:
@@ -143,7 +144,7 @@ class Exchange:
         finished = False
         while todo:
             own: list[Task] = []
-            with self._changed:
+            with self._lock:
                 if self.failed:
                     return
                 for done in todo:
@@ -203,7 +204,7 @@ class Exchange:
         scratch = [self._scratch.pop(index) for index in task.operands if index >= 0]
         received = iter(scratch)
         operands = [
-            part if index < 0 else self._decoded(next(received), len(part))
+            part if index < 0 else self._decoded(next(received), part.numel())
             for index in task.operands
         ]
         self._arithmetic.fold(part, operands)
@@ -233,7 +234,7 @@ class Exchange:
 
     def _keep_code(self, task: Task, buffer: Buffer) -> None:
         """Keep a code for those that send it, until the op is over."""
-        with self._changed:
+        with self._lock:
             if not self.failed:
                 self._codes[task.index] = buffer
                 return
@@ -241,14 +242,14 @@ class Exchange:
 
     def fail(self) -> None:
         """Stop: nothing is sent, received or folded any more. Wakes whoever waits."""
-        with self._changed:
+        with self._lock:
             self.failed = True
             self._changed.notify_all()
 
     def release(self) -> None:
         """Give up the op's hold on its memory; frames in flight keep theirs."""
         self.buffer.release()
-        with self._changed:
+        with self._lock:
             codes, self._codes = self._codes, {}
         for buffer in codes.values():
             buffer.release()
@@ -262,7 +263,7 @@ class Exchange:
     def take_send(self, destination: int) -> tuple[Task, Buffer] | None:
         """The next send on an edge, in edge order, if it is ready, and its memory, held for it."""
         order = self.flow.sends[destination]
-        with self._changed:
+        with self._lock:
             position = self._next_send[destination]
             if self.failed or position == len(order) or self._waits_for[order[position]]:
                 return None
@@ -319,7 +320,11 @@ class Exchange:
                 f"op {header.seq} got {header.length} bytes at element {header.offset}, "
                 f"expected {expected}"
             )
-        return self._land(task)
+        try:
+            return self._land(task)
+        except BaseException:
+            self._next_receive[source] -= 1  # the frame comes again, on a new connection
+            raise
 
     def _expect(self, source: int) -> Task | None:
         """The next task that an edge feeds, in edge order; ``None`` when it expects no more."""
@@ -356,7 +361,7 @@ class Exchange:
         return self._job.wire_bytes(task.stop - task.start)
 
     def _land(self, task: Task) -> Landing | None:
-        with self._changed:
+        with self._lock:
             while self._waits_for[task.index] and not self.failed:
                 self._changed.wait(timeout=1.0)  # a deadline or a loss sets `failed`
             if self.failed:
@@ -373,7 +378,7 @@ class Exchange:
         task = landing.task
         if task.kind is TaskKind.RECEIVE_OPERAND:
             assert landing.buffer is not None
-            with self._changed:
+            with self._lock:
                 self._scratch[task.index] = landing.buffer
             self.complete(task)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from threading import Condition
+from threading import Condition, RLock
 from time import monotonic
 from typing import Protocol
 
@@ -74,7 +74,8 @@ class Group:
         self.last_seq = dict.fromkeys(self.ranks, -1)
         self.fates = Fates(plan.group)
         self._detective = detective
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self.edges = Edges(plan, self.me, dial, self, reactor)
         self.pairs = Pairs(plan, self.me, dial, workers, buffers, self.edge_lost, reactor)
         self._closing = False
@@ -119,7 +120,7 @@ class Group:
             self._refuse(connection, number, message.seq, refusal)
             return
         arrival = Arrival(rank, connection, number, message, contract, source, target, monotonic())
-        with self._changed:
+        with self._lock:
             failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
             self.last_seq[rank] = max(self.last_seq[rank], message.seq)
             op = None if failure else self._arrive(arrival)
@@ -175,7 +176,7 @@ class Group:
                 return op.ended or len(op.arrivals) == len(self.ranks)
             return self.fates.of(seq) is not None or self._succeeded(seq)
 
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(settled, timeout=wait)
 
     def _refuse(
@@ -195,7 +196,7 @@ class Group:
 
     def settle(self, op: Op) -> bool:
         """Decide that the op succeeds; false where it has failed before."""
-        with self._changed:
+        with self._lock:
             if op.ended:
                 return False
             op.ended = True
@@ -210,7 +211,7 @@ class Group:
                 seq=op.seq,
                 group=self.name,
             )
-        with self._changed:
+        with self._lock:
             self._retire(op)
         for arrival in op.arrivals.values():
             if op.error is None:
@@ -227,7 +228,7 @@ class Group:
 
     def serve_edge(self, destination: int, lane: Lane) -> OutEdge:
         """The out-edge that another node has opened; ``PeerLost`` when the group is closed."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise PeerLost(f"group '{self.name}' epoch {self.epoch} is closed on this node")
             if lane is Lane.PAIRS:
@@ -241,7 +242,7 @@ class Group:
             TimeoutError: the local ranks have not all called it within ``seconds``.
         """
         deadline = monotonic() + seconds
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed or self.fates.of(header.seq):
                     return None
@@ -259,7 +260,7 @@ class Group:
     def edge_lost(self, source: int, error: AllfoldError) -> None:
         """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
         member = self.plan.members[source]
-        with self._changed:
+        with self._lock:
             if self._closing or all(rank in self.fates.left for rank in member.ranks):
                 return
         log.warning("group '%s' has lost node %s: %s", self.name, member.node, error.message)
@@ -288,7 +289,7 @@ class Group:
         Returns whether the op has failed here: not where it is done; nor, unless the verdict is
         final, where the ranks that it calls missing have called meanwhile.
         """
-        with self._changed:
+        with self._lock:
             op = self.ops.get(seq)
             if self.fates.of(seq):
                 return True
@@ -306,7 +307,7 @@ class Group:
 
     def failure(self, seq: int) -> AllfoldError | None:
         """Why an op has failed, or can only fail; ``None`` for one that may still succeed."""
-        with self._changed:
+        with self._lock:
             return self.fates.of(seq)
 
     def _succeeded(self, seq: int) -> bool:
@@ -326,7 +327,7 @@ class Group:
 
     def break_(self, error: PeerLost) -> None:
         """The group has lost a member: fail what is in flight and whatever comes."""
-        with self._changed:
+        with self._lock:
             if self.fates.broken is None:
                 self.fates.broken = error
                 log.warning("group '%s' epoch %d is broken: %s", self.name, self.epoch, error)
@@ -339,7 +340,7 @@ class Group:
 
     def rank_left(self, rank: int, last_seq: int) -> None:
         """A rank has left in order: later ops, which would wait for it, fail."""
-        with self._changed:
+        with self._lock:
             self.fates.left[rank] = last_seq
             for op in list(self.ops.values()):
                 error = self.fates.of(op.seq)
@@ -355,7 +356,7 @@ class Group:
         The ops behind the first one wait for it. To look into hundreds of them would keep the
         nodes too busy to answer.
         """
-        with self._changed:
+        with self._lock:
             waiting = [op for op in self.ops.values() if not op.ended]
             late = [op for op in waiting if now >= op.next_deadline][:CASES_AT_ONCE]
             for op in late:
@@ -377,13 +378,13 @@ class Group:
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
         self.edges.finish(monotonic() + linger)
         self.pairs.finish(monotonic() + linger)
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self.edges.close()

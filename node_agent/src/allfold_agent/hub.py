@@ -8,7 +8,7 @@ import socket
 import struct
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 PROCESS_ENDED = "its process ended without leaving the group"
 GAVE_UP = "it left the group while ops of its own were in flight"
+_DESCRIPTOR = struct.Struct("i")
+_ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 
 
@@ -146,12 +148,13 @@ class Hub:
     def _read(self, process: RankProcess) -> None:
         """Read one message; where more are there, the socket is still ready."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(process.socket, MAX_MESSAGE, 1)
+            data, beside, _, _ = process.socket.recvmsg(MAX_MESSAGE, _ONE_DESCRIPTOR)
         except BlockingIOError:
             return
         except OSError as error:
             log.debug("process %d: %s", process.pid, error)
-            data, descriptors = b"", []
+            data, beside = b"", []
+        descriptors = _descriptors(beside) if beside else []
         if not data:
             self._gone(process)
             return
@@ -306,6 +309,17 @@ class Hub:
         for membership in process.memberships.values():
             self._registrar.lose(membership)
         process.memberships.clear()
+
+
+def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
+    """The file descriptors that came with a message; they are ours now."""
+    return [
+        *chain.from_iterable(
+            (number for (number,) in _DESCRIPTOR.iter_unpack(data))
+            for level, kind, data in beside
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        )
+    ]
 
 
 def _listen(path: str) -> socket.socket:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.05
 LOOK_SECONDS = 0.1
+_LOOK_AGAIN_SECONDS = 1.0
 ACK_BYTES = 1 << 20
 ACK_FRAMES = 64
 # An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.
@@ -151,6 +152,7 @@ class InEdge:
         self._filled = 0
         self._arriving: _Arriving | None = None
         self._is_lent = False
+        self._events = 0
         self._parked = False
         self._returned = Event()
         self._failure: Exception | None = None
@@ -171,6 +173,9 @@ class InEdge:
                 connected.shutdown(socket.SHUT_RDWR)
             except OSError as error:
                 log.debug("edge %s was gone already: %s", self._name, error)
+        self._reactor.call(self._end_if_closed)  # where it waits, it hears of nothing
+        if not self._reactor.running:
+            self._returned.set()
         self._thread.join(timeout=2.0)
 
     # Connection
@@ -237,8 +242,9 @@ class InEdge:
             return
         self._returned.clear()
         self._reactor.call(lambda: self._guarded(self._take_over))
-        while not self._returned.wait(timeout=1.0):
+        while not self._returned.wait(timeout=_LOOK_AGAIN_SECONDS):
             if not self._reactor.running:
+                self._closed.wait(timeout=_LOOK_AGAIN_SECONDS)
                 raise EOFError("the agent is stopping")
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -249,15 +255,30 @@ class InEdge:
         self._filled = len(self._early)
         self._stage[: self._filled] = self._early
         self._early = memoryview(b"")
-        self._reactor.register(self._socket, self._serve)
         self._is_lent = True
+        self._serve_for(READABLE)
         self._advance()
 
-    def _give_back(self, failure: Exception | None = None) -> None:
+    def _serve_for(self, events: int) -> None:
+        """Have the reactor wait for these events on the connection, and no others."""
         assert self._socket is not None
-        if self._is_lent:
-            self._is_lent = False
+        if self._events and events:
+            self._reactor.modify(self._socket, events)
+        elif events:
+            self._reactor.register(self._socket, self._serve, events)
+        elif self._events:
             self._reactor.unregister(self._socket)
+        self._events = events
+
+    def _end_if_closed(self) -> None:
+        if self._closed.is_set() and self._is_lent:
+            self._give_back(EOFError("the edge was closed"))
+
+    def _give_back(self, failure: Exception | None = None) -> None:
+        self._serve_for(0)
+        self._is_lent = False
+        if failure is None and self._unacked_frames:
+            self._acknowledge()
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             arriving.retract(self.source)
@@ -344,12 +365,13 @@ class InEdge:
         try:
             sink = self._receiver.sink_for(self.source, header, 0.0)
         except TimeoutError:
-            sink = None
-        else:
-            self._parked = sink is not None and not sink.is_ready(self.source)
-        if self._parked:
-            self._park()
+            self._serve_for(HUNG_UP)  # a peer that dies now is noticed
             return None
+        if sink is not None and not sink.is_ready(self.source):
+            # What has arrived of this op is wanted, also of a peer that has left since.
+            self._serve_for(0)
+            return None
+        self._parked = False
         landing = None if sink is None else self._admit(sink, header)
         return _Arriving(header, sink, landing)
 
@@ -369,10 +391,6 @@ class InEdge:
             self._ack_is_due = True
             self._reactor.later(_ACK_SECONDS, self._acknowledge_late)
 
-    def _park(self) -> None:
-        assert self._socket is not None
-        self._reactor.modify(self._socket, HUNG_UP)
-
     def resume(self) -> None:
         """What a frame waits for may be there; from any thread."""
         if self._parked:
@@ -381,10 +399,12 @@ class InEdge:
     def _resume(self) -> None:
         if not self._parked:
             return
-        assert self._socket is not None
         self._parked = False
-        self._reactor.modify(self._socket, READABLE)
-        self._guarded(self._advance)
+        self._guarded(self._go_on)
+
+    def _go_on(self) -> None:
+        self._serve_for(READABLE)
+        self._advance()
 
     def _acknowledge_late(self) -> None:
         self._ack_is_due = False

@@ -74,6 +74,7 @@ class Op:
         ended: the outcome is settled on this node.
         stalled_since: when it was first seen to be next, and yet not done.
         patience: how long it may stall until it is looked into (again).
+        timeout: the shortest deadline of the ranks that have called, in seconds.
     """
 
     seq: int
@@ -89,26 +90,27 @@ class Op:
     first_arrival: float = field(default_factory=monotonic)
     stalled_since: float = 0.0
     patience: float = STALL_SECONDS
+    timeout: float = field(init=False, default=float("inf"))
     next_deadline: float = field(init=False, default=float("inf"))
+    _contract: Contract | None = field(init=False, default=None, repr=False)
 
     @property
     def contract(self) -> Contract:
         """That of the first rank that called."""
-        return next(iter(self.arrivals.values())).contract
+        assert self._contract is not None
+        return self._contract
 
     @property
     def fingerprint(self) -> Fingerprint:
         """That of the first rank that called."""
         return self.contract.fingerprint
 
-    @property
-    def timeout(self) -> float:
-        """The shortest deadline of the ranks that have called, in seconds."""
-        return min(arrival.message.timeout for arrival in self.arrivals.values())
-
     def add(self, arrival: Arrival) -> None:
         """Record a rank's call; the shortest timeout of all counts, from the first call on."""
         self.arrivals[arrival.rank] = arrival
+        if self._contract is None:
+            self._contract = arrival.contract
+        self.timeout = min(self.timeout, arrival.message.timeout)
         self.next_deadline = self.first_arrival + self.timeout
 
     def agrees(self) -> bool:

@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition, RLock, Thread
 from time import monotonic
 from typing import Protocol
 
@@ -136,7 +136,8 @@ class OutEdge:
         self.destination = destination
         self.counters = EdgeCounters()
         self._epoch = epoch
-        self._ready = Condition()
+        self._lock = RLock()
+        self._ready = Condition(self._lock)
         self._cargoes: deque[Cargo] = deque()
         self._unacked: deque[Frame] = deque()
         self._resend: deque[Frame] = deque()
@@ -146,6 +147,7 @@ class OutEdge:
         self._lost_at = monotonic()  # one that was never opened may be opened yet
         self._crosses_a_wire = True
         self._ack_rest = b""
+        self._dropped: list[socket.socket] = []
         self._busy = False
         self._closed = False
         self._thread = Thread(target=self._run, name=f"allfold-send-{name}", daemon=True)
@@ -155,12 +157,12 @@ class OutEdge:
 
     def enqueue(self, cargo: Cargo) -> None:
         """Append what is to be sent; ops are appended in their order."""
-        with self._ready:
+        with self._lock:
             self._cargoes.append(cargo)
 
     def kick(self) -> None:
         """Something may have become ready: send it, here if that is quick."""
-        with self._ready:
+        with self._lock:
             if self._busy:
                 # The busy thread looks again before it rests, so nothing is forgotten.
                 return
@@ -172,12 +174,12 @@ class OutEdge:
 
     def wake(self) -> None:
         """An op has failed: what is queued behind it may be ready. Sends nothing here and now."""
-        with self._ready:
+        with self._lock:
             self._ready.notify_all()
 
     def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
         """Accept a connection that wants everything from a frame on; returns its taker."""
-        with self._ready:
+        with self._lock:
             oldest = self._unacked[0].number if self._unacked else self._next_number
             if not oldest <= from_frame <= self._next_number:
                 raise InvalidArgument(
@@ -192,7 +194,7 @@ class OutEdge:
         A connection that has just broken may come back; one that does not is not waited for.
         """
         while True:
-            with self._ready:
+            with self._lock:
                 if not self._unsent_or_unacked():
                     return
                 connected, left = self._socket, deadline - monotonic()
@@ -207,19 +209,24 @@ class OutEdge:
 
     def close(self) -> None:
         """End, whatever is still queued."""
-        with self._ready:
+        with self._lock:
             self._closed = True
             self._drop_socket()
             self._ready.notify_all()
         self._thread.join(timeout=2.0)
-        with self._ready:
+        with self._lock:
+            for frame in self._unacked:
+                if self._file_of(frame) is not None:
+                    # The receiver may yet read it, so it must not be used again. It goes when the
+                    # kernel needs it no more.
+                    frame.load.buffer = None
             self._release_acknowledged(self._next_number)
 
     # Connection
 
     def _take(self, connected: socket.socket, from_frame: int) -> None:
         tune(connected)
-        with self._ready:
+        with self._lock:
             if self._closed:
                 connected.close()
                 return
@@ -240,12 +247,19 @@ class OutEdge:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError as error:
                 log.debug("edge to node %d was gone already: %s", self.destination, error)
-            self._socket.close()
+            self._dropped.append(self._socket)
             self._socket = None
             self._lost_at = monotonic()
+            if not self._busy:
+                self._close_dropped()
+
+    def _close_dropped(self) -> None:
+        """Close sockets on which nobody writes any more: their numbers are soon used again."""
+        while self._dropped:
+            self._dropped.pop().close()
 
     def _lost(self, connected: socket.socket, error: OSError) -> None:
-        with self._ready:
+        with self._lock:
             if self._socket is connected:
                 log.info("edge to node %d broke, waiting for it: %s", self.destination, error)
                 self._drop_socket()
@@ -254,7 +268,7 @@ class OutEdge:
 
     def _run(self) -> None:
         while True:
-            with self._ready:
+            with self._lock:
                 while not self._closed and (self._busy or not self._has_work()):
                     self._ready.wait(timeout=5.0)
                     self._drain_acks()
@@ -283,7 +297,7 @@ class OutEdge:
         other node can go on receiving.
         """
         while True:
-            with self._ready:
+            with self._lock:
                 frame = None
                 if len(self._unacked) >= _MANY_UNACKED:
                     self._drain_acks()
@@ -292,13 +306,14 @@ class OutEdge:
                     frame = self._next_frame()
                 if frame is None:
                     self._busy = False
+                    self._close_dropped()
                     if self._has_work():
                         self._ready.notify_all()
                     return
             self._fill(frame)
             sent = self._write_some(connected, frame)
             if sent < len(frame.header) + len(frame.payload):
-                with self._ready:
+                with self._lock:
                     if connected is self._socket:
                         self._partial = frame, sent
                 self._rest()
@@ -349,7 +364,7 @@ class OutEdge:
     def _send_all(self, connected: socket.socket | None) -> None:
         """Send until nothing is ready or the connection breaks."""
         while connected is not None:
-            with self._ready:
+            with self._lock:
                 if connected is not self._socket:
                     break
                 self._drain_acks()
@@ -370,8 +385,9 @@ class OutEdge:
         return (self._resend.popleft() if self._resend else self._next_frame()), 0
 
     def _rest(self) -> None:
-        with self._ready:
+        with self._lock:
             self._busy = False
+            self._close_dropped()
             self._ready.notify_all()
 
     def _head_is_small(self) -> bool:
@@ -434,8 +450,9 @@ class OutEdge:
                 return
             except OSError as error:
                 log.debug("no acknowledgements from node %d: %s", self.destination, error)
-                return
+                data = b""
             if not data:
+                self._drop_socket()
                 return
             self._note_acks(self._ack_rest + data)
 

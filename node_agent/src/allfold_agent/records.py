@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from allfold_agent.op import Op
 from allfold_core.operations import Fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class OpRecord:
+class OpRecord(NamedTuple):
     """One op on this node.
 
     Attributes:
@@ -39,7 +37,7 @@ class OpRecord:
         return self.fingerprint.describe() if self.fingerprint else ""
 
     def to_dict(self) -> dict[str, Any]:
-        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = self._asdict()
         del shown["fingerprint"]
         return {"what": self.what, **shown}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -41,6 +42,12 @@ def _write_ready_file(path: str, ready: dict[str, str]) -> None:
     partial.replace(path)
 
 
+def _allow_descriptors() -> None:
+    """As many as the system lets this process have: connections and work buffers need them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     """Run an agent until SIGTERM or SIGINT.
 
@@ -50,6 +57,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     Raises:
         InvalidArgument: the settings cannot work.
     """
+    _allow_descriptors()
     # The agent's own workers are the parallelism; torch's would only fight with them.
     torch.set_num_threads(1)
     control, data = addresses.bind(settings.control), addresses.bind(settings.data)
