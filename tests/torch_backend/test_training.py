@@ -19,6 +19,19 @@ def test_ddp_has_the_gradients_of_gloo(torch_job: TorchJob, options: dict[str, A
     torch_job.run(programs.ddp, **options)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("views", [False, True])
+def test_buckets_of_ddp_lie_in_the_arena_from_their_first_op_on(
+    torch_job: TorchJob, views: bool, hooked: bool
+) -> None:
+    for found in torch_job.run(programs.ddp_in_the_arena, views=views, hooked=hooked):
+        assert found == [views] * 4  # else the gradients are copies of what is in the buckets
+
+
+def test_memory_that_a_script_brings_is_not_taken_from_it(torch_job: TorchJob) -> None:
+    torch_job.run(programs.memory_of_scripts)
+
+
 def test_ddp_goes_on_where_ranks_run_out_of_inputs(two_nodes: TorchJob) -> None:
     two_nodes.run(programs.ddp_with_uneven_inputs)
 

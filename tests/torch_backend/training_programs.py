@@ -109,6 +109,67 @@ def ddp(rank: int, size: int, *, sometimes: bool = False, no_sync: bool = False)
         models[1].load_state_dict(models[0].state_dict())
 
 
+WIDE = 600  # a layer of it fills a bucket that is moved to the arena
+
+
+@in_group
+def ddp_in_the_arena(rank: int, size: int, *, views: bool, hooked: bool) -> list[bool]:
+    """Whether the gradients lie in the arena after each step; they are always those of Gloo."""
+    gloo, default = dist.new_group(backend="gloo"), cast(Any, world())
+    group = default.group
+    if hooked:
+        group = allfold.init(rank=rank, world_size=size, group=f"{group.name}.hook")
+    ours, theirs = (
+        DistributedDataParallel(
+            _seeded(lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))),
+            process_group=each,
+            bucket_cap_mb=1,
+            gradient_as_bucket_view=views,
+        )
+        for each in (gloo if hooked else default, gloo)
+    )
+    if hooked:
+        ours.register_comm_hook(HookState(group, name="arena"), hook)
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    for _ in range(4):
+        batch = torch.randn(8, WIDE, generator=generator)
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(batch).square().sum().backward()
+        _close(_gradients(ours), _gradients(theirs), 1e-5)
+        weights = [each for each in _gradients(ours) if each.dim() == 2]
+        found.append(all(_lies_in_arena(group, each) for each in weights))
+    if hooked:
+        allfold.shutdown(group)
+    return found
+
+
+def _lies_in_arena(group: allfold.Group, tensor: torch.Tensor) -> bool:
+    arena = group.membership.session.arena
+    return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
+
+
+@in_group
+def memory_of_scripts(rank: int, size: int) -> None:
+    """What a script reduces itself stays in its own memory, also from inside a backward pass."""
+    group: Any = world()
+    tensor = torch.ones(1 << 19)
+    array = tensor.numpy()
+    loss = torch.ones(1, requires_grad=True)
+
+    def reduce_again(_: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+        group.allreduce([tensor.data]).wait()
+
+    loss.register_hook(reduce_again)
+    dist.all_reduce(tensor)
+    group.allreduce([tensor.view(-1)]).wait()
+    loss.sum().backward()
+    assert array[0] == array[-1] == size**4
+    assert not _lies_in_arena(group.group, tensor)
+
+
 @in_group
 def ddp_with_uneven_inputs(rank: int, size: int) -> None:
     models = _pair(lambda group: DistributedDataParallel(nn.Linear(16, 4), process_group=group))

@@ -19,6 +19,7 @@ from allfold._group import Group
 from allfold._options import Options
 from allfold._registry import patience_at_exit
 from allfold._work import Work as Op
+from allfold.torch._adoption import adopt_bucket
 from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._progress import Progress
@@ -128,6 +129,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     # Collectives
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        adopt_bucket(self.group, tensors)
         return self.allreduce_coalesced(tensors, opts)
 
     @profiled("all_reduce", "tensors")

@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import GradBucket
 
 import allfold
 from allfold._options import Options
+from allfold._registry import registry
+from allfold.torch._adoption import adopt
 from allfold.torch._progress import Progress
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -70,6 +72,11 @@ class HookState:
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket; for ``model.register_comm_hook``."""
-    work = allfold.all_reduce(bucket.buffer(), "mean", group=state.group, **state.options(bucket))
-    return state.future(work)
+    """Average a bucket; for ``model.register_comm_hook``.
+
+    The bucket is moved to the arena, with the gradients in it if DDP has them as views of it.
+    """
+    group = state.group or registry.default()
+    gradients = bucket.buffer()
+    adopt(group, gradients)
+    return state.future(group.all_reduce(gradients, "mean", **state.options(bucket)))

@@ -1,0 +1,68 @@
+"""Tensors of others are moved to the arena, where collectives need not copy them.
+
+DDP allocates its buckets itself and keeps them, with views of them, for as long as it trains. torch
+can exchange the memory of a storage under all of its views, so such a bucket is copied once, at its
+first op, and lies in the arena from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from allfold._group import Group
+
+_SMALLEST = 1 << 20
+_ENGINE = "_engine_run_backward"  # of torch/autograd/graph.py
+
+
+def adopt_bucket(group: Group, tensors: Sequence[torch.Tensor]) -> None:
+    """Adopt what the caller of this function was called with, if that was a bucket of DDP.
+
+    DDP calls process groups out of the autograd engine. Memory that a script brings itself stays
+    where it is: NumPy arrays over it, which torch does not know of, would lose it.
+    """
+    if len(tensors) == 1 and _can_move(tensors[0]) and _called_by_engine():
+        adopt(group, tensors[0])
+
+
+def _called_by_engine() -> bool:
+    """Whether only C++ lies between the engine and the function that asked for an adoption."""
+    method = sys._getframe(2)
+    return method.f_back is not None and method.f_back.f_code.co_name == _ENGINE
+
+
+def adopt(group: Group, tensor: torch.Tensor) -> None:
+    """Move a tensor's memory to the arena, and with it all that share its storage.
+
+    Only large tensors that fill a storage of their own are moved. The storage cannot be resized
+    from then on. The arena has its memory back when the storage dies.
+
+    Raises:
+        ArenaExhausted: no memory is left.
+    """
+    if _can_move(tensor) and not _lies_in_arena(group, tensor):
+        storage: Any = tensor.untyped_storage()
+        home = group.empty(tensor.nbytes, torch.uint8).untyped_storage()
+        home.copy_(storage)
+        storage._swap_data_ptr_(home)
+
+
+def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
+    arena = group.membership.session.arena
+    return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
+
+
+def _can_move(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor._is_view()
+        and tensor.nbytes >= _SMALLEST
+        and tensor.is_contiguous()
+        and tensor.nbytes == tensor.untyped_storage().nbytes()
+        and hasattr(torch.UntypedStorage, "_swap_data_ptr_")  # is none of torch's promises
+    )
