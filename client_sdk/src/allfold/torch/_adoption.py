@@ -58,10 +58,10 @@ def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
 
 def _can_move(tensor: torch.Tensor) -> bool:
     return (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor._is_view()
+        tensor.layout is torch.strided
         and tensor.nbytes >= _SMALLEST
+        and tensor.is_cpu
+        and not tensor._is_view()
         and tensor.is_contiguous()
         and tensor.nbytes == tensor.untyped_storage().nbytes()
         and hasattr(torch.UntypedStorage, "_swap_data_ptr_")  # is none of torch's promises
