@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from allfold_agent.edge_request import Lane
-from allfold_agent.in_edge import Dial, InEdge, Receiver
+from allfold_agent.in_edge import Dial, InEdge
 from allfold_agent.out_edge import EdgeCounters, OutEdge
 from allfold_agent.reactor import Reactor
+from allfold_agent.sinks import Receiver
 from allfold_core.plan import Plan
 
 DialFrom = Callable[[Plan, int, int, Lane], Dial]

@@ -12,15 +12,15 @@ import logging
 import select
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Event, Thread
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import xxhash
 
 from allfold_agent.out_edge import RECONNECT_SECONDS, EdgeCounters, tune
 from allfold_agent.reactor import HUNG_UP, READABLE, Reactor
+from allfold_agent.sinks import Arriving, Receiver, Sink, SpotT
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.frames import ACK, HEADER_SIZE, FrameError, FrameHeader
 
@@ -41,82 +41,6 @@ _QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
 
 Dial = Callable[[int], tuple[socket.socket, bytes]]
-
-
-class Spot(Protocol):
-    """Where the payload of one frame goes."""
-
-    @property
-    def view(self) -> memoryview:
-        """Exactly as many bytes as the payload has."""
-
-    def release(self) -> None:
-        """Let go of the memory; what landed there is worthless."""
-
-
-SpotT = TypeVar("SpotT", bound=Spot)
-
-
-class Sink(Protocol[SpotT]):
-    """What takes frames in: an op, or the mail of a group."""
-
-    def is_ready(self, source: int, /) -> bool:
-        """Whether the next frame of a node can be admitted at once."""
-
-    def admit(self, source: int, header: FrameHeader, /) -> SpotT | None:
-        """Where the payload goes, ``None`` where it is not wanted any more; waits until it may go
-        there.
-
-        Raises:
-            PeerSentIncoherentTensor: it is not a frame that can come now.
-        """
-
-    def retract(self, source: int, landing: SpotT, /) -> None:
-        """An admitted frame broke off; it will come again. Lets go of the memory."""
-
-    def received(self, landing: SpotT, /) -> None:
-        """The payload is there. Lets go of the memory."""
-
-    def all_received(self, source: int, /) -> bool:
-        """Whether nothing more of it will come from a node."""
-
-
-class Receiver(Protocol):
-    """What an in-edge needs of its group."""
-
-    def sink_for(self, source: int, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
-        """Who takes a frame, ``None`` where nobody does; ``TimeoutError`` if nobody does yet."""
-
-    def edge_lost(self, source: int, error: AllfoldError) -> None:
-        """The edge is gone for good."""
-
-    def incoherent(self, seq: int, error: AllfoldError, /) -> None:
-        """A frame does not fit its op."""
-
-
-@dataclass(slots=True)
-class _Arriving:
-    """A frame whose payload is being received. Without a landing it is thrown away."""
-
-    header: FrameHeader
-    sink: Sink[Any] | None
-    landing: Spot | None
-    received: int = 0
-
-    @property
-    def missing(self) -> int:
-        return self.header.length - self.received
-
-    def put(self, begun: memoryview) -> None:
-        """The beginning of the payload, which came with the header."""
-        if self.landing is not None and begun:
-            self.landing.view[: len(begun)] = begun
-        self.received = len(begun)
-
-    def retract(self, source: int) -> None:
-        """The rest does not come on this connection."""
-        if self.sink is not None and self.landing is not None:
-            self.sink.retract(source, self.landing)
 
 
 class InEdge:
@@ -150,7 +74,7 @@ class InEdge:
         # While the reactor has the edge:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._filled = 0
-        self._arriving: _Arriving | None = None
+        self._arriving: Arriving | None = None
         self._is_lent = False
         self._events = 0
         self._parked = False
@@ -319,7 +243,7 @@ class InEdge:
             raise EOFError("the peer closed the connection")
         return count
 
-    def _receive_more(self, arriving: _Arriving) -> None:
+    def _receive_more(self, arriving: Arriving) -> None:
         """Receive more of a payload that is under way."""
         view = self._stage if arriving.landing is None else arriving.landing.view
         room = view[arriving.received :] if arriving.landing else view[: arriving.missing]
@@ -357,7 +281,7 @@ class InEdge:
         if count and self._filled:
             self._stage[: self._filled] = bytes(self._stage[count : count + self._filled])
 
-    def _begin(self, header: FrameHeader) -> _Arriving | None:
+    def _begin(self, header: FrameHeader) -> Arriving | None:
         """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
         it goes to. Then :meth:`resume` tries it again.
         """
@@ -373,9 +297,9 @@ class InEdge:
             return None
         self._parked = False
         landing = None if sink is None else self._admit(sink, header)
-        return _Arriving(header, sink, landing)
+        return Arriving(header, sink, landing)
 
-    def _finish(self, arriving: _Arriving) -> None:
+    def _finish(self, arriving: Arriving) -> None:
         """The payload is there."""
         header, sink, landing = arriving.header, arriving.sink, arriving.landing
         if landing is not None:
