@@ -9,9 +9,10 @@ from types import FrameType
 
 from allfold_core.errors import AllfoldError
 from benchmarks import machine, options, results, runs, table
-from benchmarks.fleet import BenchmarkFailed, require_peers
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import why_not
 from benchmarks.options import Options
+from benchmarks.requirements import require
 from benchmarks.results import LOOPBACK, Report, Result
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:
-        report = results.read(chosen.load) if chosen.load else _measure(chosen)
+        report = _load(chosen) if chosen.load else _measure(chosen)
         _deliver(report, chosen)
     except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks: {error}")
@@ -39,9 +40,17 @@ def _end(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def _load(chosen: Options) -> Report:
+    require([], plots=chosen.plots is not None)
+    try:
+        return results.read(chosen.load)
+    except (OSError, ValueError) as error:
+        raise BenchmarkFailed(str(error)) from error
+
+
 def _measure(chosen: Options) -> Report:
-    require_peers(chosen.peers)
-    reason = why_not() if chosen.networks else None
+    require(chosen.peers, plots=chosen.plots is not None)
+    reason = why_not(chosen.networks) if chosen.networks else None
     if reason:
         raise BenchmarkFailed(f"not run: {reason}")
     environment = machine.environment(sys.argv[1:])
@@ -58,6 +67,8 @@ def _measure(chosen: Options) -> Report:
     for memory in runs.memories(chosen):
         memories.append(memory)
         _print(table.memory_row(memory))
+    if not found and not memories:
+        raise BenchmarkFailed(runs.NOTHING)
     return Report(environment, found, memories)
 
 

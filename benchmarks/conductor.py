@@ -11,7 +11,7 @@ from benchmarks.control import Message
 from benchmarks.figures import Figures
 from benchmarks.fleet import Fleet
 from benchmarks.plan import DDP, DECODE, KIB, MIB, Case
-from benchmarks.processes import cpu_seconds
+from benchmarks.usage import cpu_seconds
 
 ROUNDS = (5, 100)
 _SAMPLE_SECONDS = 0.1
@@ -65,9 +65,9 @@ class Conductor:
         with self.prepared(case) as contestants:
             samples = {name: _Samples() for name in contestants}
             # The first op of a size takes memory and opens connections; the second one is usual.
-            slowest = [max(self.sample(name, 1) for name in contestants) for _ in range(2)][-1]
-            ops = max(1, min(most_ops(case), int(_SAMPLE_SECONDS / slowest.seconds)))
-            self._rounds(samples, ops)
+            self._slowest(samples)
+            ops = min(most_ops(case), int(_SAMPLE_SECONDS / self._slowest(samples)))
+            self._rounds(samples, max(1, ops))
         return {name: _figures(found) for name, found in samples.items()}
 
     @contextmanager
@@ -103,6 +103,15 @@ class Conductor:
             sum(check["wrong"] for check in checks),
         )
 
+    def _slowest(self, samples: dict[str, _Samples]) -> float:
+        """One op of each contestant, checked but no sample of its figures; the most seconds."""
+        seconds = []
+        for name, found in samples.items():
+            sample = self.sample(name, 1)
+            found.wrong += sample.wrong
+            seconds.append(sample.seconds)
+        return max(seconds)
+
     def _rounds(self, samples: dict[str, _Samples], ops: int) -> None:
         fewest, most = self._budget.rounds
         until, done = time.monotonic() + self._budget.seconds, 0
@@ -112,7 +121,7 @@ class Conductor:
             done += 1
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Sample:
     """One turn of one contestant: seconds per op, CPU-seconds per op, wrong elements."""
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 from allfold.cli._processes import Child, HasFileno, stop_all, wait_for
+from benchmarks.children import environment, python
 from benchmarks.control import Line, Message
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.requirements import mpi_settings, mpiexec
 
-ROOT = Path(__file__).parents[1]
 _START_SECONDS = 60.0
 _SECONDS = 120.0
 _LEAVE_SECONDS = 20.0
-_INSTALL = "install with: pip install -r requirements-bench.txt"
-# What a surrounding launcher may have left.
-_FOREIGN = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "PMI_", "OMPI_", "SLURM_"),
-    *("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE", "ALLFOLD_GROUP", "ALLFOLD_SOCKET"),
-)
-
 
 Place = Callable[[], AbstractContextManager[None]]
-
-
-class BenchmarkFailed(Exception):
-    """What was to be measured did not work; the text says what happened."""
 
 
 class Fleet:
@@ -90,8 +78,9 @@ class Fleet:
             BenchmarkFailed: a rank failed, or did not answer in time.
         """
         deadline = time.monotonic() + seconds
-        for line, message in zip(self._lines, messages, strict=True):
-            line.send(message)
+        for rank, message in enumerate(messages):
+            with _speaking_with(f"rank {rank}"):
+                self._lines[rank].send(message)
         waiting = dict(enumerate(self._lines))
         answers: dict[int, Message] = {}
         while waiting:
@@ -123,12 +112,12 @@ class Fleet:
             self._accept(listener)
 
     def _child(self, number: int, path: str) -> Child:
-        command = [sys.executable, "-m", "benchmarks.rank", path]
+        command = python("benchmarks.rank", path)
         if self._mpi:
             start = [mpiexec(), "-n", str(self._world), *command]
-            return Child("mpiexec", start, env=mpi_settings(self._world) | _environment())
+            return Child("mpiexec", start, env=mpi_settings(self._world) | environment())
         with self._places[number]():
-            return Child(f"rank {number}", [*command, str(number)], env=_environment())
+            return Child(f"rank {number}", [*command, str(number)], env=environment())
 
     def _accept(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -141,57 +130,24 @@ class Fleet:
                 ended[0].reap()
                 raise BenchmarkFailed(f"{ended[0].name} {ended[0].fate} when it started")
             line = Line(listener.accept()[0])
-            hello = line.receive(_START_SECONDS)
+            with _speaking_with("a rank"):
+                hello = line.receive(_START_SECONDS)
             found[hello["rank"]] = line, hello["pid"]
         self._lines = [found[rank][0] for rank in range(self._world)]
         self.pids = [found[rank][1] for rank in range(self._world)]
 
     def _answer(self, rank: int, line: Line) -> Message:
-        try:
+        with _speaking_with(f"rank {rank}"):
             answer = line.receive(1.0)
-        except (EOFError, ConnectionResetError) as error:
-            raise BenchmarkFailed(f"rank {rank} has ended") from error
         if "error" in answer:
             raise BenchmarkFailed(f"rank {rank} failed:\n{answer['error']}")
         return answer
 
 
-def mpiexec() -> str:
-    """The starter of the ``mpich`` wheel, or else the one of the system."""
-    ours = Path(sys.executable).with_name("mpiexec")
-    found = str(ours) if ours.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise BenchmarkFailed(f"there is no mpiexec; {_INSTALL}")
-    return found
-
-
-def mpi_settings(world: int) -> dict[str, str]:
-    """What MPICH needs to be at its best; what is in the environment already wins.
-
-    Its own shared memory spins without ever giving way, so that ranks without a core of their own
-    take a whole time slice per message (8 ms for 4 KiB, 4 ranks on 2 cores); that of UCX does not
-    (0.03 ms).
-    """
-    cores = len(os.sched_getaffinity(0))
-    return {"MPIR_CVAR_NOLOCAL": "1"} if world > cores else {}
-
-
-def require_peers(peers: Sequence[str]) -> None:
-    """``BenchmarkFailed``, with the command that helps, where a library is not installed."""
-    needed = {"gloo": ["torch"], "mpich": ["mpi4py"]}
-    missing = [name for peer in peers for name in needed.get(peer, []) if find_spec(name) is None]
-    if missing:
-        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {_INSTALL}")
-    if "mpich" in peers:
-        mpiexec()
-
-
-def _environment() -> dict[str, str]:
-    """The ranks find this package, share the cores fairly, and see no other job."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    path = [str(ROOT), *filter(None, [ours.get("PYTHONPATH")])]
-    return ours | {
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+@contextmanager
+def _speaking_with(whom: str) -> Iterator[None]:
+    """An end of the line is the end of the rank."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise BenchmarkFailed(f"{whom} has ended") from error

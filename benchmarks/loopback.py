@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from allfold.cli._stack import LocalStack
 from benchmarks.conductor import Budget, Conductor
-from benchmarks.fleet import BenchmarkFailed, Fleet
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.fleet import Fleet
 from benchmarks.plan import Shape
 
 OP_SECONDS = 60.0

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import ROOT
+from benchmarks.children import ROOT
 
 _PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich")
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")

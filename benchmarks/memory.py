@@ -10,8 +10,8 @@ from typing import Self
 from benchmarks.conductor import Budget
 from benchmarks.loopback import loopback
 from benchmarks.plan import MIB, Case, Shape
-from benchmarks.processes import memory_bytes
 from benchmarks.results import Memory
+from benchmarks.usage import memory_bytes
 
 CASE = Case("all_reduce", 64 * MIB)
 SHAPES = ("1x4", "2x2")

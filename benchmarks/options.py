@@ -82,9 +82,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     chosen = given.shapes or [Shape.parse(each) for each in shapes.split(",")]
     if networks and any(shape.nodes < 2 for shape in chosen):
         parser.error("a network has 2 nodes at least")
+    if given.json and not given.json.parent.is_dir():
+        parser.error(f"there is no folder {given.json.parent} for --json")
     return Options(
         shapes=chosen,
-        kinds=KINDS if given.kinds == ["all"] else given.kinds or [],
+        kinds=KINDS if "all" in (given.kinds or []) else given.kinds or [],
         sizes=given.sizes or [],
         peers=_peers(parser, given.peers, bool(networks)),
         wires=given.wires or [],
@@ -104,6 +106,8 @@ def _peers(parser: argparse.ArgumentParser, given: list[str] | None, network: bo
         return ["gloo"] if network else list(PEERS)
     if network and "mpich" in given:
         parser.error("mpich is not measured on networks: its ranks start on one machine only")
+    if "none" in given and len(given) > 1:
+        parser.error("the peer none is the only one, or is none")
     return [] if given == ["none"] else given
 
 
@@ -133,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 def _list(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
     def parsed(text: str) -> list[T]:
         try:
-            return [parse(each) for each in text.split(",")]
+            return list(dict.fromkeys(parse(each) for each in text.split(",")))
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

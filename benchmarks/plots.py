@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -13,18 +12,17 @@ from matplotlib.figure import Figure
 
 from benchmarks.plan import BARRIER, DDP, DECODE, Shape, human_size
 from benchmarks.results import Result
+from benchmarks.svg import STYLE, save
 
 _SIZE = (9.0, 4.0)
 _COLOURS = {"allfold": "C0", "plain": "C9", "gloo": "C1", "mpich": "C2"}
-# Text stays text, and the same figures give the same file.
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "allfold", "font.size": 9}
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     """One file for each network, shape and collective that has several sizes; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for (network, shape, kind), found in groupby(sorted(_curves(results), key=_key), _key):
             points = sorted(found, key=lambda result: result.case.size)
             if len(points) > 1:
@@ -56,8 +54,7 @@ def _draw(points: Sequence[Result], path: Path) -> Path:
     latency.legend(frameon=False)
     network, shape, kind = _key(points[0])
     figure.suptitle(f"{kind}, {shape} nodes x ranks, {network}")
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    return path
+    return save(figure, path)
 
 
 def _axes(axes: Axes, points: Sequence[Result], what: str) -> None:

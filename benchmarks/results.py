@@ -103,7 +103,11 @@ class Report:
 
 
 def read(paths: Iterable[Path]) -> Report:
-    """Several files as one report; the environment is that of the first."""
+    """Several files as one report; the environment is that of the first.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, or is none that :meth:`Report.write` wrote.
+    """
     reports = [_read(path) for path in paths]
     return Report(
         reports[0].environment,
@@ -113,8 +117,11 @@ def read(paths: Iterable[Path]) -> Report:
 
 
 def _read(path: Path) -> Report:
-    found = json.loads(path.read_text())
-    if found.get("format") != _FORMAT:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:  # no JSON, or no text
+        found = None
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f"{path} is no file of this command, or of another version of it")
     return Report(
         found["environment"],

@@ -9,6 +9,7 @@ from benchmarks import memory
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.loopback import loopback
 from benchmarks.network import Network
+from benchmarks.network.shaped import shaped
 from benchmarks.options import Options
 from benchmarks.plan import DDP, DECODE, Case, Shape
 from benchmarks.results import LOOPBACK, Memory, Result
@@ -16,6 +17,10 @@ from benchmarks.workloads.decode import TENSOR_BYTES, TENSORS
 
 # A model takes a while to step, and to be built for each shape.
 _DDP_SHAPES = ("1x4", "2x2", "2x1")
+NOTHING = (
+    f"nothing was measured: ddp needs the peer gloo and a shape of {', '.join(_DDP_SHAPES)}; "
+    f"memory needs one of {', '.join(memory.SHAPES)}, and no network"
+)
 
 
 def results(options: Options) -> Iterator[Result]:
@@ -57,8 +62,6 @@ def _ranks(
         with loopback(shape, options.libraries, budget) as conductor:
             yield conductor, 0.0
         return
-    from benchmarks.network.shaped import shaped
-
     with shaped(network, shape, options.libraries, budget) as found:
         yield found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -47,12 +48,12 @@ class Network:
         return self.name
 
 
-def why_not() -> str | None:
-    """Why this process cannot make networks, or ``None``."""
+def why_not(networks: Iterable[Network]) -> str | None:
+    """Why this process cannot make these networks, or ``None``."""
     if os.geteuid():
         return "networks need root, because they are network namespaces"
     if missing := [command for command in ("ip", "tc") if shutil.which(command) is None]:
         return f"networks need {' and '.join(missing)}, of iproute2"
-    if not Path("/dev/net/tun").exists():
+    if any(each.delay for each in networks) and not Path("/dev/net/tun").exists():
         return "networks with a delay need /dev/net/tun"
     return None

@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 
-from benchmarks.fleet import BenchmarkFailed
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.network.links import address
 from benchmarks.network.namespaces import Namespaces, entered
 
@@ -17,7 +17,18 @@ _CHUNK = 1 << 20
 
 
 def payload_rate(spaces: Namespaces, seconds: float = _SECONDS) -> float:
-    """Bytes per second of payload, at the receiver, once the stream is at its pace."""
+    """Bytes per second of payload, at the receiver, once the stream is at its pace.
+
+    Raises:
+        BenchmarkFailed: nothing comes through, or no more.
+    """
+    try:
+        return _measured(spaces, seconds)
+    except OSError as error:
+        raise BenchmarkFailed(f"a TCP stream over the line failed: {error}") from error
+
+
+def _measured(spaces: Namespaces, seconds: float) -> float:
     with ExitStack() as ending:
         with entered(spaces.nodes[1]):
             listener = ending.enter_context(socket.create_server((address(1), 0)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from allfold.cli._processes import Child, stop_all, wait_for
-from benchmarks.fleet import ROOT, BenchmarkFailed
+from benchmarks.children import environment, python
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import Network
 from benchmarks.network.namespaces import Namespaces, ip, tc
 
@@ -79,8 +79,8 @@ def _forwarder(network: Network, spaces: Namespaces) -> Iterator[None]:
     plan = json.dumps({"rate": network.rate, "delay": network.delay, "addresses": addresses})
     child = Child(
         "forwarder",
-        [sys.executable, "-m", "benchmarks.network.forwarder", plan],
-        env={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        python("benchmarks.network.forwarder", plan),
+        env=environment(),
         stdout=subprocess.PIPE,
     )
     try:

@@ -6,11 +6,11 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from benchmarks.fleet import BenchmarkFailed
+from benchmarks.errors import BenchmarkFailed
 
 _PREFIX = "allfold-bench"
 _FOLDER = Path("/run/netns")
@@ -59,10 +59,11 @@ class Namespaces:
 
     def close(self) -> None:
         """Remove the namespaces; their links go with them."""
-        for name in self._made:
-            if (_FOLDER / name).exists():
-                ip("netns", "delete", name)
-        self._made.clear()
+        with ExitStack() as ending:  # each of them, even where one cannot be removed
+            for name in self._made:
+                if (_FOLDER / name).exists():
+                    ending.callback(ip, "netns", "delete", name)
+            self._made.clear()
 
 
 @contextmanager
@@ -100,6 +101,9 @@ def _remove_orphans() -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise BenchmarkFailed(str(error)) from error
     if done.returncode:
         raise BenchmarkFailed(f"{' '.join(command)}: {done.stderr.strip()}")

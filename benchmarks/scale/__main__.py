@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.requirements import require
 from benchmarks.scale import collectives, control_plane, report, state_machine
 from benchmarks.scale.cluster import Cluster
 
@@ -29,13 +32,23 @@ SPARE_DESCRIPTORS = 500
 
 def main() -> None:
     options = _parser().parse_args()
+    try:
+        _run(options)
+    except BenchmarkFailed as error:
+        sys.exit(f"benchmarks.scale: {error}")
+
+
+def _run(options: argparse.Namespace) -> None:
     cluster = Cluster(options.nodes, options.ranks_per_node)
     options.output.mkdir(parents=True, exist_ok=True)
     for part in options.parts or PARTS:
         if part == "plots":
             _draw(options.output, options.images or options.output)
             continue
-        result = {"environment": _environment(), **_measure(part, cluster, options)}
+        result = {
+            "environment": machine.environment(sys.argv[1:]),
+            **_measure(part, cluster, options),
+        }
         name = f"scale-{part}.json"
         (options.output / name).write_text(json.dumps(result, indent=1) + "\n")
         print(report.table(part, result), flush=True)
@@ -52,10 +65,9 @@ def _measure(part: str, cluster: Cluster, options: argparse.Namespace) -> dict[s
 
 
 def _draw(results: Path, images: Path) -> None:
-    try:
-        from benchmarks.scale import plots
-    except ImportError as error:
-        raise SystemExit(f"plots need matplotlib (pip install matplotlib): {error}") from error
+    require([], plots=True)
+    from benchmarks.scale import plots
+
     for path in plots.draw(results, images):
         print(path)
 
@@ -66,21 +78,9 @@ def _raise_descriptors(wanted: int) -> None:
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     elif soft < wanted:
-        raise SystemExit(f"{wanted} file descriptors are needed and {hard} allowed (ulimit -n)")
-
-
-def _environment() -> dict[str, Any]:
-    return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+        raise BenchmarkFailed(
+            f"{wanted} file descriptors are needed and {hard} allowed (ulimit -n)"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,13 +90,23 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", help="see above")
-    parser.add_argument("--nodes", type=int, default=1_000)
-    parser.add_argument("--ranks-per-node", type=int, default=8)
-    parser.add_argument("--replicas", type=int, default=1, help="orchestrators on one Redis")
-    parser.add_argument("--connections", type=int, default=64, help="requests under way at once")
-    parser.add_argument("--output", type=Path, default=Path("scale-results"), metavar="FOLDER")
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="of plots, if another one")
+    add = parser.add_argument
+    add("--nodes", type=_at_least(3), default=1_000, help="one of them is lost")
+    add("--ranks-per-node", type=_at_least(1), default=8)
+    add("--replicas", type=_at_least(1), default=1, help="orchestrators on one Redis")
+    add("--connections", type=_at_least(1), default=64, help="requests under way at once")
+    add("--output", type=Path, default=Path("scale-results"), metavar="FOLDER")
+    add("--images", type=Path, metavar="FOLDER", help="of plots, if another one")
     return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
 
 
 if __name__ == "__main__":

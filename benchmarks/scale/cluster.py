@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.scale.http_load import request
@@ -33,7 +34,7 @@ class Cluster:
         """The survivors, as they come again."""
         return replace(self, nodes=self.nodes - 1, first=self.first + 1, life=self.life + 1)
 
-    def node(self, index: int) -> dict[str, str]:
+    def node(self, index: int) -> dict[str, Any]:
         """What an agent tells of itself."""
         number = self.first + index
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.figures import percentile
 from benchmarks.scale.cluster import PROBE, VIEW, Cluster
 from benchmarks.scale.http_load import Clients, Load
 from benchmarks.scale.processes import Service, orchestrator, redis_server
@@ -42,10 +45,10 @@ class Phases:
 
     async def run(self, name: str, requests: Iterable[bytes], connections: int = 0) -> Load:
         """Send all ``requests`` as fast as they are answered."""
-        prepared = list(requests)
-        async with self._clients(connections or self._connections) as clients:
+        prepared, count = list(requests), connections or self._connections
+        async with self._clients(count) as clients:
             before = self._services.cpu()
-            load = await clients.run(prepared, connections or self._connections)
+            load = await clients.run(prepared, count)
             self._note(name, load, before)
         return load
 
@@ -54,16 +57,17 @@ class Phases:
 
         Times are from the moment at which that join is sent.
         """
-        async with self._clients(len(waits)) as clients, self._clients(1) as last:
-            waiting = asyncio.create_task(clients.run(waits, len(waits)))
-            while clients.sent < len(waits):
-                await asyncio.sleep(0.01)
-            await last.run([PROBE], 1)  # comes behind the waits, and is answered after their start
-            before = self._services.cpu()
-            seated = await last.run([last_join], 1)
-            load = await waiting
-            self._note("plan", load, before, since=seated.begun)
-            self.results["plan"]["seated_after_seconds"] = round(seated.percentile(0), 4)
+        replicas, all_sent = len(self._services.replicas), asyncio.Event()
+        async with self._clients(len(waits)) as clients, self._clients(replicas) as last:
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(clients.run(waits, len(waits), all_sent))
+                await all_sent.wait()
+                # They come behind the waits, and are answered after their start.
+                await last.run([PROBE] * replicas, replicas)
+                before = self._services.cpu()
+                seated = await last.run([last_join], 1)
+            self._note("plan", waiting.result(), before, since=seated.begun)
+            self.results["plan"]["seated_after_seconds"] = round(max(seated.times()), 4)
 
     @asynccontextmanager
     async def _clients(self, count: int) -> AsyncIterator[Clients]:
@@ -78,23 +82,24 @@ class Phases:
         self, name: str, load: Load, before: tuple[float, float], since: float | None = None
     ) -> None:
         if set(load.statuses) != {OK}:
-            raise RuntimeError(f"{name}: not all requests were granted: {load.statuses}")
+            raise BenchmarkFailed(f"{name}: not all requests were granted: {load.statuses}")
         ours, redis = (now - then for now, then in zip(self._services.cpu(), before, strict=True))
         seconds = load.finished - (load.begun if since is None else since)
+        times = load.times(since)
         self.results[name] = {
             "requests": len(load.answers),
             "seconds": round(seconds, 4),
             "per_second": round(len(load.answers) / seconds, 1),
             "orchestrator_cpu_seconds": round(ours, 2),
             "redis_cpu_seconds": round(redis, 2),
-            "median_seconds": round(load.percentile(0.5, since), 5),
-            "p99_seconds": round(load.percentile(0.99, since), 5),
+            "median_seconds": round(statistics.median(times), 5),
+            "p99_seconds": round(percentile(times, 99), 5),
             "received_bytes": load.nbytes,
         }
 
 
 def measure(cluster: Cluster, replicas: int, connections: int) -> dict[str, Any]:
-    """All phases of a cluster's life; raises ``RuntimeError`` where one is refused."""
+    """All phases of a cluster's life; raises ``BenchmarkFailed`` where one is refused."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         redis = stack.enter_context(redis_server(folder))

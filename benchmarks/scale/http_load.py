@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, cast
@@ -49,10 +49,9 @@ class Load:
         """When the last answer was there."""
         return max(answer.finished for answer in self.answers)
 
-    def percentile(self, share: float, since: float | None = None) -> float:
-        """Seconds from a request, or from ``since``, to its answer."""
-        times = sorted(a.finished - (a.begun if since is None else since) for a in self.answers)
-        return times[min(len(times) - 1, int(share * len(times)))]
+    def times(self, since: float | None = None) -> list[float]:
+        """Seconds from each request, or from ``since``, to its answer."""
+        return [each.finished - (each.begun if since is None else since) for each in self.answers]
 
 
 class Connection(asyncio.Protocol):
@@ -111,7 +110,6 @@ class Clients:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self.connections: list[Connection] = []
-        self.sent = 0
 
     async def open(self, count: int) -> None:
         """Have at least ``count`` connections."""
@@ -122,14 +120,22 @@ class Clients:
             _, connection = await loop.create_connection(Connection, host, int(port))
             self.connections.append(connection)
 
-    async def run(self, requests: Iterable[bytes], count: int) -> Load:
-        """Send all requests over ``count`` connections, each as soon as one is free."""
+    async def run(
+        self, requests: Sequence[bytes], count: int, all_sent: asyncio.Event | None = None
+    ) -> Load:
+        """Send all requests over ``count`` connections, each as soon as one is free.
+
+        Args:
+            all_sent: is set with the last one.
+        """
         await self.open(count)
-        load, queue = Load(perf_counter()), iter(requests)
+        load, queue = Load(perf_counter()), enumerate(requests, 1)
 
         async def work(connection: Connection) -> None:
-            for request in queue:
-                self.sent += 1
+            for number, request in queue:
+                # Who waits for it has his turn after the request is written.
+                if all_sent is not None and number == len(requests):
+                    all_sent.set()
                 load.answers.append(await connection.send(request))
 
         async with asyncio.TaskGroup() as group:

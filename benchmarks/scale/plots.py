@@ -11,8 +11,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Text stays text, and the same figures give the same file.
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "allfold", "font.size": 9}
+from benchmarks.plan import human_size
+from benchmarks.svg import STYLE, save
+
 _SHOWN_NODES = (16, 256, 10_000)
 _SHOWN_SIZES = (4096, 4 << 16, 4 << 24)
 # Those that differ from another one by a constant factor are left out.
@@ -32,7 +33,7 @@ def draw(results: Path, images: Path) -> list[Path]:
     """A plot of each result in a folder; the paths of the plots."""
     images.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for part, plot in (("control", _control), ("collectives", _collectives)):
             source = results / f"scale-{part}.json"
             if source.exists():
@@ -64,7 +65,7 @@ def _control(result: dict[str, Any], images: Path) -> Iterator[Path]:
         f"{result['nodes']} nodes x {result['ranks_per_node']} ranks, "
         f"{result['replicas']} orchestrator(s), one Redis"
     )
-    yield _saved(figure, images / "scale-control.svg")
+    yield save(figure, images / "scale-control.svg")
 
 
 def _collectives(result: dict[str, Any], images: Path) -> Iterator[Path]:
@@ -79,14 +80,14 @@ def _collectives(result: dict[str, Any], images: Path) -> Iterator[Path]:
             axes.set_xlabel("bytes")
         for axes, size in zip(panels[1], _SHOWN_SIZES, strict=True):
             _curves(axes, [row for row in of_links if row["bytes"] == size], "nodes")
-            axes.set_title(f"{_human(size)}")
+            axes.set_title(human_size(size))
             axes.set_xlabel("nodes")
         for axes in panels[:, 0]:
             axes.set_ylabel("predicted seconds")
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         figure.suptitle(f"all-reduce by the cost model, {links}")
-        yield _saved(figure, images / f"scale-all-reduce-{number}.svg")
+        yield save(figure, images / f"scale-all-reduce-{number}.svg")
 
 
 def _curves(axes: Axes, rows: Sequence[dict[str, Any]], along: str) -> None:
@@ -103,12 +104,3 @@ def _curves(axes: Axes, rows: Sequence[dict[str, Any]], along: str) -> None:
     axes.set_yscale("log")
     axes.set_ylim(1e-5, 1e3)
     axes.grid(visible=True, alpha=0.3)
-
-
-def _human(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-
-
-def _saved(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    return path

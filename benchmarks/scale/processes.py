@@ -1,108 +1,82 @@
-"""A Redis and an orchestrator of our own on free ports, and what they cost in CPU time."""
+"""A Redis and an orchestrator of our own on free ports, and what they cost."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-START_SECONDS = 30.0
-END_SECONDS = 10.0
-_TICKS = os.sysconf("SC_CLK_TCK")
+from tests.support.redis_server import RedisServer
+
+from allfold.cli._processes import Child, stop_all, wait_for
+from benchmarks.children import environment, python
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.usage import cpu_seconds, peak_bytes
+
+_START_SECONDS = 30.0
+_END_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.02
+_TAIL_CHARACTERS = 2000
 
 
+@dataclass(frozen=True, slots=True)
 class Service:
     """A process that was started here and ends here."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self._process = process
-        self.address = address
+    pid: int
+    address: str
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time of all its threads so far; resolution 10 ms."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        """User and system time of all its threads so far."""
+        return cpu_seconds([self.pid])
 
     @property
     def peak_bytes(self) -> int:
         """The largest resident set so far."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-
-    def end(self) -> None:
-        """SIGTERM, and SIGKILL if that does not help."""
-        self._process.terminate()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        return peak_bytes(self.pid)
 
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[Service]:
-    """Debian's ``redis-server``, in memory only."""
-    port = _free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    command += ["--appendonly", "no", "--dir", str(folder)]
-    with _started(command, folder / "redis.log", {}) as process:
-        _await(lambda: _answers(port), process, folder / "redis.log")
-        yield Service(process, f"127.0.0.1:{port}")
+    """The system's ``redis-server``, in memory only."""
+    if shutil.which("redis-server") is None:
+        raise BenchmarkFailed("the part control needs a redis-server on the PATH")
+    server = RedisServer(folder)
+    try:
+        server.start()
+    except RuntimeError as error:
+        raise BenchmarkFailed(str(error)) from error
+    try:
+        yield Service(server.pid, f"127.0.0.1:{server.port}")
+    finally:
+        server.stop()
 
 
 @contextmanager
 def orchestrator(folder: Path, redis: str, name: str = "0", **settings: str) -> Iterator[Service]:
     """One replica on the Redis at ``redis``; ``settings`` are environment variables."""
     ready, log = folder / f"ready-{name}", folder / f"orchestrator-{name}.log"
-    command = [sys.executable, "-m", "allfold_orchestrator", "--listen", "127.0.0.1:0"]
-    command += ["--redis-url", f"redis://{redis}/0", "--ready-file", str(ready)]
-    with _started(command, log, settings) as process:
-        _await(ready.exists, process, log)
-        yield Service(process, ready.read_text())
-
-
-@contextmanager
-def _started(
-    command: list[str], log: Path, settings: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+    options = ["--listen", "127.0.0.1:0", "--redis-url", f"redis://{redis}/0"]
+    command = python("allfold_orchestrator", *options, "--ready-file", str(ready))
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **settings}
-        )
+        env = environment() | settings
+        child = Child(f"orchestrator {name}", command, env=env, stdout=output, stderr=output)
     try:
-        yield process
+        _await_file(ready, child, log)
+        yield Service(child.pid, ready.read_text())
     finally:
-        Service(process, "").end()
+        stop_all([child], grace=_END_SECONDS)
 
 
-def _await(condition: object, process: subprocess.Popen[bytes], log: Path) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"it did not come up:\n{log.read_text(errors='replace')[-2000:]}")
-        time.sleep(0.02)
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.5) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
-    except OSError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _await_file(file: Path, child: Child, log: Path) -> None:
+    """Look for the file until it is there, the child ends, or time is up."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not file.exists():
+        wait_for([child], _LOOK_AGAIN_SECONDS)
+        if child.ended or time.monotonic() > deadline:
+            text = log.read_text(errors="replace")[-_TAIL_CHARACTERS:]
+            raise BenchmarkFailed(f"{child.name} did not come up:\n{text}")

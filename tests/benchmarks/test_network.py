@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.network import why_not
+from benchmarks.network import Network, why_not
 from tests.support.require import required
 from tests.support.waiting import wait_until
 
@@ -27,7 +27,7 @@ SECONDS = 100.0
 @pytest.fixture(autouse=True)
 def _networks() -> None:
     """Docker needs what they need: where it must be here, these tests must run."""
-    if reason := why_not():
+    if reason := why_not([Network.parse("5ms")]):
         if "docker" in required():
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
@@ -92,4 +92,4 @@ def test_without_root_a_network_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "need root" in str(why_not())
+    assert "need root" in str(why_not([]))

@@ -70,9 +70,10 @@ def test_json_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert results.read([file, file]).results == RESULTS * 2
 
 
-def test_another_json_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{}", "[]", "shape,time"])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
-    file.write_text("{}")
+    file.write_text(text)
     with pytest.raises(ValueError, match="is no file of this command"):
         results.read([file])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.conductor import most_ops
 from benchmarks.data import LARGEST, RandomShare, count_wrong
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import Figures, percentile
 from benchmarks.network import Network
 from benchmarks.plan import (
@@ -27,7 +28,7 @@ from tests.benchmarks.samples import result
 from allfold._options import Options
 from allfold.cli._bench_data import Bench
 from allfold.cli._bench_kinds import KINDS as COLLECTIVES
-from benchmarks import options
+from benchmarks import options, requirements
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,24 @@ def test_a_selection_is_what_is_measured() -> None:
     assert chosen.cases(Shape(1, 2), None) == [Case("all_reduce", 4096), Case(BARRIER, 0)]
 
 
+def test_what_is_said_twice_is_measured_once() -> None:
+    chosen = options.parse(
+        ["--peers", "gloo,gloo", "--shapes", "1x2,1x2", "--kinds", "all,barrier"]
+    )
+    assert chosen.libraries == ["allfold", "gloo"]
+    assert chosen.shapes == [Shape(1, 2)]
+    assert chosen.kinds == KINDS
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda _: None)
+    with pytest.raises(BenchmarkFailed, match="not installed: torch, mpi4py, matplotlib; install"):
+        requirements.require(["plain", "gloo", "mpich"], plots=True)
+    requirements.require(["plain"], plots=False)
+
+
 def test_without_a_selection_everything_has_its_turn() -> None:
     chosen = options.parse([])
     assert chosen.libraries == ["allfold", "plain", "gloo", "mpich"]
@@ -151,6 +170,8 @@ def test_without_a_selection_everything_has_its_turn() -> None:
         "--network 1gbit --shapes 1x4",
         "--sizes 4X",
         "--kinds all_gossip",
+        "--peers none,gloo",
+        "--json no/such/folder/results.json",
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -44,6 +44,21 @@ def test_no_library_is_wrong_in_any_collective(tmp_path: Path) -> None:
             assert 0 < figures["least"] <= figures["median"] <= figures["p90"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--load no-such-file.json", "No such file"),
+        ("--parts ddp --peers none --shapes 1x4", "nothing was measured: ddp needs the peer gloo"),
+    ],
+)
+def test_what_cannot_be_done_is_told_without_a_traceback(options: str, message: str) -> None:
+    command = [sys.executable, "-m", "benchmarks", *options.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert done.stderr.startswith("benchmarks: ")
+    assert message in done.stderr
+
+
 def test_allfold_bench_shows_another_library_beside(allfold: Commands) -> None:
     sizes = ("--min-bytes", "4K", "--max-bytes", "4K")
     command = allfold.start("bench", "--against", "gloo", "--kind", "all_reduce", *sizes)

@@ -20,12 +20,18 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def memory_bytes(pids: Iterable[int]) -> int:
     """Memory of the processes together; pages that they share count once (PSS)."""
-    return sum(_proportional_bytes(pid) for pid in pids)
+    return sum(_bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in pids)
 
 
-def _proportional_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == "Pss":
+def peak_bytes(pid: int) -> int:
+    """The largest resident set that the process has had; shared pages count in full."""
+    return _bytes(Path(f"/proc/{pid}/status"), "VmHWM")
+
+
+def _bytes(file: Path, name: str) -> int:
+    """What a file of /proc gives in kB."""
+    for line in file.read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if key == name:
             return int(rest.split()[0]) << 10
-    raise RuntimeError(f"the kernel does not tell the memory of process {pid}")
+    raise RuntimeError(f"the kernel does not tell {name} in {file}")

@@ -1,0 +1,87 @@
+"""``python -m benchmarks.scale`` with few nodes: every request is granted, and every phase told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.scale.cluster import Cluster
+from benchmarks.scale.control_plane import measure
+from benchmarks.scale.http_load import Answer, Load
+from tests.support.require import requires
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60.0
+NODES, RANKS = 5, 2
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    options = ["--nodes", str(NODES), "--ranks-per-node", str(RANKS), "--output", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.scale", *options, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+def result(folder: Path, part: str) -> dict[str, Any]:
+    done = run(folder, part)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / f"scale-{part}.json").read_text())
+    assert isinstance(found, dict)
+    assert found["environment"]["cores"] > 0
+    return found
+
+
+@pytest.mark.slow
+def test_the_membership_of_a_cluster_is_measured_without_services(tmp_path: Path) -> None:
+    found = result(tmp_path, "machine")
+    assert (found["nodes"], found["ranks_per_node"]) == (NODES, RANKS)
+    assert found["plan_seconds"] > 0
+    assert 0 < found["compressed_bytes"] < found["plan_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_phase_of_a_cluster_has_all_its_requests(replicas: int) -> None:
+    requires("redis")
+    found = measure(Cluster(NODES, RANKS), replicas, connections=4)
+    ranks = NODES * RANKS
+    assert {name: phase["requests"] for name, phase in found["phases"].items()} == {
+        "register": NODES,
+        "join": ranks - 1,
+        "plan": NODES,
+        "heartbeat": NODES,
+        "view": 1,
+        "node_lost": 1,
+        "again_join": ranks - RANKS - 1,
+        "again_plan": NODES - 1,
+        "leave": ranks - RANKS,
+    }
+    for phase in found["phases"].values():
+        assert 0 < phase["median_seconds"] <= phase["p99_seconds"]
+    assert found["orchestrator_peak_bytes"] > found["redis_peak_bytes"] > 0
+
+
+def test_without_a_redis_server_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(BenchmarkFailed, match="needs a redis-server on the PATH"):
+        measure(Cluster(NODES, RANKS), replicas=1, connections=1)
+
+
+@pytest.mark.slow
+def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nodes", "2", "machine")
+    assert done.returncode == 2
+    assert "'2' is no number from 3 on" in done.stderr
+
+
+def test_times_are_those_of_the_requests_or_since_a_moment() -> None:
+    load = Load(1.0, [Answer(200, 10, 1.0, 3.0), Answer(200, 20, 2.0, 5.0)])
+    assert load.times() == [2.0, 3.0]
+    assert load.times(since=0.0) == [3.0, 5.0]
+    assert (load.finished, load.nbytes, load.statuses) == (5.0, 30, {200: 2})
