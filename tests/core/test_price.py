@@ -136,7 +136,7 @@ PIPELINED = {
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("name", PIPELINED)
 @pytest.mark.parametrize("chunks", [4, 16])
-@pytest.mark.parametrize("chunk_bytes", [64 * 1024, SMALLEST_CHUNK, 4 * SMALLEST_CHUNK])
+@pytest.mark.parametrize("chunk_bytes", [SMALLEST_CHUNK, 4 * SMALLEST_CHUNK, 16 * SMALLEST_CHUNK])
 def test_pipelined_prices_stay_within_bounds_of_the_formula(
     name: str, chunks: int, chunk_bytes: int
 ) -> None:

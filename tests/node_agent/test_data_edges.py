@@ -17,6 +17,7 @@ from allfold_agent.addresses import parse_address
 from allfold_agent.data_server import DataServer, SocketTaker
 from allfold_agent.edge_request import EdgeRequest
 from allfold_agent.http_client import upgrade
+from allfold_agent.link_probe import PROBE_PROTOCOL, PROBE_TARGET
 from allfold_agent.tensor_store import TensorStore
 from allfold_core.errors import (
     InvalidArgument,
@@ -244,6 +245,20 @@ def test_an_edge_without_upgrade_is_told_to_upgrade(port: Port) -> None:
     assert status == 426
     assert f"upgrade: {EDGE_PROTOCOL}" in head
     assert json.loads(body)["error"]["code"] == LocalError.code
+
+
+def test_a_probe_without_upgrade_is_told_to_upgrade(port: Port) -> None:
+    status, head, body = port.say(get(PROBE_TARGET))
+    assert status == 426
+    assert f"upgrade: {PROBE_PROTOCOL}" in head
+    assert PROBE_PROTOCOL in json.loads(body)["error"]["message"]
+
+
+def test_one_protocol_is_not_granted_where_another_one_is_spoken(port: Port) -> None:
+    for target, protocol in ((PROBE_TARGET, EDGE_PROTOCOL), (EDGE.target, PROBE_PROTOCOL)):
+        with pytest.raises(LocalError, match="needs Upgrade") as caught:
+            upgrade(port.address, target, protocol, None, 5)
+        assert caught.value.details["http_status"] == 426
 
 
 def test_bytes_sent_before_an_edge_was_granted_are_refused(port: Port) -> None:

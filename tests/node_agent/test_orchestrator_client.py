@@ -14,6 +14,7 @@ import pytest
 from tests.support.waiting import until
 
 from allfold_agent.enrolment import Enrolment, Identity
+from allfold_agent.link_probe import Link
 from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
 from allfold_core.errors import MultipleRegister, OrchestratorUnreachable
 
@@ -99,7 +100,7 @@ def test_registration_is_tried_again_whatever_was_answered(status: int, body: st
 
     async def keep(url: str) -> None:
         client = OrchestratorClient(url, "")
-        enrolment = Enrolment(client, "a", lambda: identity, list)
+        enrolment = Enrolment(client, "a", lambda: identity, list, lambda address: Link(0.0, 1.0))
         keeping = asyncio.create_task(enrolment.keep())
         problem = str(enrolment.problem)
         await until(lambda: enrolment.problem != problem, "it says what is wrong")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from allfold_orchestrator.group_state import (
     Event,
@@ -21,7 +22,7 @@ from allfold_orchestrator.membership import step
 GROUP = "train"
 
 
-def node(name: str = "a", incarnation: str = "1", **facts: str) -> NodeInfo:
+def node(name: str = "a", incarnation: str = "1", **facts: Any) -> NodeInfo:
     defaults = {"control_url": f"http://{name}:7401", "data_address": f"{name}:7402"}
     return NodeInfo(name, incarnation, **{**defaults, **facts})
 

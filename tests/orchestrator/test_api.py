@@ -39,8 +39,47 @@ async def form(api: ApiClient, world_size: int = 2) -> None:
 async def test_a_node_registers_and_learns_how_often_to_show_up(api: ApiClient) -> None:
     response = await api.register("a")
     assert response.status_code == 200
-    assert response.json() == {"lease_seconds": 60.0, "heartbeat_seconds": 1.0}
+    assert response.json() == {"lease_seconds": 60.0, "heartbeat_seconds": 1.0, "peers": []}
     assert (await api.register("a")).status_code == 200
+
+
+async def test_a_node_learns_where_others_are_that_came_lately_and_never_where_it_is_itself(
+    api: ApiClient,
+) -> None:
+    async def peers_of(node: str, **fields: Any) -> list[str]:
+        peers: list[str] = (await api.register(node, **fields)).json()["peers"]
+        return peers
+
+    assert await peers_of("a") == []
+    assert await peers_of("b") == ["a:7402"]
+    assert await peers_of("c") == ["a:7402", "b:7402"]
+    assert await peers_of("d") == ["b:7402", "c:7402"]
+    assert await peers_of("b") == ["c:7402", "d:7402"]
+    assert await peers_of("e") == ["d:7402", "b:7402"]
+    assert await peers_of("renamed", data_address="b:7402") == ["d:7402", "e:7402"]
+
+
+async def test_nobody_is_pointed_to_a_node_that_is_gone_or_was_refused(api: ApiClient) -> None:
+    for node in "abc":
+        await api.register(node)
+    error_of(await api.register("a", "2", data_address="elsewhere:7402"), 409, "AF104")
+    await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
+    assert (await api.register("d")).json()["peers"] == ["a:7402", "c:7402"]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"latency": -1e-6, "bandwidth": 1e9},
+        {"latency": 1e-4, "bandwidth": 0},
+        {"latency": 1e-4, "bandwidth": 1e308},
+        {"latency": 1e-4},
+        {"latency": 1e-4, "bandwidth": 1e9, "jitter": 0.0},
+    ],
+)
+async def test_a_link_that_cannot_be_is_refused(api: ApiClient, link: dict[str, float]) -> None:
+    error = error_of(await api.register("a", link=link), 400, "AF101")
+    assert "link" in error["message"]
 
 
 async def test_a_restarted_agent_comes_back_and_loses_its_ranks(api: ApiClient) -> None:
@@ -517,6 +556,18 @@ async def test_the_link_model_comes_from_the_settings(monkeypatch: pytest.Monkey
         await api.join(0, world_size=1)
         links = (await api.plan("s0")).json()["plan"]["links"]
     assert (links["latency"], links["seconds_per_byte"]) == (0.25, 0.001)
+
+
+async def test_a_plan_reckons_with_the_link_that_a_node_measured_after_it_had_registered(
+    api: ApiClient,
+) -> None:
+    await api.register("a")
+    await api.register("b")
+    await api.register("b", link={"latency": 900e-6, "bandwidth": 125e6})
+    await api.join(0, "a")
+    await api.join(1, "b")
+    links = (await api.plan("s0")).json()["plan"]["links"]
+    assert (links["latency"], links["seconds_per_byte"]) == (2.0**-10, 2.0**-27)
 
 
 async def test_an_application_that_ends_lets_go_of_those_who_wait() -> None:

@@ -25,6 +25,7 @@ NODE = {
     "control_url": "http://a:1",
     "data_address": "a:2",
 }
+LINK = {"latency": 1e-4, "bandwidth": 1e9}
 JOIN = {
     "node": "a",
     "incarnation": "1",
@@ -41,6 +42,7 @@ RANKS = "/v1/groups/train/ranks"
 GOOD: list[tuple[str, str, Any]] = [
     ("POST", "/v1/nodes", NODE),
     ("POST", "/v1/nodes/a/heartbeat", BEAT),
+    ("POST", "/v1/nodes", {**NODE, "node": "c", "data_address": "c:2", "link": LINK}),
     ("POST", RANKS, JOIN),
     ("POST", RANKS, JOIN),
     ("GET", f"{PLAN}?epoch=1&session=s0&wait=0.01", None),
@@ -62,6 +64,7 @@ REFUSED: list[tuple[str, str, Any]] = [
 ]
 NOT_WELL_FORMED: list[tuple[str, str, Any]] = [
     ("POST", "/v1/nodes", {**NODE, "node": "no name"}),
+    ("POST", "/v1/nodes", {**NODE, "link": {**LINK, "bandwidth": 0}}),
     ("POST", "/v1/nodes", b"{"),
     ("POST", "/v1/nodes", b""),
     ("POST", "/v1/nodes/a%2Fb/heartbeat", BEAT),

@@ -90,7 +90,7 @@ def predict(
         spec = StrategySpec("tree", 2)
     slice_bytes = nbytes / _slices(spec.name, nodes)
     if chunks is None:
-        chunks = ceil(slice_bytes / wire_chunk(nbytes, nodes))
+        chunks = ceil(slice_bytes / wire_chunk(nbytes, nodes, links))
     if spec.name in _FORMULAS:
         return _FORMULAS[spec.name](nodes, slice_bytes, links, chunks)
     return _tree(kind, _arity(spec, nodes), nodes, nbytes, links, chunks)

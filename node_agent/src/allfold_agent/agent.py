@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
-from allfold_agent import __version__, addresses, http_client
+from allfold_agent import __version__, addresses, http_client, link_probe
 from allfold_agent.buffers import BufferPool
 from allfold_agent.data_server import DataServer, SocketTaker
 from allfold_agent.edge_request import EdgeRequest, Lane
@@ -62,6 +62,7 @@ class Agent:
             settings.name,
             lambda: _identify(settings, control, data),
             self.registry.all,
+            lambda address: link_probe.measure(address, settings.token or None),
         )
         self.peers = Peers(settings.name, settings.token)
         self._data = DataServer(

@@ -14,7 +14,7 @@ from allfold_core.codecs import INT8_BLOCK, Wire
 from allfold_core.compiler import compile_program
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.parts import Layout, Part, exchange_layout, layout
-from allfold_core.plan import Plan
+from allfold_core.plan import LinkModel, Plan
 
 # Of an all-to-all no node knows the size that all would agree on.
 EXCHANGE_CHUNK_BYTES = 512 * 1024
@@ -72,7 +72,7 @@ class Compiler:
             program,
             node=self._me,
             numel=placed.numel,
-            chunk=chunk_elements(fingerprint, placed.held, nodes),
+            chunk=chunk_elements(fingerprint, placed.held, nodes, self._plan.links),
             results=placed.results,
             encoded=encoded,
         )
@@ -111,10 +111,10 @@ def touched(parts: Sequence[Part], itemsize: int) -> int:
     return ends * itemsize
 
 
-def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int) -> int:
+def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int, links: LinkModel) -> int:
     """The elements of a chunk; whole blocks of what shares a scale."""
     wire, itemsize = fingerprint.wire, fingerprint.kept_dtype.itemsize
-    nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes)
+    nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes, links)
     if fingerprint.kind is Kind.ALL_TO_ALL:
         nbytes = EXCHANGE_CHUNK_BYTES
     per_block = wire.nbytes(INT8_BLOCK, itemsize)

@@ -24,6 +24,7 @@ from allfold_agent.http_server import (
     refuse_blindly,
 )
 from allfold_agent.http_wire import check_token, shortcut, status_of
+from allfold_agent.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.tensor_routes import TensorRoutes
 from allfold_agent.tensor_store import TensorStore
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
@@ -228,6 +229,9 @@ class DataServer:
                 allow(exchange, "GET")
                 request = EdgeRequest.parse(group, epoch, src, dst, exchange.query)
                 return self._edge(exchange, request)
+            case ("v1", "probe"):
+                allow(exchange, "GET")
+                return self._switch(exchange, PROBE_PROTOCOL, lambda: serve_probe)
             case ("v1", "tensors", tensor_id):
                 self._tensors.serve(exchange, tensor_id)
                 return None
@@ -236,13 +240,21 @@ class DataServer:
                 raise LocalError(f"the data port has no {path[:200]}", http_status=404)
 
     def _edge(self, exchange: HttpExchange, request: EdgeRequest) -> SocketTaker:
-        if not exchange.wants(EDGE_PROTOCOL):
-            raise LocalError(f"an edge needs Upgrade: {EDGE_PROTOCOL}", http_status=426)
+        return self._switch(exchange, EDGE_PROTOCOL, lambda: self._open_edge(request))
+
+    def _switch(
+        self, exchange: HttpExchange, protocol: str, grant: Callable[[], SocketTaker]
+    ) -> SocketTaker:
+        """Let the connection go over to another protocol, if whoever grants it does not object."""
+        if not exchange.wants(protocol):
+            error = LocalError(f"this needs Upgrade: {protocol}", http_status=426)
+            error.details["protocol"] = protocol
+            raise error
         if exchange.early or exchange.body_left:
             exchange.keep_alive = False  # whatever they are, they are no request
-            raise InvalidArgument("bytes before the edge was granted")
-        taker = self._open_edge(request)
-        exchange.switch(EDGE_PROTOCOL, timeout=self._stall_timeout)
+            raise InvalidArgument(f"bytes before {protocol} was granted")
+        taker = grant()
+        exchange.switch(protocol, timeout=self._stall_timeout)
         return taker
 
 
@@ -256,7 +268,7 @@ def _hints(error: AllfoldError) -> list[tuple[str, str]]:
         case 416:
             return [("Content-Range", f"bytes */{error.details.get('size', '*')}")]
         case 426:
-            return [("Upgrade", EDGE_PROTOCOL)]
+            return [("Upgrade", error.details.get("protocol", EDGE_PROTOCOL))]
     return []
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
 from allfold_agent.group import Group
+from allfold_agent.link_probe import Link, worse
 from allfold_agent.orchestrator_client import Forgotten, OrchestratorClient
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
 from allfold_core.plan import Plan
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _GOODBYE_SECONDS = 3.0
+# The part of a lease that may go by while links are measured, without a heartbeat.
+_MEASURING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Enrolment:
     Args:
         identify: finds out what to tell; may wait, and may fail while names cannot be resolved.
         held: the groups that are open on this node.
+        probe: measures the link to the agent at a data address; waits.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Enrolment:
         node: str,
         identify: Callable[[], Identity],
         held: Callable[[], list[Group]],
+        probe: Callable[[str], Link],
     ) -> None:
         self.identity: Identity | None = None
         self._node = node
@@ -57,7 +62,11 @@ class Enrolment:
         self.problem: str | None = "not registered with the orchestrator yet"
         self._client = client
         self._held = held
+        self._probe = probe
+        self._link: Link | None = None
+        self._has_measured = False
         self._heartbeat_seconds = 1.0
+        self._lease_seconds = 5.0
         self._registered = asyncio.Event()
         self._owed: dict[tuple[str, int, str], str] = {}
 
@@ -66,7 +75,7 @@ class Enrolment:
         while True:
             try:
                 if not self._registered.is_set():
-                    await self._register()
+                    await self._come_in()
                 await asyncio.sleep(self._heartbeat_seconds)
                 await self._heartbeat()
                 self.problem = None
@@ -81,19 +90,56 @@ class Enrolment:
                 self.problem = error.message
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _register(self) -> None:
+    async def _come_in(self) -> None:
+        """Register; and measure once, so that plans are made for the links there are.
+
+        Not while a job runs: it would disturb the measurement, and be disturbed.
+        """
+        peers = await self._register()
+        if peers and not self._has_measured and not self._held():
+            self._has_measured = True
+            self.problem = "measuring the links to other nodes"
+            await self._measure(peers)
+            if self._link is not None:
+                await self._register()
+        self.problem = None
+        self._registered.set()
+
+    async def _measure(self, peers: Sequence[str]) -> None:
+        """Find the slowest of the links to some peers, as far as they can be measured."""
+        try:
+            async with asyncio.timeout(_MEASURING_SHARE * self._lease_seconds):
+                for address in peers:
+                    await self._measure_one(address)
+        except TimeoutError:
+            log.info("measuring the links took too long")
+        if self._link is not None:
+            latency, bandwidth = self._link.latency, self._link.bandwidth
+            log.info("slowest link: %.0f us, %.3g B/s", latency * 1e6, bandwidth)
+
+    async def _measure_one(self, address: str) -> None:
+        try:
+            link = await asyncio.to_thread(self._probe, address)
+        except AllfoldError as error:
+            log.info("the link to %s was not measured: %s", address, error.message)
+        else:
+            self._link = worse(self._link, link)
+
+    async def _register(self) -> list[str]:
+        """Register; the addresses of others that the orchestrator answers with."""
         identity = await asyncio.to_thread(self._identify)
         body = {
             **asdict(identity),
             "incarnation": self.incarnation,
+            "link": None if self._link is None else asdict(self._link),
             "holds": {group.name: group.epoch for group in self._held()},
         }
         answer = await self._client.call("POST", "/v1/nodes", json=body)
         self._heartbeat_seconds = float(answer["heartbeat_seconds"])
-        self.problem = None
+        self._lease_seconds = float(answer["lease_seconds"])
         self.identity = identity
-        self._registered.set()
         log.info("registered with the orchestrator at %s", self._client.url)
+        return list(answer.get("peers", ()))
 
     async def _heartbeat(self) -> None:
         progress = [

@@ -39,6 +39,8 @@ _STAGE_BYTES = 16 * 1024
 # How long that thread waits for more before it leaves the edge to the reactor again.
 _QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
+# How much of a long payload has to be there before its thread is woken.
+_LOW_WATER = 128 * 1024
 
 Dial = Callable[[int], tuple[socket.socket, bytes]]
 
@@ -82,6 +84,8 @@ class InEdge:
         self._failure: Exception | None = None
         self._early = memoryview(b"")
         self._socket: socket.socket | None = None
+        self._readable = select.poll()
+        self._low_water = 1
         self._closed = Event()
         self._header = memoryview(bytearray(HEADER_SIZE))
         self._scrap = memoryview(b"")
@@ -132,6 +136,9 @@ class InEdge:
         tune(connected)
         self._early = memoryview(early)
         self._socket = connected
+        self._readable = select.poll()
+        self._readable.register(connected, select.POLLIN)
+        self._low_water = 1
 
     def _receive_all(self) -> None:
         """Until the connection breaks."""
@@ -149,13 +156,10 @@ class InEdge:
 
     def _receive_long(self) -> None:
         """Receive frames of any length, until nothing comes for a while."""
-        assert self._socket is not None
-        quiet = select.poll()
-        quiet.register(self._socket, select.POLLIN)
         while not self._closed.is_set():
             self._fill(self._header)
             self._frame(FrameHeader.unpack(self._header))
-            if not self._early and not quiet.poll(_QUIET_MILLISECONDS):
+            if not self._early and not self._readable.poll(_QUIET_MILLISECONDS):
                 return
 
     # In the reactor's hands
@@ -248,6 +252,7 @@ class InEdge:
         view = self._stage if arriving.landing is None else arriving.landing.view
         room = view[arriving.received :] if arriving.landing else view[: arriving.missing]
         arriving.received += self._receive_into(room)
+        self._wake_at(arriving.missing or HEADER_SIZE)
         if not arriving.missing:
             self._arriving = None
             self._finish(arriving)
@@ -271,6 +276,7 @@ class InEdge:
             arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
+                self._wake_at(arriving.missing)
             else:
                 self._finish(arriving)
         self._drop(start)
@@ -345,11 +351,27 @@ class InEdge:
             view[:count] = self._early[:count]
             self._early = self._early[count:]
             view = view[count:]
+        crosses_a_wire = self._socket.family != socket.AF_UNIX
         while view:
+            if crosses_a_wire:
+                self._wake_at(min(len(view), _LOW_WATER))
+                self._readable.poll()
             count = self._socket.recv_into(view)
             if count == 0:
                 raise EOFError("the peer closed the connection")
             view = view[count:]
+        self._wake_at(HEADER_SIZE)
+
+    def _wake_at(self, nbytes: int) -> None:
+        """Have the connection readable only when so many bytes are there, or it has ended.
+
+        A link brings a long payload packet by packet. A blocking call would not do: what it has
+        taken while it waits does not count any more.
+        """
+        assert self._socket is not None
+        if nbytes != self._low_water and self._socket.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._low_water = nbytes
 
     def _frame(self, header: FrameHeader) -> None:
         self._check(header)

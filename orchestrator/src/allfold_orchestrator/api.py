@@ -59,9 +59,9 @@ router = APIRouter(prefix="/v1")
 )
 async def register_node(body: wire.RegisterNode, service: Service, request: Request) -> wire.Lease:
     """Starts the node's lease. Doing it again is fine, a restarted agent takes its name back."""
-    await service.register_node(body)
+    peers = await service.register_node(body)
     lease: wire.Lease = request.app.state.lease
-    return lease
+    return lease.model_copy(update={"peers": peers})
 
 
 @router.post(

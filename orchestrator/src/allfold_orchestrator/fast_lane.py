@@ -91,8 +91,8 @@ class FastLane:
         return None
 
     async def _register(self, node: wire.RegisterNode) -> Response:
-        await self._service.register_node(node)
-        return _json(self._lease)
+        peers = await self._service.register_node(node)
+        return _json(self._lease.model_copy(update={"peers": peers}))
 
     async def _heartbeat(self, node: str, beat: wire.Heartbeat) -> Response:
         await self._service.heartbeat(node, beat)

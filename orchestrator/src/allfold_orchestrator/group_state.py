@@ -26,7 +26,11 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One life of one node agent: a restarted agent is the same node in another incarnation."""
+    """One life of one node agent: a restarted agent is the same node in another incarnation.
+
+    ``latency`` (seconds) and ``bandwidth`` (bytes per second) are those of its slowest link, as far
+    as it has measured any; 0 where it has not.
+    """
 
     node: str
     incarnation: str
@@ -34,8 +38,10 @@ class NodeInfo:
     data_address: str
     device_type: str = "cpu"
     zone: str = ""
+    latency: float = 0.0
+    bandwidth: float = 0.0
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str | float]:
         """Its fields by name."""
         return {
             "node": self.node,
@@ -44,6 +50,8 @@ class NodeInfo:
             "data_address": self.data_address,
             "device_type": self.device_type,
             "zone": self.zone,
+            "latency": self.latency,
+            "bandwidth": self.bandwidth,
         }
 
 

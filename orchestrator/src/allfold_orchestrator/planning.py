@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import log2
 
 from allfold_core.placement import ring_order, tree_order
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import LinkModel, Member, Plan
 from allfold_orchestrator.group_state import Formation, NodeInfo, RankSeat
+
+SOFTWARE_SECONDS = 100e-6
+"""What agents themselves take for one step, beside the link."""
 
 
 def make_plan(group: str, formation: Formation) -> Plan:
@@ -18,10 +23,30 @@ def make_plan(group: str, formation: Formation) -> Plan:
         world_size=formation.params.world_size,
         members=members,
         tree_order=tree_order(members),
-        links=formation.links,
+        links=links_of(formation),
         strategies=formation.params.strategies,
         timeout=formation.params.timeout,
     )
+
+
+def links_of(formation: Formation) -> LinkModel:
+    """What a link of the formation costs: as it is configured, else as the slowest was measured.
+
+    What is measured is rounded to powers of two. No two measurements are alike, but the same nodes
+    should get the same plan, and so the same order of additions.
+    """
+    measured = [seat.node for seat in formation.seats.values() if seat.node.bandwidth]
+    if formation.links != LinkModel() or not measured:
+        return formation.links
+    latency = max(node.latency for node in measured) + SOFTWARE_SECONDS
+    bandwidth = min(node.bandwidth for node in measured)
+    return replace(
+        formation.links, latency=_rounded(latency), seconds_per_byte=1 / _rounded(bandwidth)
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(2.0 ** round(log2(value)))
 
 
 def members_of(seats: Mapping[int, RankSeat]) -> tuple[Member, ...]:

@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 RECHECK_SECONDS = 1.0
 RECHECK_MAX_AGE = 0.5
 
+# To how many of those that registered last a node is pointed, to measure its links to them.
+SHOWN_PEERS = 2
+REMEMBERED_NODES = 16
+
 
 class Orchestrator:
     """The use-cases of the control plane, on one replica."""
@@ -50,11 +54,15 @@ class Orchestrator:
     def __init__(self, store: Store, links: LinkModel) -> None:
         self._store = store
         self._links = links
+        self._lately: dict[str, str] = {}  # with this replica: node, data address
 
     # Nodes
 
-    async def register_node(self, request: wire.RegisterNode) -> None:
-        """Let a node in, after the seats of its earlier lives were freed."""
+    async def register_node(self, request: wire.RegisterNode) -> list[str]:
+        """Let a node in, after the seats of its earlier lives were freed.
+
+        Returns the data addresses of some others that registered lately.
+        """
         record = NodeRecord(_info(request), request.version, self._store.clock.now())
         await self._clear_up_after(request.node)
         outcome = await self._store.nodes.register(record)
@@ -66,6 +74,16 @@ class Orchestrator:
         for group, epoch in request.holds.items():
             await self._apply(group, NodeHolds(request.node, epoch))
         log.info("node registered", extra={"node": request.node, "at": request.data_address})
+        return self._peers_for(request.node, request.data_address)
+
+    def _peers_for(self, node: str, address: str) -> list[str]:
+        """The addresses of those that registered last, and then the node is one of them."""
+        self._lately.pop(node, None)
+        peers = [each for each in self._lately.values() if each != address]
+        self._lately[node] = address
+        if len(self._lately) > REMEMBERED_NODES:
+            del self._lately[next(iter(self._lately))]
+        return peers[-SHOWN_PEERS:]
 
     async def heartbeat(self, node: str, request: wire.Heartbeat) -> None:
         """Extend the node's lease."""
@@ -87,6 +105,7 @@ class Orchestrator:
 
     async def clear_up(self, node: str, incarnation: str) -> None:
         """Free all seats of a life that is over. May be done twice, also by two replicas."""
+        self._lately.pop(node, None)
         guard = Guard(node, incarnation, alive=False)
         for group in await self._store.nodes.groups_of(node, incarnation):
             try:
@@ -243,6 +262,8 @@ def _info(request: wire.RegisterNode) -> NodeInfo:
         data_address=request.data_address,
         device_type=request.device_type,
         zone=request.zone,
+        latency=request.link.latency if request.link else 0.0,
+        bandwidth=request.link.bandwidth if request.link else 0.0,
     )
 
 

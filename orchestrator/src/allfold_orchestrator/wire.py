@@ -32,6 +32,15 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class Link(Request):
+    """What an agent has measured of its links to others: the slowest."""
+
+    latency: float = Field(ge=0, le=60, allow_inf_nan=False, description="Seconds, one way.")
+    bandwidth: float = Field(
+        ge=1e-3, le=1e18, allow_inf_nan=False, description="Bytes per second, one way."
+    )
+
+
 class RegisterNode(Request):
     """An agent introduces itself."""
 
@@ -42,6 +51,7 @@ class RegisterNode(Request):
     device_type: str = Field(default="cpu", pattern=r"^[A-Za-z0-9._-]{1,32}$")
     zone: str = Field(default="", max_length=128, description="Nodes of one zone are near.")
     version: str = Field(default="", max_length=64, description="Of the agent's software.")
+    link: Link | None = Field(default=None, description="Where it has measured, from then on.")
     holds: dict[Name, EpochNumber] = Field(
         default_factory=dict,
         description="The epochs it is running, by group: an orchestrator that lost its memory "
@@ -54,6 +64,10 @@ class Lease(Answer):
 
     lease_seconds: float
     heartbeat_seconds: float
+    peers: list[str] = Field(
+        default_factory=list,
+        description="The data addresses of some others, to which it may measure its links.",
+    )
 
 
 class Progress(Request):
