@@ -171,15 +171,24 @@ def most_sent(strategy: str, nodes: int) -> float:
     return max(bytes_sent(program, itemsize=1) for program in schedule.programs) / numel
 
 
-def test_the_table_of_auto_is_what_it_chooses() -> None:
+@pytest.mark.parametrize(
+    ("name", "links", "counts"),
+    [
+        ("auto", LinkModel(), (2, 4, 8, 16, 32, 64, 256)),
+        ("auto on one machine", LinkModel(shared=True), (2, 4, 8, 16)),
+    ],
+)
+def test_the_tables_of_auto_are_what_it_chooses(
+    name: str, links: LinkModel, counts: tuple[int, ...]
+) -> None:
     lines = [
         [
             str(nodes),
-            *(f"`{choose(Kind.ALL_REDUCE, plan(nodes), size)}`" for size in SIZES.values()),
+            *(f"`{choose(Kind.ALL_REDUCE, plan(nodes, links), size)}`" for size in SIZES.values()),
         ]
-        for nodes in (2, 4, 8, 16, 32, 64, 256)
+        for nodes in counts
     ]
-    assert checked("auto") == table(["nodes", *SIZES], lines)
+    assert checked(name) == table(["nodes", *SIZES], lines)
 
 
 def test_the_table_of_the_crossing_is_what_the_formulas_give() -> None:
@@ -197,10 +206,11 @@ def crossing(nodes: int) -> int:
     return next(size for size in sizes if seconds("ring", size) < seconds("centralized", size))
 
 
-def plan(nodes: int) -> Plan:
+def plan(nodes: int, links: LinkModel | None = None) -> Plan:
     members = tuple(Member(f"node{index}", "", "", (index,)) for index in range(nodes))
     order = tuple(range(nodes))
-    return Plan("group", 1, nodes, members, order, LinkModel(), strategies={}, timeout=300.0)
+    links = links or LinkModel()
+    return Plan("group", 1, nodes, members, order, links, strategies={}, timeout=300.0)
 
 
 # --- all pages

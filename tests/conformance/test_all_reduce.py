@@ -36,7 +36,7 @@ OPS = ("sum", "mean", "min", "max", "product")
 DTYPES = ("float32", "bfloat16", "int64")
 OTHER_DTYPES = ("float64", "float16", "int8", "int16", "int32", "uint8", "bool")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-SEVERAL_CHUNKS = 300_007
+SEVERAL_CHUNKS = 600_011
 
 
 def is_defined(op: str, dtype: str) -> bool:

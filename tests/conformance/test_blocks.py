@@ -22,7 +22,7 @@ from allfold_core.compiler import strategies_for
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.operations import Kind
 
-SEVERAL_CHUNKS = 60_013
+SEVERAL_CHUNKS = 300_007
 
 Sizes = Callable[[int], list[int]]
 

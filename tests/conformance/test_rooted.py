@@ -18,7 +18,7 @@ from allfold_core.errors import (
 )
 
 STRATEGIES = ("tree(1)", "tree(2)", "tree(4)", "centralized", "chain", "auto")
-SEVERAL_CHUNKS = 300_007
+SEVERAL_CHUNKS = 600_011
 LATE_SECONDS = 0.1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import log2
 
 import pytest
 from hypothesis import given
@@ -35,14 +36,42 @@ def test_an_override_that_cannot_run_the_kind_is_refused() -> None:
         choose(Kind.BROADCAST, plan_of(4, broadcast="ring"), 100)
 
 
+def with_incast(kind: Kind, name: str, nodes: int, nbytes: int) -> float:
+    """The formula's seconds, and 5 % more per doubling of nodes that send to one at once."""
+    seconds = predict(kind, name, nodes, nbytes, LinkModel())
+    meet = name in ("direct", "direct2") and nodes > 2
+    return seconds * (1 + 0.05 * log2(nodes)) if meet else seconds
+
+
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 16, 100, 10_000])
 def test_the_choice_is_the_cheapest_by_the_formula(kind: Kind, nodes: int) -> None:
     plan = plan_of(nodes)
     for nbytes in (0, 4, 4096, 1 << 20, 1 << 30):
-        times = {name: predict(kind, name, nodes, nbytes, plan.links) for name in candidates(kind)}
+        times = {name: with_incast(kind, name, nodes, nbytes) for name in candidates(kind)}
         chosen = times[choose(kind, plan, nbytes)]
         assert chosen == pytest.approx(min(times.values()), rel=1e-8)
+
+
+def test_four_nodes_take_a_ring_for_long_tensors_and_two_a_mesh() -> None:
+    for nbytes in (4 << 20, 16 << 20, 256 << 20):
+        assert choose(Kind.ALL_REDUCE, plan_of(4), nbytes) == "ring"
+        assert choose(Kind.ALL_REDUCE, plan_of(2), nbytes) == "direct2"
+    for nbytes in (0, 4096, 64 << 10):
+        assert choose(Kind.ALL_REDUCE, plan_of(2), nbytes) == "direct"
+
+
+def test_a_mesh_that_is_ahead_by_less_than_its_incast_is_not_taken() -> None:
+    def by_formula(nbytes: int) -> list[str]:
+        return sorted(
+            candidates(Kind.ALL_REDUCE),
+            key=lambda name: predict(Kind.ALL_REDUCE, name, 4, nbytes, LinkModel()),
+        )
+
+    assert by_formula(1 << 20)[:2] == ["direct2", "halving_doubling"]
+    assert choose(Kind.ALL_REDUCE, plan_of(4), 1 << 20) == "halving_doubling"
+    assert by_formula(1 << 18)[0] == "direct2"  # by more than that
+    assert choose(Kind.ALL_REDUCE, plan_of(4), 1 << 18) == "direct2"
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -96,9 +125,12 @@ def test_of_equals_the_first_candidate_is_taken() -> None:
 
 def test_blocks_take_the_mesh_until_its_messages_cost_more_than_further_steps() -> None:
     for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
-        for nodes in (2, 3, 4, 8):
-            for nbytes in (4, 4096, 64 << 20):
+        for nodes, longest in ((2, 64 << 10), (3, 64 << 10), (4, 64 << 10), (8, 4096)):
+            for nbytes in (4, longest):
                 assert choose(kind, plan_of(nodes), nbytes) == "direct"
+        assert choose(kind, plan_of(2), 64 << 20) == "direct"
+        for nodes in (3, 4, 8):  # what arrives at once takes longer than it would in turn
+            assert choose(kind, plan_of(nodes), 64 << 20) in ("ring", "halving_doubling")
         for nodes in (32, 64):
             assert choose(kind, plan_of(nodes), 4096) == "halving_doubling"
     for kind in (Kind.GATHER, Kind.SCATTER):

@@ -31,13 +31,16 @@ def test_a_chunk_grows_with_the_tensor(rate: float) -> None:
     assert chunks == sorted(chunks)
 
 
+@pytest.mark.parametrize(
+    ("links", "smallest"), [(LinkModel(), 550_000), (links_of(3e9), MIB), (links_of(1e18), MIB)]
+)
 @pytest.mark.parametrize("nodes", [2, 3, 16])
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_with_the_default_links_a_chunk_is_a_part_of_a_slice_from_256_kib_to_2_mib(
-    nbytes: int, nodes: int
+def test_on_fast_links_a_chunk_is_a_part_of_a_slice_from_half_a_millisecond_or_1_mib_to_2_mib(
+    nbytes: int, nodes: int, links: LinkModel, smallest: int
 ) -> None:
     part = nbytes // (nodes * CHUNKS_PER_SLICE)
-    assert wire_chunk(nbytes, nodes, LinkModel()) == min(max(part, 256 * KIB), 2 * MIB)
+    assert wire_chunk(nbytes, nodes, links) == min(max(part, smallest), 2 * MIB)
 
 
 def test_a_gigabit_link_is_busy_with_a_chunk_for_half_a_millisecond_to_two() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from allfold_agent.dataflow import FOLD_WINDOW, Dataflow, Task, TaskKind, build
+from allfold_agent.dataflow import CONTENT, FOLD_WINDOW, INPUTS, Dataflow, Task, TaskKind, build
 from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.operations import Kind
 from allfold_core.schedule import Fold, Receive, Schedule, Send, Slice
@@ -23,7 +23,7 @@ class Node:
     def __init__(self, index: int, flow: Dataflow, content: list[int]) -> None:
         self.index = index
         self.flow = flow
-        self.inputs = content
+        self.inputs: list[int | None] = list(content)
         self.work: list[int | None] = [None] * len(content)
         self.waits = [task.waits_for for task in flow.tasks]
         self.done = [False] * len(flow.tasks)
@@ -70,8 +70,9 @@ class Node:
                 elif task.kind is TaskKind.RECEIVE_OPERAND:
                     self.scratch[task.index] = got
             case TaskKind.FOLD:
+                own = {CONTENT: self.work, INPUTS: self.inputs}
                 operands = [
-                    self.work[part] if index < 0 else self.scratch.pop(index)
+                    own[index][part] if index in own else self.scratch.pop(index)
                     for index in task.operands
                 ]
                 self.work[part] = [sum(column) for column in zip(*operands, strict=True)]
@@ -191,6 +192,61 @@ def test_a_chunk_is_overwritten_only_after_it_was_sent() -> None:
 def test_a_send_that_is_folded_over_keeps_a_copy() -> None:
     flow = build((Send(Slice(0, 4), 1), Fold(Slice(0, 4), (0, 1))), node=0, numel=4, chunk=4)
     assert flow.tasks[flow.sends[1][0]].snapshot
+
+
+def contributed(flow: Dataflow) -> list[tuple[int, int]]:
+    return [(task.start, task.stop) for task in flow.tasks if task.kind is TaskKind.CONTRIBUTE]
+
+
+def operands(flow: Dataflow) -> list[tuple[int, ...]]:
+    """Of the folds; what other nodes send as 0."""
+    folds = [task for task in flow.tasks if task.kind is TaskKind.FOLD]
+    return [tuple(min(each, 0) for each in fold.operands) for fold in folds]
+
+
+def test_inputs_that_are_only_folded_are_not_copied_into_the_work_buffer_first() -> None:
+    program = (Fold(Slice(0, 8), (1, 0, 2)), Send(Slice(0, 8), 1))
+    flow = build(program, node=0, numel=8, chunk=4, results=[Slice(0, 8)])
+    assert contributed(flow) == []
+    assert operands(flow) == [(0, INPUTS, 0)] * 2
+
+
+def test_a_range_that_is_sent_as_it_was_given_is_contributed_also_where_it_is_folded_later() -> (
+    None
+):
+    program = (Send(Slice(0, 4), 1), Fold(Slice(0, 8), (1, 0)))
+    flow = build(program, node=0, numel=8, chunk=4, results=[Slice(0, 8)])
+    assert contributed(flow) == [(0, 4)]
+    assert operands(flow) == [(0, CONTENT), (0, INPUTS)]
+    [send] = flow.sends[1]
+    assert [flow.tasks[send].waits_for, flow.tasks[send].snapshot] == [1, True]
+
+
+def test_a_chunk_of_which_a_part_was_sent_is_contributed_as_a_whole_before_its_fold() -> None:
+    program = (Send(Slice(0, 3), 1), Fold(Slice(0, 8), (0, 1)))
+    flow = build(program, node=0, numel=8, chunk=8)
+    assert contributed(flow) == [(0, 3), (3, 8)]
+    assert operands(flow) == [(CONTENT, 0)]
+
+
+def test_what_was_folded_once_is_folded_again_from_the_work_buffer() -> None:
+    """Its inputs are in it already, and must not be added a second time."""
+    program = (Fold(Slice(0, 4), (0, 1)), Fold(Slice(0, 4), (0, 2)))
+    flow = build(program, node=0, numel=4, chunk=4)
+    assert contributed(flow) == []
+    assert operands(flow) == [(INPUTS, 0), (CONTENT, 0)]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+def test_in_a_ring_a_node_contributes_the_slice_that_it_sends_first_and_no_other(
+    nodes: int,
+) -> None:
+    schedule = compile_schedule(Kind.ALL_REDUCE, "ring", nodes=nodes, numel=nodes * 10)
+    for node, program in enumerate(schedule.programs):
+        whole = Slice(0, schedule.numel)
+        flow = build(program, node=node, numel=schedule.numel, chunk=100, results=[whole])
+        first = next(step for step in program if isinstance(step, Send))
+        assert contributed(flow) == [(first.slice.start, first.slice.stop)]
 
 
 def test_received_operands_that_wait_for_their_fold_are_bounded() -> None:

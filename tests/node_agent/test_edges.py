@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import selectors
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -12,9 +15,11 @@ from time import monotonic
 
 import pytest
 import torch
+import xxhash
+from tests.support.waiting import wait_until
 
 from allfold_agent.buffers import BufferPool
-from allfold_agent.dataflow import build
+from allfold_agent.dataflow import build, chunks
 from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.folding import Arithmetic
 from allfold_agent.in_edge import Dial, InEdge
@@ -23,40 +28,43 @@ from allfold_agent.out_edge import OutEdge
 from allfold_agent.reactor import Reactor
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.frames import FrameHeader
+from allfold_core.frames import HEADER_SIZE, FrameHeader, FrameType
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.parts import End, Layout, Part
-from allfold_core.schedule import Program, Receive, Send, Slice
+from allfold_core.schedule import Await, Program, Receive, Send, Slice
 
 NUMEL = 50_000
 CHUNK = 3_000
 EPOCH = 7
 FINGERPRINT = 1234
 DEADLINE = 20.0
+KIB = 1 << 10
 
 
-def content(seq: int) -> torch.Tensor:
-    return torch.full((NUMEL,), float(seq)) + torch.arange(NUMEL)
+def content(seq: int, numel: int = NUMEL) -> torch.Tensor:
+    return torch.full((numel,), float(seq)) + torch.arange(numel)
 
 
 class Side:
     """The ops of one node, and what its in-edge reports."""
 
-    def __init__(self, count: int, program: Program, node: int) -> None:
+    def __init__(
+        self, count: int, program: Program, node: int, *, numel: int = NUMEL, chunk: int = CHUNK
+    ) -> None:
         self.buffers = BufferPool(keep=1 << 30)
         self.done = [Event() for _ in range(count)]
         self.lost: list[AllfoldError] = []
         self.incoherences: list[AllfoldError] = []
         self.problem = Event()
-        fingerprint = Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (NUMEL,), 0, "auto")
+        fingerprint = Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (numel,), 0, "auto")
         arithmetic = Arithmetic(fingerprint, 2)
-        flow = build(program, node=node, numel=NUMEL, chunk=CHUNK)
-        whole = Part(Slice(0, NUMEL), (End(0, 0),), (End(0, 0),))
-        layout = Layout((whole,), None, NUMEL, NUMEL)
+        flow = build(program, node=node, numel=numel, chunk=chunk)
+        whole = Part(Slice(0, numel), (End(0, 0),), (End(0, 0),))
+        layout = Layout((whole,), None, numel, numel)
         self.exchanges = [
             Exchange(
                 flow,
-                Job(layout, arithmetic, {0: content(seq)}, {}),
+                Job(layout, arithmetic, {0: content(seq, numel)}, {}),
                 self.buffers,
                 on_sendable=lambda _: None,
                 on_receivable=lambda _: None,
@@ -236,3 +244,136 @@ def test_memory_goes_back_to_the_pool_when_the_frames_are_acknowledged() -> None
             exchange.release()
     reused = {id(sender.buffers.take(NUMEL * 4)) for _ in range(3)}
     assert reused == {id(exchange.buffer) for exchange in sender.exchanges}
+
+
+# Over TCP, where a payload arrives packet by packet
+
+
+@contextmanager
+def fed(numel: int, chunk: int, there: bytes = b"") -> Iterator[tuple[Side, Feed]]:
+    """A node that receives one op of ``numel`` elements and then a signal, over TCP.
+
+    What is ``there`` has arrived before the node begins to read.
+    """
+    receiver = Side(1, (Receive(Slice(0, numel), 0), Await(0)), 1, numel=numel, chunk=chunk)
+    near, far = _tcp_pair()
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    near.settimeout(DEADLINE)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    feed = Feed(near, far)
+    feed.send(there)
+    wait_until(lambda: feed.waiting() == len(there), "all of it has arrived", DEADLINE)
+
+    def dial(from_frame: int) -> tuple[socket.socket, bytes]:
+        if from_frame or far.fileno() < 0:
+            raise PeerLost("the test has ended")
+        return far, b""
+
+    reactor = Reactor("test")
+    reactor.start()
+    with near:
+        in_edge = InEdge(0, EPOCH, "test-0-1", dial, receiver, reactor)
+        try:
+            yield receiver, feed
+        finally:
+            in_edge.close()
+            reactor.close()
+
+
+class Feed:
+    """The sending end of a connection whose receiving end can be looked at."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._near = near
+        self._far = far
+
+    def send(self, data: bytes) -> None:
+        self._near.sendall(data)
+
+    def send_and_wait(self, data: bytes) -> None:
+        """Until the receiver has taken all of it from the socket."""
+        self.send(data)
+        wait_until(lambda: self.waiting() == 0, "all of it is taken", DEADLINE)
+
+    def waiting(self) -> int:
+        """Bytes that have arrived and that nobody has read."""
+        return int.from_bytes(fcntl.ioctl(self._far, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def frames_of(numel: int, chunk: int) -> list[bytes]:
+    """The frames of an op of ``numel`` elements and a signal behind it, as they are sent."""
+    cuts = [*chunks(Slice(0, numel), chunk), (0, 0)]
+    memory = content(0, numel).numpy()
+    found = []
+    for number, (start, stop) in enumerate(cuts):
+        payload = memory[start:stop].tobytes()
+        kind = FrameType.DATA if payload else FrameType.SIGNAL
+        digest = xxhash.xxh3_64_intdigest(payload) if payload else 0
+        header = FrameHeader(kind, EPOCH, number, 0, start, len(payload), FINGERPRINT, digest)
+        found.append(header.pack() + payload)
+    return found
+
+
+def check_fed(receiver: Side, numel: int) -> None:
+    assert receiver.done[0].wait(DEADLINE), "the op and its signal were not received"
+    assert receiver.exchanges[0].work.equal(content(0, numel))
+    assert receiver.incoherences == []
+
+
+@pytest.mark.parametrize("rest", [0, 4, 128 * KIB - 4, 128 * KIB])
+def test_a_long_payload_that_comes_in_small_pieces_arrives_and_so_does_the_signal_behind_it(
+    rest: int,
+) -> None:
+    """Whether or not it ends where the last good part does that its reader waits for."""
+    numel = (1 << 20) // 4 + rest // 4
+    order = random.Random(rest)
+    data = b"".join(frames_of(numel, numel))
+    with fed(numel, numel) as (receiver, feed):
+        while data:
+            size = order.choice([1, 3, 64, 500, 1448, 9000])
+            feed.send(data[:size])
+            data = data[size:]
+        check_fed(receiver, numel)
+
+
+@pytest.mark.parametrize("cut", [1, 4, HEADER_SIZE, HEADER_SIZE + 4, 128 * KIB, 128 * KIB + 1])
+def test_a_long_payload_whose_last_bytes_come_late_arrives(cut: int) -> None:
+    numel = (1 << 20) // 4 + 3
+    long, signal = frames_of(numel, numel)
+    with fed(numel, numel) as (receiver, feed):
+        feed.send(long[:-cut])
+        feed.send(long[-cut:])
+        feed.send_and_wait(b"")  # what was held back until more is there was taken
+        feed.send(signal)
+        check_fed(receiver, numel)
+
+
+def test_a_signal_behind_a_long_payload_that_was_read_at_once_is_not_waited_for() -> None:
+    numel = 260 * KIB // 4
+    long, signal = frames_of(numel, numel)
+    with fed(numel, numel, there=long) as (receiver, feed):
+        feed.send_and_wait(b"")
+        feed.send(signal)
+        check_fed(receiver, numel)
+
+
+def test_a_signal_behind_a_short_payload_that_came_in_two_pieces_is_not_waited_for() -> None:
+    numel = 200 * KIB // 4
+    short, signal = frames_of(numel, numel)
+    with fed(numel, numel) as (receiver, feed):
+        feed.send_and_wait(short[: HEADER_SIZE + 8])
+        feed.send_and_wait(short[HEADER_SIZE + 8 :])
+        feed.send(signal)
+        check_fed(receiver, numel)
+
+
+@pytest.mark.parametrize("cut", [1, 20, HEADER_SIZE - 1])
+def test_a_header_that_comes_in_two_pieces_behind_short_frames_is_not_waited_for(cut: int) -> None:
+    """TCP cuts anywhere. What was read of a header already does not count for the next waking."""
+    first, second, signal = frames_of(20, 10)
+    with fed(20, 10) as (receiver, feed):
+        feed.send_and_wait(first[: HEADER_SIZE + 8])
+        feed.send_and_wait(first[HEADER_SIZE + 8 :])
+        feed.send_and_wait(second + signal[:cut])
+        feed.send(signal[cut:])
+        check_fed(receiver, 20)

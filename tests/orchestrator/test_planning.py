@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from allfold_core.plan import LinkModel
-from allfold_orchestrator.group_state import Formation, GroupParams, RankSeat
-from allfold_orchestrator.planning import SOFTWARE_SECONDS, make_plan
+from allfold_orchestrator.group_state import Formation, GroupParams, NodeInfo, RankSeat
+from allfold_orchestrator.planning import MOST_ON_A_MACHINE, SOFTWARE_SECONDS, make_plan
 from allfold_orchestrator.rank_map import RankMap
 from tests.orchestrator.builders import node
 
@@ -21,6 +24,20 @@ def links_between(*measured: tuple[float, float], configured: LinkModel | None =
         node(f"n{rank}", latency=latency, bandwidth=bandwidth)
         for rank, (latency, bandwidth) in enumerate(measured)
     ]
+    return links_of_nodes(infos, configured)
+
+
+def links_at(*addresses: str, configured: LinkModel | None = None) -> LinkModel:
+    """The same by where the nodes listen, as they were measured at 10 Gbit/s."""
+    latency, bandwidth = TEN_GIGABIT
+    infos = [
+        node(f"n{rank}", data_address=address, latency=latency, bandwidth=bandwidth)
+        for rank, address in enumerate(addresses)
+    ]
+    return links_of_nodes(infos, configured)
+
+
+def links_of_nodes(infos: Sequence[NodeInfo], configured: LinkModel | None) -> LinkModel:
     seats = {rank: RankSeat(info, f"s{rank}") for rank, info in enumerate(infos)}
     params = GroupParams(len(seats), 30.0, {})
     formation = Formation(1, params, configured or LinkModel(), RankMap(seats))
@@ -65,3 +82,54 @@ def test_where_nobody_has_measured_the_links_are_as_assumed() -> None:
 )
 def test_links_that_are_configured_win_over_measured_ones(configured: LinkModel) -> None:
     assert links_between(GIGABIT, GIGABIT, configured=configured) == configured
+
+
+# One machine
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "machine", "[fd00::1]"])
+def test_links_of_nodes_that_listen_at_one_host_are_shared(host: str) -> None:
+    assert links_at(f"{host}:7402", f"{host}:7404", f"{host}:7406").shared
+
+
+def test_what_is_measured_between_nodes_of_one_machine_counts_as_elsewhere() -> None:
+    together, apart = links_at("a:1", "a:2"), links_at("a:1", "b:1")
+    assert together == replace(apart, shared=True)
+    assert together.latency != LinkModel().latency
+
+
+def test_links_are_shared_also_where_nobody_has_measured() -> None:
+    infos = [node(f"n{rank}", data_address=f"a:{rank}") for rank in range(3)]
+    assert links_of_nodes(infos, None) == LinkModel(shared=True)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ("10.0.0.1:7402", "10.0.0.2:7402"),
+        ("a:1", "a:2", "b:1"),
+        ("[fd00::1]:7402", "[fd00::2]:7402"),
+    ],
+)
+def test_links_of_nodes_on_several_machines_are_not_shared(addresses: tuple[str, ...]) -> None:
+    assert not links_at(*addresses).shared
+
+
+def test_one_node_alone_shares_with_nobody_however_many_ranks_it_has() -> None:
+    assert not links_at("a:1").shared
+    alone = node("n0", data_address="a:1")
+    assert links_of_nodes([alone] * 4, None) == LinkModel()
+
+
+def test_more_nodes_than_a_machine_is_taken_to_have_are_not_looked_at() -> None:
+    at_most = [f"a:{port}" for port in range(MOST_ON_A_MACHINE)]
+    assert MOST_ON_A_MACHINE == 16
+    assert links_at(*at_most).shared
+    assert not links_at(*at_most, "a:9999").shared
+
+
+@pytest.mark.parametrize(
+    "configured", [LinkModel(latency=1e-3), LinkModel(seconds_per_byte=1e-8), LinkModel(0.1, 1, 1)]
+)
+def test_configured_links_stay_as_they_are_on_one_machine_too(configured: LinkModel) -> None:
+    assert links_at("a:1", "a:2", configured=configured) == configured

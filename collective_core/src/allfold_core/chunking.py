@@ -12,8 +12,8 @@ SMALLEST_CHUNK = 64 * 1024
 LARGEST_CHUNK = 2 * 1024 * 1024
 CHUNKS_PER_SLICE = 8
 
-# What a chunk has at least where links are fast.
-_SMALL_CHUNK = 256 * 1024
+# What a chunk has at least where links are fast, if the tensor has as much.
+_SMALL_CHUNK = 1024 * 1024
 # How long a slow link should be busy with one chunk.
 _SHORTEST_SECONDS = 0.5e-3
 _LONGEST_SECONDS = 2e-3

@@ -102,12 +102,15 @@ class Mailbox(Generic[Sent, Waiting]):
         self._receives[wanted.target].append((wanted, receive))
         return None
 
-    def withdraw_if(self, is_withdrawn: Callable[[Sent], bool]) -> int:
-        """Forget messages that have met nobody; how many they were."""
-        before = sum(map(len, self._messages.values()))
+    def withdraw_if(self, is_withdrawn: Callable[[Sent], bool]) -> list[Sent]:
+        """Forget messages that have met nobody; returns them."""
+        withdrawn: list[Sent] = []
         for target, kept in self._messages.items():
-            self._messages[target] = [each for each in kept if not is_withdrawn(each[1])]
-        return before - sum(map(len, self._messages.values()))
+            gone = [message for _, message in kept if is_withdrawn(message)]
+            if gone:
+                self._messages[target] = [each for each in kept if each[1] not in gone]
+                withdrawn += gone
+        return withdrawn
 
     def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> None:
         """Forget receives that have met nothing."""

@@ -46,6 +46,10 @@ class Part:
     targets: tuple[End, ...]
 
 
+Piece = tuple[Part, int, int]
+"""A part, and the (start, stop) of a range of it in the index space."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """One op as one node sees it.
@@ -82,7 +86,7 @@ class Layout:
         begin, offset = self.spans[index]
         return offset + start - begin
 
-    def parts_in(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+    def parts_in(self, start: int, stop: int) -> Iterator[Piece]:
         """The parts that overlap a range, each with the overlap's bounds."""
         index = max(bisect_right(self._starts, start) - 1, 0)
         while index < len(self.parts) and self.parts[index].slice.start < stop:

@@ -21,12 +21,14 @@ class LinkModel:
         overhead: o, seconds for each further message inside one step.
         seconds_per_byte: β, the inverse of one direction's bandwidth.
         fold_seconds_per_byte: γ, the inverse of the fold rate.
+        shared: whether the nodes are all on one machine, whose cores they share.
     """
 
     latency: float = 150e-6
     overhead: float = 40e-6
     seconds_per_byte: float = 1 / 1.1e9
     fold_seconds_per_byte: float = 1 / 5e9
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,15 @@ from allfold_core.chunking import wire_chunk
 from allfold_core.codecs import INT8_BLOCK, Wire
 from allfold_core.compiler import compile_program
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.parts import Layout, Part, exchange_layout, layout
+from allfold_core.parts import Layout, Piece, exchange_layout, layout
 from allfold_core.plan import LinkModel, Plan
 
 # Of an all-to-all no node knows the size that all would agree on.
-EXCHANGE_CHUNK_BYTES = 512 * 1024
+EXCHANGE_CHUNK_BYTES = 256 * 1024
 _REMEMBERED = 128
+# Kinds in which no node finishes before all that was sent has been received, so that nothing is
+# sent again when a rank has its memory back.
+_LENDING = (Kind.GATHER, Kind.ALL_TO_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,19 @@ class Compiled:
     Attributes:
         arithmetic: how elements are folded.
         flow: the exchange with other nodes.
-        results: the parts that local ranks get.
+        wholes: all parts.
+        results: what local ranks get.
+        rest: what of that is left where results are handed out chunk by chunk.
         fold_bytes: memory that is touched where all ranks are here.
-        copy_bytes: memory of ranks that the result is copied to.
+        copy_bytes: memory of ranks that the results are copied to.
     """
 
     layout: Layout
     arithmetic: Arithmetic
     flow: Dataflow
-    results: tuple[Part, ...]
+    wholes: tuple[Piece, ...]
+    results: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
     fold_bytes: int
     copy_bytes: int
 
@@ -75,15 +82,20 @@ class Compiler:
             chunk=chunk_elements(fingerprint, placed.held, nodes, self._plan.links),
             results=placed.results,
             encoded=encoded,
+            lends=kind in _LENDING and not encoded,
         )
-        results = tuple(part for part in placed.parts if part.targets)
+        wholes = tuple((part, part.slice.start, part.slice.stop) for part in placed.parts)
+        results = tuple(whole for whole in wholes if whole[0].targets)
+        rest = [piece for bounds in flow.rest for piece in placed.parts_in(*bounds)]
         arithmetic = Arithmetic(fingerprint, self._plan.world_size)
         return Compiled(
             placed,
             arithmetic,
             flow,
+            wholes,
             results,
-            touched(placed.parts, arithmetic.itemsize),
+            tuple(piece for piece in rest if piece[0].targets),
+            touched(wholes, arithmetic.itemsize),
             touched(results, arithmetic.kept_itemsize),
         )
 
@@ -105,10 +117,11 @@ class Compiler:
         )
 
 
-def touched(parts: Sequence[Part], itemsize: int) -> int:
-    """The bytes that ranks bring to the parts and get from them."""
-    ends = sum(len(part.slice) * (len(part.sources) + len(part.targets)) for part in parts)
-    return ends * itemsize
+def touched(pieces: Sequence[Piece], itemsize: int) -> int:
+    """The bytes that ranks bring to the pieces and get from them."""
+    return itemsize * sum(
+        (stop - start) * (len(part.sources) + len(part.targets)) for part, start, stop in pieces
+    )
 
 
 def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int, links: LinkModel) -> int:
@@ -116,6 +129,6 @@ def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int, links: Link
     wire, itemsize = fingerprint.wire, fingerprint.kept_dtype.itemsize
     nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes, links)
     if fingerprint.kind is Kind.ALL_TO_ALL:
-        nbytes = EXCHANGE_CHUNK_BYTES
+        nbytes = max(EXCHANGE_CHUNK_BYTES, wire_chunk(0, nodes, links))
     per_block = wire.nbytes(INT8_BLOCK, itemsize)
     return max(1, nbytes // per_block) * INT8_BLOCK

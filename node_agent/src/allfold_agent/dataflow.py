@@ -22,6 +22,10 @@ from allfold_core.schedule import Await, Fold, Program, Receive, Send, Signal, S
 # Received operands that may wait for their fold, per step and source: bounds the scratch memory.
 FOLD_WINDOW = 4
 
+# Operands of a fold that no other node sends.
+CONTENT = -1  # of the range, at present
+INPUTS = -2  # what the local ranks bring to it
+
 
 class TaskKind(IntEnum):
     """What a task does with its element range of the work buffer."""
@@ -43,12 +47,14 @@ class Task:
 
     Attributes:
         peer: the node at the other end of a send or receive, -1 otherwise.
-        operands: of a fold, in order: the index of a ``RECEIVE_OPERAND`` task, or -1 for the
-            present content of the range.
+        operands: of a fold, in order: the index of a ``RECEIVE_OPERAND`` task, :data:`CONTENT` or
+            :data:`INPUTS`.
         snapshot: of a send: a later task overwrites the range without a peer's word that the
             frame arrived, so a frame that might be sent again needs a copy.
         code: of a send on a lossy wire: the task whose code is sent, an ``ENCODE`` of this node or
             the ``RECEIVE`` of what is passed on; -1 where the range itself is sent.
+        lent: of a send: what the local ranks bring is sent from their own memory.
+        final: what it leaves in its range is a result, which nothing overwrites.
         waits_for: the number of tasks that must be done first.
         successors: the tasks that wait for this one.
     """
@@ -61,6 +67,8 @@ class Task:
     operands: tuple[int, ...] = ()
     snapshot: bool = False
     code: int = -1
+    lent: bool = False
+    final: bool = False
     waits_for: int = 0
     successors: list[int] = field(default_factory=list)
 
@@ -73,11 +81,13 @@ class Dataflow:
         tasks: by index.
         sends: by destination, the task indices of sends and signals in edge order.
         receives: by source, the task indices of receives and awaits in edge order.
+        rest: the (start, stop) of results that are no task's whole range.
     """
 
     tasks: tuple[Task, ...]
     sends: dict[int, tuple[int, ...]]
     receives: dict[int, tuple[int, ...]]
+    rest: tuple[tuple[int, int], ...] = ()
 
 
 def chunks(whole: Slice, size: int) -> Iterator[tuple[int, int]]:
@@ -112,10 +122,11 @@ class _Content:
 
 
 class _Builder:
-    def __init__(self, node: int, numel: int, chunk: int, encoded: bool) -> None:
+    def __init__(self, node: int, numel: int, chunk: int, encoded: bool, lends: bool) -> None:
         self.node = node
         self.chunk = chunk
         self.encoded = encoded
+        self.lends = lends
         self.tasks: list[Task] = []
         self.content = _Content(numel) if numel else None
         self.sends: dict[int, list[int]] = defaultdict(list)
@@ -129,7 +140,7 @@ class _Builder:
         return task
 
     def order(self, first: int, then: Task) -> None:
-        """``then`` starts after ``first``; -1 stands for no task."""
+        """``then`` starts after ``first``; a negative number stands for no task."""
         if first >= 0 and then.index not in self.tasks[first].successors[-1:]:
             self.tasks[first].successors.append(then.index)
             then.waits_for += 1
@@ -178,7 +189,10 @@ class _Builder:
             code = self.code(start, stop) if self.encoded else -1
             task = self.add(TaskKind.SEND, start, stop, step.to)
             task.code = code
-            self.read(self.after_fence(task))
+            task.lent = self.lends and self.is_untouched(start, stop)
+            self.after_fence(task)
+            if not task.lent:
+                self.read(task)
             self.sends[step.to].append(task.index)
 
     def code(self, start: int, stop: int) -> int:
@@ -210,7 +224,7 @@ class _Builder:
             operands: list[int] = []
             for operand in step.operands:
                 if operand == self.node:
-                    operands.append(-1)
+                    operands.append(self.own(start, stop))
                     continue
                 received = self.after_fence(
                     self.add(TaskKind.RECEIVE_OPERAND, start, stop, operand)
@@ -223,10 +237,19 @@ class _Builder:
             task.operands = tuple(operands)
             for index in operands:
                 self.order(index, task)
-            if -1 in operands:
+            if CONTENT in operands:
                 self.read(task)
             self.write(task)
             folded.append(task.index)
+
+    def own(self, start: int, stop: int) -> int:
+        """This node's operand of a fold. Inputs that are only folded are not copied first."""
+        return INPUTS if self.is_untouched(start, stop) else CONTENT
+
+    def is_untouched(self, start: int, stop: int) -> bool:
+        """Whether nothing has been written to a range yet."""
+        assert self.content is not None
+        return all(self.content.writer[each] < 0 for each in self.content.segments(start, stop))
 
     def signal(self, step: Signal) -> None:
         task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
@@ -254,6 +277,22 @@ class _Builder:
                 if self.content.writer[segment] < 0:
                     self.contribute(segment)
 
+    def mark_final(self, results: Iterable[Slice]) -> list[tuple[int, int]]:
+        """Mark the tasks whose ranges are results; the (start, stop) of those of no such task."""
+        assert self.content is not None
+        written: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for result in results:
+            for segment in self.content.segments(result.start, result.stop):
+                bounds = self.content.bounds(segment)
+                written[self.content.writer[segment]].append(bounds)
+        rest: list[tuple[int, int]] = []
+        for writer, ranges in written.items():
+            task = self.tasks[writer]
+            task.final = sum(stop - start for start, stop in ranges) == task.stop - task.start
+            if not task.final:
+                rest.extend(ranges)
+        return rest
+
 
 def build(
     program: Program,
@@ -263,6 +302,7 @@ def build(
     chunk: int,
     results: Iterable[Slice] = (),
     encoded: bool = False,
+    lends: bool = False,
 ) -> Dataflow:
     """The task graph of ``node``'s program.
 
@@ -273,10 +313,12 @@ def build(
         chunk: elements of a chunk, at least 1; equal on all nodes.
         results: what the work buffer must hold in the end.
         encoded: whether what is sent must be encoded first.
+        lends: whether sends may be made from the ranks' memory: only where no node finishes before
+            all that was sent has been received.
     """
     if chunk < 1:
         raise ValueError(f"a chunk has at least 1 element, got {chunk}")
-    builder = _Builder(node, numel, chunk, encoded)
+    builder = _Builder(node, numel, chunk, encoded, lends)
     for step in program:
         match step:
             case Send():
@@ -289,10 +331,13 @@ def build(
                 builder.signal(step)
             case Await():
                 builder.await_(step)
-    for result in filter(None, results):
+    due = [result for result in results if result]
+    for result in due:
         builder.complete(result)
+    rest = builder.mark_final(due) if due else []
     return Dataflow(
         tuple(builder.tasks),
         {peer: tuple(order) for peer, order in builder.sends.items()},
         {peer: tuple(order) for peer, order in builder.receives.items()},
+        tuple(rest),
     )

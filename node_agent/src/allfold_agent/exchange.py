@@ -14,7 +14,7 @@ from threading import Condition, RLock
 import torch
 
 from allfold_agent.buffers import Buffer, BufferPool
-from allfold_agent.dataflow import Dataflow, Task, TaskKind
+from allfold_agent.dataflow import INPUTS, Dataflow, Task, TaskKind
 from allfold_agent.job import Job
 from allfold_agent.out_edge import Load
 from allfold_core.errors import PeerSentIncoherentTensor
@@ -60,6 +60,8 @@ class Exchange:
         on_receivable: called with a source when what it sends next can be received.
         on_finished: called once, when every task is done.
         on_failed: called when this node cannot compute what it has to.
+        early: whether results are handed out chunk by chunk. Only for ops whose results do not go
+            where inputs lie: those stay untouched until it is certain that the op succeeds.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Exchange:
         on_receivable: Callable[[int], None],
         on_finished: Callable[[], None],
         on_failed: Callable[[Exception], None],
+        early: bool = False,
     ) -> None:
         self.flow = flow
+        self.early = early
         self.failed = False
         self._job = job
         self._arithmetic = job.arithmetic
@@ -88,6 +92,9 @@ class Exchange:
         self._changed = Condition(self._lock)
         self._waits_for = [task.waits_for for task in flow.tasks]
         self._remaining = len(flow.tasks)
+        if early:
+            self._remaining += sum(task.final for task in flow.tasks)
+        self._handing_out = 0
         self._next_send = dict.fromkeys(flow.sends, 0)
         self._next_receive = dict.fromkeys(flow.receives, 0)
         self._scratch: dict[int, Buffer] = {}
@@ -118,11 +125,7 @@ class Exchange:
             if self.failed:
                 return
             try:
-                for part, start, stop in job.layout.parts_in(task.start, task.stop):
-                    if part.sources:
-                        job.arithmetic.fold_inputs(
-                            self.range(start, stop), job.inputs_of(part, start, stop)
-                        )
+                self._fold_inputs(task, job)
             except Exception as error:
                 log.exception("the inputs of an op cannot be folded")
                 self._on_failed(error)
@@ -130,6 +133,12 @@ class Exchange:
             self.complete(task)
         finally:
             self.buffer.release()
+
+    def _fold_inputs(self, task: Task, job: Job) -> None:
+        for part, start, stop in job.layout.parts_in(task.start, task.stop):
+            if part.sources:
+                inputs = job.inputs_of(part, start, stop)
+                job.arithmetic.fold_inputs(self.range(start, stop), inputs)
 
     def range(self, start: int, stop: int) -> torch.Tensor:
         """A range of the index space in the work buffer."""
@@ -141,6 +150,7 @@ class Exchange:
         todo = [task]
         destinations: set[int] = set()
         sources: set[int] = set()
+        results: list[Task] = []
         finished = False
         while todo:
             own: list[Task] = []
@@ -149,26 +159,57 @@ class Exchange:
                     return
                 for done in todo:
                     self._count(done, own, destinations, sources)
+                if self.early:
+                    results += [done for done in todo if done.final]
                 finished = self._remaining == 0
+                # A verdict may end the op at any moment, and with it the op's own holds.
+                job = self._job
                 if own:
-                    # A verdict may end the op at any moment, and with it the op's own hold.
                     self.buffer.hold()
-            if own and not self._compute_all(own):
+            if own and not self._compute_all(own, job):
                 return
             todo = own
         for destination in destinations:
             self._on_sendable(destination)
         for source in sources:
             self._on_receivable(source)
+        if results:
+            finished = self._hand_out(results, job)
         if finished:
             self._on_finished()
 
-    def _compute_all(self, tasks: Sequence[Task]) -> bool:
+    def _hand_out(self, tasks: Sequence[Task], job: Job) -> bool:
+        """Give the local ranks what is ready of their results; whether nothing is left to do."""
+        with self._lock:
+            if self.failed:
+                return False
+            self._handing_out += 1
+            self.buffer.hold()
+        error: Exception | None = None
+        try:
+            for task in tasks:
+                for part, start, stop in job.layout.parts_in(task.start, task.stop):
+                    if part.targets:
+                        job.hand_out(part, start, stop, self.range(start, stop))
+        except Exception as problem:
+            log.exception("the result of an op cannot be handed out")
+            error = problem
+        self.buffer.release()
+        with self._lock:
+            self._handing_out -= 1
+            self._remaining -= len(tasks)
+            finished = self._remaining == 0 and not self.failed
+            self._changed.notify_all()
+        if error is not None:
+            self._on_failed(error)
+        return finished and error is None
+
+    def _compute_all(self, tasks: Sequence[Task], job: Job) -> bool:
         """Fold and encode, with the work buffer held for it; false where that failed."""
         try:
             for task in tasks:
                 if task.kind is TaskKind.FOLD:
-                    self._fold(task)
+                    self._fold(task, job)
                 else:
                     self._encode(task)
         except Exception as error:
@@ -199,17 +240,27 @@ class Exchange:
             elif task.kind is TaskKind.FENCE:
                 self._count(task, own, destinations, sources)
 
-    def _fold(self, task: Task) -> None:
+    def _fold(self, task: Task, job: Job) -> None:
         part = self.range(task.start, task.stop)
         scratch = [self._scratch.pop(index) for index in task.operands if index >= 0]
         received = iter(scratch)
         operands = [
-            part if index < 0 else self._decoded(next(received), part.numel())
+            self._decoded(next(received), part.numel()) if index >= 0 else part
             for index in task.operands
         ]
+        if INPUTS in task.operands:
+            operands[task.operands.index(INPUTS)] = self._own(task, job, part)
         self._arithmetic.fold(part, operands)
         for buffer in scratch:
             buffer.release()
+
+    def _own(self, task: Task, job: Job, part: torch.Tensor) -> torch.Tensor:
+        """What the local ranks bring to a range: their memory itself, where that is all."""
+        alone = job.only_input(task.start, task.stop)
+        if alone is not None:
+            return alone
+        self._fold_inputs(task, job)
+        return part
 
     def _decoded(self, received: Buffer, numel: int) -> torch.Tensor:
         codec = self._job.codec
@@ -241,10 +292,13 @@ class Exchange:
         buffer.release()
 
     def fail(self) -> None:
-        """Stop: nothing is sent, received or folded any more. Wakes whoever waits."""
+        """Stop: nothing is sent, received, folded or handed out any more. Wakes whoever waits."""
         with self._lock:
             self.failed = True
             self._changed.notify_all()
+            # Ranks that are told may use their memory again.
+            while self._handing_out:
+                self._changed.wait(timeout=1.0)
 
     def release(self) -> None:
         """Give up the op's hold on its memory; frames in flight keep theirs."""
@@ -260,8 +314,11 @@ class Exchange:
 
     # Sending
 
-    def take_send(self, destination: int) -> tuple[Task, Buffer] | None:
-        """The next send on an edge, in edge order, if it is ready, and its memory, held for it."""
+    def take_send(self, destination: int) -> tuple[Task, Buffer | None, Job] | None:
+        """The next send on an edge, in edge order, if it is ready.
+
+        With the memory of ours that it is made from, held for it.
+        """
         order = self.flow.sends[destination]
         with self._lock:
             position = self._next_send[destination]
@@ -269,8 +326,10 @@ class Exchange:
                 return None
             self._next_send[destination] = position + 1
             task = self.flow.tasks[order[position]]
+            if task.lent:
+                return task, None, self._job
             memory = self.buffer if task.code < 0 else self._codes[task.code]
-            return task, memory.hold()
+            return task, memory.hold(), self._job
 
     def next_send(self, destination: int) -> Task | None:
         """The send that comes next on an edge, ready or not."""
@@ -287,9 +346,12 @@ class Exchange:
         """Whether nothing is left to take for an edge."""
         return self.failed or self._next_send[destination] == len(self.flow.sends[destination])
 
-    def payload(self, task: Task, memory: Buffer) -> memoryview:
+    def payload(self, task: Task, memory: Buffer | None, job: Job) -> memoryview | bytes:
         """The bytes that a send puts on the wire."""
-        return memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
+        if memory is None:
+            return job.lent(task.start, task.stop)
+        view = memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
+        return bytes(view) if task.snapshot else view
 
     def place(self, task: Task) -> int:
         """Where that payload begins in the memory of :meth:`take_send`."""
@@ -416,14 +478,13 @@ class Outgoing:
         taken = exchange.take_send(self._destination)
         if taken is None:
             return None
-        task, memory = taken
+        task, memory, job = taken
         signal = task.kind is TaskKind.SIGNAL
 
         def payload() -> memoryview | bytes:
             if signal:
                 return b""
-            view = exchange.payload(task, memory)
-            return bytes(view) if task.snapshot else view
+            return exchange.payload(task, memory, job)
 
         return Load(
             FrameType.SIGNAL if signal else FrameType.DATA,

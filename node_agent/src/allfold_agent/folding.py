@@ -44,6 +44,11 @@ class Arithmetic:
         self._divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
         self._factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
 
+    @property
+    def takes_inputs_as_they_are(self) -> bool:
+        """Whether ranks bring what is folded, neither converted nor multiplied."""
+        return not self.converts and self._factor == 1.0
+
     def elements(self, memory: torch.Tensor) -> torch.Tensor:
         """Raw memory of a rank as elements of the op's dtype."""
         return memory.view(self.dtype)

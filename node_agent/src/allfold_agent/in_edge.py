@@ -280,6 +280,9 @@ class InEdge:
             else:
                 self._finish(arriving)
         self._drop(start)
+        if self._arriving is None and not self._parked:
+            # What was read of a header already does not make the connection readable again.
+            self._wake_at(HEADER_SIZE - self._filled)
 
     def _drop(self, count: int) -> None:
         """Forget the bytes that were read."""

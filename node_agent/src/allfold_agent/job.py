@@ -49,6 +49,25 @@ class Job:
         inputs = self.inputs
         return [_cut(inputs[end.rank], end.offset + low, end.offset + high) for end in part.sources]
 
+    def only_input(self, start: int, stop: int) -> torch.Tensor | None:
+        """The input of the one rank that brings all of a range, if it can be folded as it is."""
+        if not self.arithmetic.takes_inputs_as_they_are:
+            return None
+        [*pieces] = self.layout.parts_in(start, stop)
+        if len(pieces) != 1 or len(pieces[0][0].sources) != 1:
+            return None
+        [alone] = self.inputs_of(*pieces[0])
+        return alone
+
+    def lent(self, start: int, stop: int) -> memoryview | bytes:
+        """The bytes that local ranks bring to a range, of an op that does not fold; where they lie
+        together, their memory itself."""
+        views = [
+            self.inputs_of(*piece)[0].view(torch.uint8).numpy().data
+            for piece in self.layout.parts_in(start, stop)
+        ]
+        return views[0] if len(views) == 1 else b"".join(views)
+
     def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """Where a range of a part goes on this node."""
         low, high = start - part.slice.start, stop - part.slice.start
@@ -56,6 +75,14 @@ class Job:
         return [
             _cut(outputs[end.rank], end.offset + low, end.offset + high) for end in part.targets
         ]
+
+    def outputs_are_no_inputs(self) -> bool:
+        """Whether no rank gets its result where its input lies."""
+        return not any(_overlap(self.inputs[rank], output) for rank, output in self.outputs.items())
+
+    def hand_out(self, part: Part, start: int, stop: int, result: torch.Tensor) -> None:
+        """Write a range of the result to the local ranks that get it."""
+        self.arithmetic.finish(self.outputs_of(part, start, stop), result)
 
     def fold_locally(self, part: Part, start: int, stop: int) -> None:
         """Fold a range of all local ranks into their outputs, where there is no other node.
@@ -77,6 +104,13 @@ class Job:
     def without_inputs(self) -> Job:
         """The same without the memory of any rank."""
         return Job(self.layout, self.arithmetic, {}, {}, self.wire)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.numel() or not other.numel():
+        return False
+    begin, start = one.data_ptr(), other.data_ptr()
+    return begin < start + other.nbytes and start < begin + one.nbytes
 
 
 def _cut(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:

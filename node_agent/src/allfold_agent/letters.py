@@ -80,7 +80,7 @@ class Letter:
     node: int
     number: int = -1
     send: Call | None = None
-    content: bytearray | None = None
+    content: memoryview | None = None
     receive: Call | None = None
     received: int = 0
 

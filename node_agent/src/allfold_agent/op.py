@@ -23,7 +23,8 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.local_wire import OpMessage, Region
 from allfold_core.operations import Fingerprint
-from allfold_core.parts import Part
+from allfold_core.parts import Part, Piece
+from allfold_core.schedule import Slice
 from allfold_core.verdict import unmatched_pair
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ INLINE_BYTES = 128 * 1024
 CHUNK_BYTES = 256 * 1024
 STALL_SECONDS = 0.2
 
-Piece = tuple[Part, int, int]
 Work = Callable[[Part, int, int], None]
 
 
@@ -198,8 +198,8 @@ def _attempt(work: Work, piece: Piece) -> Exception | None:
     return None
 
 
-def over_parts(
-    parts: Sequence[Part],
+def over_pieces(
+    wholes: Sequence[Piece],
     itemsize: int,
     nbytes: int,
     workers: WorkerPool,
@@ -209,14 +209,19 @@ def over_parts(
     """Do ``work(part, start, stop)`` on all elements, then ``done(error)``; here if it is quick.
 
     Args:
+        wholes: what is cut into pieces.
         nbytes: how much memory the work has to touch.
     """
     if nbytes <= INLINE_BYTES:
         error = None
-        for part in parts:
-            error = _attempt(work, (part, part.slice.start, part.slice.stop)) or error
+        for whole in wholes:
+            error = _attempt(work, whole) or error
         done(error)
         return
     size = max(1, CHUNK_BYTES // itemsize)
-    pieces = [(part, *bounds) for part in parts for bounds in chunks(part.slice, size)]
+    pieces = [
+        (part, *bounds)
+        for part, start, stop in wholes
+        for bounds in chunks(Slice(start, stop), size)
+    ]
     ChunkedWork(pieces, work, done).start(workers)

@@ -2,7 +2,7 @@
 
 A send is done when the receiver has the content, so both sides have one outcome. A small message
 travels with its offer; the content of a large one follows when a receive has taken the offer, so
-nothing is buffered that nobody wants. Between ranks of one node it is copied directly.
+little is buffered that nobody wants. Between ranks of one node it is copied directly.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ from allfold_core.local_wire import Message, PairMessage, check_timeout
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Mailbox, Wanted
 from allfold_core.plan import Plan
 
-# A longer message is sent when a receive has taken its offer: it is not kept where nobody wants it.
-EAGER_BYTES = 31 * 1024
-_LONGEST_NOTE = 64 * 1024
+# A longer message is sent when a receive has taken its offer. A shorter one takes no longer than
+# the asking would.
+EAGER_BYTES = 127 * 1024
+_LONGEST_NOTE = 128 * 1024
+# What is kept of messages that nobody has received yet; beyond it their content is asked for again.
+KEPT_BYTES = 16 << 20
 
 
 class Pairs:
@@ -91,6 +94,7 @@ class Pairs:
         # The last thing of each that was queued, its offer or its content: it may still be unsent.
         self._queued: dict[int, Note] = {}
         self._letters: dict[tuple[int, int], Letter] = {}
+        self._kept_bytes = 0
         self._left: set[int] = set()
         self._broken: AllfoldError | None = None
 
@@ -180,6 +184,7 @@ class Pairs:
             self.edges.open_in(node)
         letter = self._mailbox.receive(Wanted(message.peer, call.rank, message.tag), call)
         if letter is not None:
+            self._unkeep(letter)
             self._meet(letter, call)
 
     def _nodes_of(self, peer: int) -> Iterator[int]:
@@ -194,6 +199,20 @@ class Pairs:
         receive = self._mailbox.arrive(letter.envelope, letter)
         if receive is not None:
             self._meet(letter, receive)
+        elif letter.content is not None:
+            self._keep(letter, letter.content)
+
+    def _keep(self, letter: Letter, content: memoryview) -> None:
+        """Nobody wants it yet, and the memory of its frame goes back."""
+        fits = self._kept_bytes + len(content) <= KEPT_BYTES
+        letter.content = memoryview(bytearray(content)) if fits else None
+        if fits:
+            self._kept_bytes += len(content)
+
+    def _unkeep(self, letter: Letter) -> None:
+        """It is in the mailbox no more."""
+        if letter.content is not None:
+            self._kept_bytes -= len(letter.content)
 
     def _meet(self, letter: Letter, receive: Call) -> None:
         envelope = letter.envelope
@@ -203,7 +222,7 @@ class Pairs:
         elif letter.send is not None:
             self._copy(letter.send, receive)
         elif letter.content is not None:
-            self._fill(letter, 0, memoryview(letter.content))
+            self._fill(letter, 0, letter.content)
         else:
             self._letters[letter.node, letter.number] = letter
             self._enqueue(letter.node, note(FrameType.GRANT, letter.number))
@@ -323,7 +342,7 @@ class Pairs:
         match header.type:
             case FrameType.OFFER:
                 envelope = Envelope.unpack(view)
-                content = bytearray(view[ENVELOPE_SIZE:])
+                content = view[ENVELOPE_SIZE:]
                 complete = len(content) == envelope.nbytes
                 self._arrive(
                     Letter(envelope, source, number, content=content if complete else None)
@@ -362,7 +381,11 @@ class Pairs:
         letter = self._letters.get((node, number))
         if letter is not None:
             self._reject(letter, error)
-        elif self._mailbox.withdraw_if(lambda kept: (kept.node, kept.number) == (node, number)):
+            return
+        for kept in self._mailbox.withdraw_if(
+            lambda each: (each.node, each.number) == (node, number)
+        ):
+            self._unkeep(kept)
             self._enqueue(node, error_note(FrameType.REFUSED, number, error))
 
     # Outcomes that are no success
@@ -451,6 +474,7 @@ class Pairs:
             for call in list(self._calls):
                 self._end(call, self._broken)
             self._mailbox = Mailbox()
+            self._kept_bytes = 0
             for number in list(self._sends):
                 self._conclude(number, self._broken)
             self._letters.clear()

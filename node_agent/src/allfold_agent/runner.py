@@ -12,11 +12,14 @@ from allfold_agent.dataflow import Task
 from allfold_agent.edges import Edges
 from allfold_agent.exchange import Exchange, Outgoing
 from allfold_agent.job import Job
-from allfold_agent.op import INLINE_BYTES, Op, over_parts
+from allfold_agent.op import INLINE_BYTES, Op, over_pieces
 from allfold_agent.residuals import Residual, Residuals
 from allfold_agent.workers import WorkerPool
 from allfold_core.parts import Part
 from allfold_core.plan import Plan
+
+# Less is handed out when all of it is there: at once.
+EARLY_BYTES = 256 * 1024
 
 
 class Outcomes(Protocol):
@@ -99,6 +102,7 @@ class Runner:
             on_receivable=self._edges.resume,
             on_finished=lambda: self._distribute(op, job, compiled, exchange),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
+            early=compiled.copy_bytes > EARLY_BYTES and job.outputs_are_no_inputs(),
         )
         for destination in flow.sends:
             digest = op.digest(self.ranks, self._placement[destination])
@@ -130,8 +134,8 @@ class Runner:
         # that their memory is theirs again while workers write to it.
         if not self._outcomes.settle(op):
             return
-        over_parts(
-            compiled.layout.parts,
+        over_pieces(
+            compiled.wholes,
             job.arithmetic.itemsize,
             compiled.fold_bytes,
             self._workers,
@@ -140,7 +144,7 @@ class Runner:
         )
 
     def _distribute(self, op: Op, job: Job, compiled: Compiled, exchange: Exchange) -> None:
-        """Every task is done: copy the result to the local ranks."""
+        """Every task is done: copy to the local ranks what they do not have yet."""
         if not self._outcomes.settle(op):
             return
 
@@ -149,12 +153,12 @@ class Runner:
             self._outcomes.tell_end(op, error)
 
         def copy(part: Part, start: int, stop: int) -> None:
-            job.arithmetic.finish(job.outputs_of(part, start, stop), exchange.range(start, stop))
+            job.hand_out(part, start, stop, exchange.range(start, stop))
 
-        over_parts(
-            compiled.results,
+        over_pieces(
+            compiled.rest if exchange.early else compiled.results,
             job.arithmetic.kept_itemsize,
-            compiled.copy_bytes,
+            0 if exchange.early and not compiled.rest else compiled.copy_bytes,
             self._workers,
             copy,
             finish,

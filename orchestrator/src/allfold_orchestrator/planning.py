@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import log2
 
@@ -12,6 +12,9 @@ from allfold_orchestrator.group_state import Formation, NodeInfo, RankSeat
 
 SOFTWARE_SECONDS = 100e-6
 """What agents themselves take for one step, beside the link."""
+
+MOST_ON_A_MACHINE = 16
+"""More nodes than this are not looked at for whether they share a machine."""
 
 
 def make_plan(group: str, formation: Formation) -> Plan:
@@ -35,14 +38,21 @@ def links_of(formation: Formation) -> LinkModel:
     What is measured is rounded to powers of two. No two measurements are alike, but the same nodes
     should get the same plan, and so the same order of additions.
     """
-    measured = [seat.node for seat in formation.seats.values() if seat.node.bandwidth]
-    if formation.links != LinkModel() or not measured:
+    nodes = {seat.node.node: seat.node for seat in formation.seats.values()}.values()
+    measured = [node for node in nodes if node.bandwidth]
+    if formation.links != LinkModel():
         return formation.links
+    links = replace(formation.links, shared=_share_a_machine(nodes))
+    if not measured:
+        return links
     latency = max(node.latency for node in measured) + SOFTWARE_SECONDS
     bandwidth = min(node.bandwidth for node in measured)
-    return replace(
-        formation.links, latency=_rounded(latency), seconds_per_byte=1 / _rounded(bandwidth)
-    )
+    return replace(links, latency=_rounded(latency), seconds_per_byte=1 / _rounded(bandwidth))
+
+
+def _share_a_machine(nodes: Collection[NodeInfo]) -> bool:
+    hosts = {node.data_address.rpartition(":")[0] for node in nodes}
+    return len(hosts) == 1 < len(nodes) <= MOST_ON_A_MACHINE
 
 
 def _rounded(value: float) -> float:
