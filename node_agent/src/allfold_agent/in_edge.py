@@ -39,8 +39,12 @@ _STAGE_BYTES = 16 * 1024
 # How long that thread waits for more before it leaves the edge to the reactor again.
 _QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
-# How much of a long payload has to be there before its thread is woken.
-_LOW_WATER = 128 * 1024
+_AT_ONCE = socket.MSG_DONTWAIT
+# How much of a payload has to be there before somebody is woken for it. Much less than what a
+# connection holds at least, or it could be full without anybody being woken.
+_LOW_WATER = 32 * 1024
+# After so long the thread of a long payload takes what there is.
+_PATIENCE_MILLISECONDS = 100
 
 Dial = Callable[[int], tuple[socket.socket, bytes]]
 
@@ -236,11 +240,11 @@ class InEdge:
         self._filled += self._receive_into(self._stage[self._filled :])
         self._advance()
 
-    def _receive_into(self, view: memoryview) -> int:
-        """Receive what is there."""
+    def _receive_into(self, view: memoryview, flags: int = _AT_ONCE) -> int:
+        """Receive what is there; without flags, wait until something is."""
         assert self._socket is not None
         try:
-            count = self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+            count = self._socket.recv_into(view, 0, flags)
         except BlockingIOError:
             return 0
         if count == 0:
@@ -252,7 +256,7 @@ class InEdge:
         view = self._stage if arriving.landing is None else arriving.landing.view
         room = view[arriving.received :] if arriving.landing else view[: arriving.missing]
         arriving.received += self._receive_into(room)
-        self._wake_at(arriving.missing or HEADER_SIZE)
+        self._wake_at(min(arriving.missing, _LOW_WATER) or HEADER_SIZE)
         if not arriving.missing:
             self._arriving = None
             self._finish(arriving)
@@ -276,7 +280,7 @@ class InEdge:
             arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
-                self._wake_at(arriving.missing)
+                self._wake_at(min(arriving.missing, _LOW_WATER))
             else:
                 self._finish(arriving)
         self._drop(start)
@@ -358,11 +362,8 @@ class InEdge:
         while view:
             if crosses_a_wire:
                 self._wake_at(min(len(view), _LOW_WATER))
-                self._readable.poll()
-            count = self._socket.recv_into(view)
-            if count == 0:
-                raise EOFError("the peer closed the connection")
-            view = view[count:]
+                self._readable.poll(_PATIENCE_MILLISECONDS)
+            view = view[self._receive_into(view, _AT_ONCE if crosses_a_wire else 0) :]
         self._wake_at(HEADER_SIZE)
 
     def _wake_at(self, nbytes: int) -> None:
