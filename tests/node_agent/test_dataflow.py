@@ -25,6 +25,7 @@ class Node:
         self.flow = flow
         self.inputs: list[int | None] = list(content)
         self.work: list[int | None] = [None] * len(content)
+        self.handed_out: list[list[int | None]] = [[] for _ in content]
         self.waits = [task.waits_for for task in flow.tasks]
         self.done = [False] * len(flow.tasks)
         self.scratch: dict[int, list[int | None]] = {}
@@ -81,11 +82,24 @@ class Node:
             case TaskKind.FENCE:
                 pass
         self.done[task.index] = True
+        if task.final:
+            self.hand_out(task.start, task.stop)
         for successor in task.successors:
             self.waits[successor] -= 1
 
+    def hand_out(self, start: int, stop: int) -> None:
+        """Note what the ranks get."""
+        for element in range(start, stop):
+            self.handed_out[element].append(self.work[element])
 
-def run(schedule: Schedule, chunk: int, order: random.Random, *, encoded: bool) -> list[Node]:
+
+def run(
+    schedule: Schedule,
+    chunk: int,
+    order: random.Random,
+    *,
+    encoded: bool = False,
+) -> list[Node]:
     """Run all nodes' graphs to the end, always choosing any of the ready tasks."""
     nodes = [
         Node(
@@ -109,6 +123,9 @@ def run(schedule: Schedule, chunk: int, order: random.Random, *, encoded: bool) 
         assert len(node.scratch) <= (FOLD_WINDOW + 1) * len(nodes)
     assert all(all(node.done) for node in nodes), "the graphs wait for each other"
     assert not any(wires.values()), "a frame was never received"
+    for node in nodes:
+        for bounds in node.flow.rest:
+            node.hand_out(*bounds)
     return nodes
 
 
@@ -158,6 +175,7 @@ CASES = [(kind, strategy) for kind in Kind for strategy in strategies_for(kind)]
 def test_any_order_of_ready_tasks_gives_the_result_of_the_program(
     kind: Kind, strategy: str, nodes: int, encoded: bool
 ) -> None:
+    """Every element of it is handed out once, chunk by chunk or with the rest, when it is right."""
     order = random.Random(f"{kind} {strategy} {nodes}")
     for numel, chunk in [(0, 4), (1, 4), (nodes, 1), (nodes + 1, 2), (29, 3), (29, 64)]:
         root = order.randrange(nodes) if kind.has_root else -1
@@ -166,6 +184,7 @@ def test_any_order_of_ready_tasks_gives_the_result_of_the_program(
             kind, strategy, nodes=nodes, numel=numel, root=root, blocks=blocks
         )
         for node in run(schedule, chunk, order, encoded=encoded):
+            handed_out: list[list[int]] = [[] for _ in range(schedule.numel)]
             for index, block in blocks_of(schedule):
                 if schedule.has_result(node.index, index):
                     right = [
@@ -173,6 +192,16 @@ def test_any_order_of_ready_tasks_gives_the_result_of_the_program(
                         for element in range(block.start, block.stop)
                     ]
                     assert node.work[block.start : block.stop] == right
+                    handed_out[block.start : block.stop] = [[each] for each in right]
+            assert node.handed_out == handed_out
+
+
+def test_a_chunk_is_final_when_all_of_it_is_a_result_that_nothing_overwrites() -> None:
+    program = (Receive(Slice(0, 12), 1), Receive(Slice(4, 6), 2))
+    flow = build(program, node=0, numel=12, chunk=4, results=[Slice(0, 10)])
+    assert [flow.tasks[index].final for index in flow.receives[1]] == [True, False, False]
+    assert [flow.tasks[index].final for index in flow.receives[2]] == [True]
+    assert sorted(flow.rest) == [(6, 8), (8, 10)]
 
 
 def test_a_send_waits_only_for_the_chunks_that_it_sends() -> None:

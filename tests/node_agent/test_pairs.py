@@ -23,7 +23,7 @@ from tests.support.local_groups import (
 from tests.support.waiting import wait_until
 
 from allfold_agent.letters import PARCEL_BYTES
-from allfold_agent.pairs import EAGER_BYTES
+from allfold_agent.pairs import EAGER_BYTES, KEPT_BYTES
 from allfold_core.errors import (
     InvalidArgument,
     MismatchError,
@@ -168,6 +168,57 @@ def test_it_does_not_matter_who_calls_first(
         assert giver.outcome() == taker.outcome() == (FIRST_PAIR, None)
         assert same(taker.result(FIRST_PAIR), right)
         assert taker.sources == {FIRST_PAIR: 0}
+        assert_idle(local)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_of_many_messages_that_nobody_has_received_yet_only_some_are_kept(
+    seed: int | None,
+) -> None:
+    """The content of the others is asked for again; all arrive once, and in their order."""
+    cuts = None if seed is None else random.Random(seed)
+    count = KEPT_BYTES // EAGER_BYTES + 30
+    with local_groups([[0], [1]], cuts) as local:
+        giver, taker = local.ranks
+        for number in range(count):
+            giver.exchange(SEND, number, content(0, 1, number, EAGER), 1)
+        giver.exchange(SEND, count, [1.0], 1, tag=1)
+        taker.exchange(RECV, count, [0.0], 0, tag=1)
+        last = FIRST_PAIR + count, None
+        assert giver.outcome() == taker.outcome() == last, "all offers are there"
+        pairs = local.groups[1].pairs
+        letters = [letter for _, letter in pairs._mailbox._messages[1]]
+        kept = sum(len(letter.content) for letter in letters if letter.content is not None)
+        assert len(letters) == count
+        assert KEPT_BYTES - EAGER_BYTES < kept == pairs._kept_bytes <= KEPT_BYTES
+        for number in range(count):
+            taker.exchange(RECV, number, np.zeros(EAGER), 0)
+        for rank in local.ranks:
+            outcomes = [rank.outcome() for _ in range(count)]
+            assert sorted(outcomes) == [(FIRST_PAIR + number, None) for number in range(count)]
+        for number in range(count):
+            assert same(taker.result(FIRST_PAIR + number), content(0, 1, number, EAGER))
+        assert pairs._kept_bytes == 0
+        assert local.notes.losses == []
+        assert_idle(local)
+
+
+def test_a_message_that_is_withdrawn_or_taken_makes_room_for_others() -> None:
+    with local_groups([[0], [1]]) as local:
+        works(local, 9)
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, np.ones(EAGER), 1)
+        giver.exchange(SEND, 1, np.ones(EAGER), 1, timeout=LATER * 2, tag=1)
+        giver.exchange(SEND, 2, np.ones(0), 1, timeout=LATER * 2, tag=2)
+        pairs = local.groups[1].pairs
+        wait_until(lambda: pairs._kept_bytes == 2 * 4 * EAGER, "both are kept")
+        expire(local, 0)
+        assert isinstance(giver.outcome()[1], PeerMissing)
+        assert pairs._kept_bytes == 4 * EAGER
+        for number, numel in ((1, EAGER), (2, 0)):
+            taker.exchange(RECV, number, np.zeros(numel), 0, tag=number)
+            assert giver.outcome() == taker.outcome() == (FIRST_PAIR + number, None)
+        assert pairs._kept_bytes == 0
         assert_idle(local)
 
 

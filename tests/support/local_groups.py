@@ -25,6 +25,7 @@ from allfold_agent.group import Group
 from allfold_agent.in_edge import Dial
 from allfold_agent.reactor import Reactor
 from allfold_agent.workers import WorkerPool
+from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost, from_dict
 from allfold_core.local_wire import (
@@ -41,6 +42,8 @@ from allfold_core.plan import LinkModel, Member, Plan
 SECONDS = 20.0
 # In bytes; long enough for the largest frame, which is what must get through at once.
 LONGEST_LIFE = 160_000
+# What the memory for a result holds before.
+UNWRITTEN = -12345.0
 _ROOM = 1 << 25
 
 
@@ -68,6 +71,7 @@ class LocalRank:
         self._bytes = torch.zeros(_ROOM, dtype=torch.uint8)
         self._free = 0
         self._places: dict[int, tuple[int, int]] = {}
+        self._inputs: dict[int, tuple[int, int]] = {}
         self._outcomes: SimpleQueue[tuple[int, AllfoldError | None]] = SimpleQueue()
         self.sources: dict[int, int] = {}
 
@@ -102,6 +106,38 @@ class LocalRank:
         message = OpMessage(0, seq, timeout, place, place, print_.pack())
         self.group.submit(self.rank, self, 0, message)
 
+    def run(
+        self,
+        seq: int,
+        kind: Kind,
+        values: Any,
+        shape: int,
+        gets: int,
+        *,
+        strategy: str = "direct",
+        op: ReduceOp | None = None,
+        root: int = -1,
+        wire: Wire = Wire.NATIVE,
+        counts: tuple[int, ...] = (),
+    ) -> None:
+        """A collective of float32 values whose result, of ``gets`` elements, goes elsewhere."""
+        source = self._put(np.asarray(values, np.float32))
+        target = self._put(np.full(gets, UNWRITTEN, np.float32))
+        self._inputs[seq] = (source.offset, 4 * len(values))
+        self._places[seq] = (target.offset, 4 * gets)
+        print_ = Fingerprint(kind, op, DType.FLOAT32, (shape,), root, strategy, wire, counts=counts)
+        message = OpMessage(0, seq, SECONDS, source, target, print_.pack())
+        self.group.submit(self.rank, self, 0, message)
+
+    def _put(self, values: Any) -> Region:
+        """New memory with these values, which begins at a whole line of the cache."""
+        data = torch.from_numpy(values.view(np.uint8))
+        self._free = -(-self._free // 64) * 64
+        place = Region(0, self._free)
+        self._bytes[self._free : self._free + len(data)] = data
+        self._free += len(data)
+        return place
+
     def exchange(
         self,
         kind: Message,
@@ -129,8 +165,20 @@ class LocalRank:
         return self._outcomes.get(timeout=seconds)
 
     def result(self, seq: int) -> Any:
-        offset, nbytes = self._places[seq]
-        return self._bytes[offset : offset + nbytes].view(torch.float32).numpy().copy()
+        """A copy of what lies where the result goes."""
+        return self._memory(*self._places[seq]).copy()
+
+    def given(self, seq: int) -> Any:
+        """A copy of what lies where the input of :meth:`run` was."""
+        return self._memory(*self._inputs[seq]).copy()
+
+    def overwrite(self, seq: int, value: float) -> None:
+        """Use the memory of an op that is over for something else: its input and its output."""
+        self._memory(*self._inputs[seq])[:] = value
+        self._memory(*self._places[seq])[:] = value
+
+    def _memory(self, offset: int, nbytes: int) -> Any:
+        return self._bytes[offset : offset + nbytes].view(torch.float32).numpy()
 
 
 class Notes:
@@ -182,6 +230,7 @@ class LocalGroups:
     Args:
         cuts: from it, after how many bytes each connection breaks; never without it.
         dam: stops point-to-point messages on their way.
+        life: after so many bytes, at the most, connections break.
     """
 
     def __init__(
@@ -189,6 +238,7 @@ class LocalGroups:
         ranks: Sequence[Sequence[int]],
         cuts: random.Random | None = None,
         dam: Dam | None = None,
+        life: int = LONGEST_LIFE,
     ) -> None:
         plan = make_plan(ranks)
         self.notes = Notes()
@@ -197,6 +247,7 @@ class LocalGroups:
         self.refused: set[int] = set()
         self._cuts = cuts
         self._dam = dam
+        self._life = life
         self._lock = Lock()
         self._relays: list[Thread] = []
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
@@ -251,7 +302,7 @@ class LocalGroups:
             with self._lock:
                 self.connections += 1
                 if self._cuts is not None:
-                    theirs = self._relayed(theirs, self._cuts.randrange(1, LONGEST_LIFE))
+                    theirs = self._relayed(theirs, self._cuts.randrange(1, self._life))
                 dam = self._dam
                 if dam and (source, destination, lane) == (dam.source, dam.destination, Lane.PAIRS):
                     theirs = self._relayed(theirs, dam.after, dam.opened)
@@ -303,9 +354,12 @@ def _forward(
 
 @contextmanager
 def local_groups(
-    ranks: Sequence[Sequence[int]], cuts: random.Random | None = None, dam: Dam | None = None
+    ranks: Sequence[Sequence[int]],
+    cuts: random.Random | None = None,
+    dam: Dam | None = None,
+    life: int = LONGEST_LIFE,
 ) -> Iterator[LocalGroups]:
-    groups = LocalGroups(ranks, cuts, dam)
+    groups = LocalGroups(ranks, cuts, dam, life)
     try:
         yield groups
     finally:

@@ -19,9 +19,6 @@ from allfold_core.plan import LinkModel, Plan
 # Of an all-to-all no node knows the size that all would agree on.
 EXCHANGE_CHUNK_BYTES = 256 * 1024
 _REMEMBERED = 128
-# Kinds in which no node finishes before all that was sent has been received, so that nothing is
-# sent again when a rank has its memory back.
-_LENDING = (Kind.GATHER, Kind.ALL_TO_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,6 @@ class Compiler:
             chunk=chunk_elements(fingerprint, placed.held, nodes, self._plan.links),
             results=placed.results,
             encoded=encoded,
-            lends=kind in _LENDING and not encoded,
         )
         wholes = tuple((part, part.slice.start, part.slice.stop) for part in placed.parts)
         results = tuple(whole for whole in wholes if whole[0].targets)

@@ -53,7 +53,6 @@ class Task:
             frame arrived, so a frame that might be sent again needs a copy.
         code: of a send on a lossy wire: the task whose code is sent, an ``ENCODE`` of this node or
             the ``RECEIVE`` of what is passed on; -1 where the range itself is sent.
-        lent: of a send: what the local ranks bring is sent from their own memory.
         final: what it leaves in its range is a result, which nothing overwrites.
         waits_for: the number of tasks that must be done first.
         successors: the tasks that wait for this one.
@@ -67,7 +66,6 @@ class Task:
     operands: tuple[int, ...] = ()
     snapshot: bool = False
     code: int = -1
-    lent: bool = False
     final: bool = False
     waits_for: int = 0
     successors: list[int] = field(default_factory=list)
@@ -122,11 +120,10 @@ class _Content:
 
 
 class _Builder:
-    def __init__(self, node: int, numel: int, chunk: int, encoded: bool, lends: bool) -> None:
+    def __init__(self, node: int, numel: int, chunk: int, encoded: bool) -> None:
         self.node = node
         self.chunk = chunk
         self.encoded = encoded
-        self.lends = lends
         self.tasks: list[Task] = []
         self.content = _Content(numel) if numel else None
         self.sends: dict[int, list[int]] = defaultdict(list)
@@ -189,10 +186,7 @@ class _Builder:
             code = self.code(start, stop) if self.encoded else -1
             task = self.add(TaskKind.SEND, start, stop, step.to)
             task.code = code
-            task.lent = self.lends and self.is_untouched(start, stop)
-            self.after_fence(task)
-            if not task.lent:
-                self.read(task)
+            self.read(self.after_fence(task))
             self.sends[step.to].append(task.index)
 
     def code(self, start: int, stop: int) -> int:
@@ -244,12 +238,10 @@ class _Builder:
 
     def own(self, start: int, stop: int) -> int:
         """This node's operand of a fold. Inputs that are only folded are not copied first."""
-        return INPUTS if self.is_untouched(start, stop) else CONTENT
-
-    def is_untouched(self, start: int, stop: int) -> bool:
-        """Whether nothing has been written to a range yet."""
         assert self.content is not None
-        return all(self.content.writer[each] < 0 for each in self.content.segments(start, stop))
+        segments = self.content.segments(start, stop)
+        untouched = all(self.content.writer[each] < 0 for each in segments)
+        return INPUTS if untouched else CONTENT
 
     def signal(self, step: Signal) -> None:
         task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
@@ -302,7 +294,6 @@ def build(
     chunk: int,
     results: Iterable[Slice] = (),
     encoded: bool = False,
-    lends: bool = False,
 ) -> Dataflow:
     """The task graph of ``node``'s program.
 
@@ -313,12 +304,10 @@ def build(
         chunk: elements of a chunk, at least 1; equal on all nodes.
         results: what the work buffer must hold in the end.
         encoded: whether what is sent must be encoded first.
-        lends: whether sends may be made from the ranks' memory: only where no node finishes before
-            all that was sent has been received.
     """
     if chunk < 1:
         raise ValueError(f"a chunk has at least 1 element, got {chunk}")
-    builder = _Builder(node, numel, chunk, encoded, lends)
+    builder = _Builder(node, numel, chunk, encoded)
     for step in program:
         match step:
             case Send():

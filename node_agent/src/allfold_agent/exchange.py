@@ -197,12 +197,13 @@ class Exchange:
         self.buffer.release()
         with self._lock:
             self._handing_out -= 1
-            self._remaining -= len(tasks)
+            if error is None:  # else the op must not count as done before its failure is known
+                self._remaining -= len(tasks)
             finished = self._remaining == 0 and not self.failed
             self._changed.notify_all()
         if error is not None:
             self._on_failed(error)
-        return finished and error is None
+        return finished
 
     def _compute_all(self, tasks: Sequence[Task], job: Job) -> bool:
         """Fold and encode, with the work buffer held for it; false where that failed."""
@@ -314,11 +315,8 @@ class Exchange:
 
     # Sending
 
-    def take_send(self, destination: int) -> tuple[Task, Buffer | None, Job] | None:
-        """The next send on an edge, in edge order, if it is ready.
-
-        With the memory of ours that it is made from, held for it.
-        """
+    def take_send(self, destination: int) -> tuple[Task, Buffer] | None:
+        """The next send on an edge, in edge order, if it is ready, and its memory, held for it."""
         order = self.flow.sends[destination]
         with self._lock:
             position = self._next_send[destination]
@@ -326,10 +324,8 @@ class Exchange:
                 return None
             self._next_send[destination] = position + 1
             task = self.flow.tasks[order[position]]
-            if task.lent:
-                return task, None, self._job
             memory = self.buffer if task.code < 0 else self._codes[task.code]
-            return task, memory.hold(), self._job
+            return task, memory.hold()
 
     def next_send(self, destination: int) -> Task | None:
         """The send that comes next on an edge, ready or not."""
@@ -346,10 +342,8 @@ class Exchange:
         """Whether nothing is left to take for an edge."""
         return self.failed or self._next_send[destination] == len(self.flow.sends[destination])
 
-    def payload(self, task: Task, memory: Buffer | None, job: Job) -> memoryview | bytes:
+    def payload(self, task: Task, memory: Buffer) -> memoryview | bytes:
         """The bytes that a send puts on the wire."""
-        if memory is None:
-            return job.lent(task.start, task.stop)
         view = memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
         return bytes(view) if task.snapshot else view
 
@@ -445,13 +439,29 @@ class Exchange:
             self.complete(task)
             return
         try:
-            if self._job.codec is not None and landing.buffer is not None:
-                code = landing.buffer.bytes[: self.nbytes(task)]
-                self._job.codec.decode(code, self.range(task.start, task.stop))
-                self._keep_code(task, landing.buffer.hold())
-            self.complete(task)
+            if (
+                self._job.codec is None
+                or landing.buffer is None
+                or self._decode(task, landing.buffer)
+            ):
+                self.complete(task)
         finally:
             landing.release()
+
+    def _decode(self, task: Task, received: Buffer) -> bool:
+        """Decode what came into the work buffer; false where the op has failed."""
+        codec = self._job.codec
+        assert codec is not None
+        with self._lock:
+            if self.failed:  # the work buffer may be another op's by now
+                return False
+            self.buffer.hold()
+        try:
+            codec.decode(received.bytes[: self.nbytes(task)], self.range(task.start, task.stop))
+        finally:
+            self.buffer.release()
+        self._keep_code(task, received.hold())
+        return True
 
 
 class Outgoing:
@@ -478,13 +488,13 @@ class Outgoing:
         taken = exchange.take_send(self._destination)
         if taken is None:
             return None
-        task, memory, job = taken
+        task, memory = taken
         signal = task.kind is TaskKind.SIGNAL
 
         def payload() -> memoryview | bytes:
             if signal:
                 return b""
-            return exchange.payload(task, memory, job)
+            return exchange.payload(task, memory)
 
         return Load(
             FrameType.SIGNAL if signal else FrameType.DATA,

@@ -59,15 +59,6 @@ class Job:
         [alone] = self.inputs_of(*pieces[0])
         return alone
 
-    def lent(self, start: int, stop: int) -> memoryview | bytes:
-        """The bytes that local ranks bring to a range, of an op that does not fold; where they lie
-        together, their memory itself."""
-        views = [
-            self.inputs_of(*piece)[0].view(torch.uint8).numpy().data
-            for piece in self.layout.parts_in(start, stop)
-        ]
-        return views[0] if len(views) == 1 else b"".join(views)
-
     def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """Where a range of a part goes on this node."""
         low, high = start - part.slice.start, stop - part.slice.start
