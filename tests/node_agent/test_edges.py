@@ -96,12 +96,13 @@ class Wire:
         self._relays: list[Thread] = []
 
     def dial(self, from_frame: int) -> tuple[socket.socket, bytes]:
-        self.connections += 1
         take = self._edge.attach(from_frame)
+        self.connections += 1
+        budget = next(self._budgets)
         near, sending = socket.socketpair()
         receiving, far = socket.socketpair()
         take(sending)
-        relay = Thread(target=_relay, args=(near, receiving, next(self._budgets)), daemon=True)
+        relay = Thread(target=_relay, args=(near, receiving, budget), daemon=True)
         relay.start()
         self._relays.append(relay)
         return far, b""
@@ -188,6 +189,13 @@ def test_broken_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
         assert in_edge.counters.payload_bytes == total, "a frame was delivered twice"
         for done in sender.done:
             assert done.wait(DEADLINE)
+
+
+def test_an_edge_that_is_closed_takes_no_connection() -> None:
+    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge.close()
+    with pytest.raises(PeerLost, match="this edge is closed"):
+        edge.attach(0)
 
 
 def test_a_connection_that_is_cut_inside_every_header_still_makes_progress() -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 import xxhash
 
 from allfold_agent.buffers import Buffer
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import InvalidArgument, PeerLost
 from allfold_core.frames import ACK, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
@@ -180,6 +180,8 @@ class OutEdge:
     def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
         """Accept a connection that wants everything from a frame on; returns its taker."""
         with self._lock:
+            if self._closed:
+                raise PeerLost("this edge is closed: its node has ended the group")
             oldest = self._unacked[0].number if self._unacked else self._next_number
             if not oldest <= from_frame <= self._next_number:
                 raise InvalidArgument(
