@@ -20,11 +20,12 @@ from tests.support.waiting import wait_until
 
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import build, chunks
-from allfold_agent.exchange import Exchange, Outgoing
+from allfold_agent.exchange import Exchange
 from allfold_agent.folding import Arithmetic
 from allfold_agent.in_edge import Dial, InEdge
 from allfold_agent.job import Job
 from allfold_agent.out_edge import OutEdge
+from allfold_agent.outgoing import Outgoing
 from allfold_agent.reactor import Reactor
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, PeerLost

@@ -10,9 +10,10 @@ from allfold_agent.compiling import Compiled, Compiler
 from allfold_agent.contracts import Contract
 from allfold_agent.dataflow import Task
 from allfold_agent.edges import Edges
-from allfold_agent.exchange import Exchange, Outgoing
+from allfold_agent.exchange import Exchange
 from allfold_agent.job import Job
 from allfold_agent.op import INLINE_BYTES, Op, over_pieces
+from allfold_agent.outgoing import Outgoing
 from allfold_agent.residuals import Residual, Residuals
 from allfold_agent.workers import WorkerPool
 from allfold_core.parts import Part
