@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from queue import Empty
+from select import select
 from threading import Event, Lock, Thread
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tests.support.local_groups import (
 from tests.support.waiting import wait_until
 
 from allfold_agent.job import Job
+from allfold_agent.out_edge import OutEdge
 from allfold_agent.wire_formats import codec_of
 from allfold_core.codecs import Wire
 from allfold_core.compiler import strategies_for
@@ -279,6 +280,13 @@ def test_an_op_does_not_succeed_where_a_part_of_its_result_could_not_be_handed_o
         assert isinstance(local.ranks[1].outcome()[1], ServiceError)
 
 
+def is_in_the_sockets(edge: OutEdge) -> bool:
+    """Whether its first frame was written, or waits for room."""
+    if not edge._unacked or edge._socket is None:
+        return False
+    return edge._unacked[0].counted or not select([], [edge._socket], [], 0)[1]
+
+
 def test_what_a_rank_writes_after_its_op_has_failed_is_in_nobodys_result() -> None:
     """A frame of it was on its way: its node goes on sending it, or breaks off."""
     numel = 262_144
@@ -287,8 +295,7 @@ def test_what_a_rank_writes_after_its_op_has_failed_is_in_nobodys_result() -> No
         giver.run(0, Kind.GATHER, np.ones(numel), numel, 0, root=0, strategy="centralized")
         local.groups[0].edges.open_in(1)
         out = local.groups[1].edges.out(0)
-        wait_until(lambda: out._unacked, "a frame is being sent")
-        sleep(0.2)  # it is in the sockets now, or they are full, which nobody is told
+        wait_until(lambda: is_in_the_sockets(out), "they have the frame, or are full of it")
         local.groups[1].fail(0, late())
         assert isinstance(giver.outcome()[1], PeerMissing)
         giver.overwrite(0, 7.0)

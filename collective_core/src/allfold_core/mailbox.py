@@ -106,10 +106,13 @@ class Mailbox(Generic[Sent, Waiting]):
         """Forget messages that have met nobody; returns them."""
         withdrawn: list[Sent] = []
         for target, kept in self._messages.items():
-            gone = [message for _, message in kept if is_withdrawn(message)]
-            if gone:
-                self._messages[target] = [each for each in kept if each[1] not in gone]
-                withdrawn += gone
+            staying: list[tuple[Envelope, Sent]] = []
+            for envelope, message in kept:
+                if is_withdrawn(message):
+                    withdrawn.append(message)
+                else:
+                    staying.append((envelope, message))
+            self._messages[target] = staying
         return withdrawn
 
     def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> None:
