@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import sys
 from typing import Any
@@ -47,6 +48,10 @@ def main(argv: list[str] | None = None) -> None:
     # Only now, because it loads torch, which takes seconds.
     from allfold_agent.service import serve
 
+    # Modules live as long as the process. To look through them for garbage would stop all threads
+    # for a tenth of a second, in the middle of an op.
+    gc.collect()
+    gc.freeze()
     try:
         asyncio.run(serve(settings, ready_file))
     except AllfoldError as error:

@@ -40,9 +40,9 @@ _STAGE_BYTES = 16 * 1024
 _QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
 _AT_ONCE = socket.MSG_DONTWAIT
-# How much of a payload has to be there before somebody is woken for it. Much less than what a
-# connection holds at least, or it could be full without anybody being woken.
-_LOW_WATER = 32 * 1024
+# How much of a payload has to be there before somebody is woken for it: each time costs as much as
+# receiving this. Linux makes the socket's buffer large enough for it, or wakes for less.
+_LOW_WATER = 128 * 1024
 # After so long the thread of a long payload takes what there is.
 _PATIENCE_MILLISECONDS = 100
 

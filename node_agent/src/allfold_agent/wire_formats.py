@@ -61,11 +61,10 @@ class BlockScaled:
 
     def encode(self, values: torch.Tensor, code: torch.Tensor) -> None:
         for block, scales, levels in _blocks(values, code):
-            scale = _scales(block.to(torch.float32))
-            # An infinite reciprocal would make NaN of what is too small to have a level.
-            inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
-            scaled = (block * inverse[:, None]).round_()
-            if not bool(torch.isfinite(scale).all()):
+            scaled = block.abs()
+            scale, inverse, finite = _scales(scaled.amax(1).to(torch.float32))
+            torch.mul(block, inverse[:, None], out=scaled).round_()
+            if not finite:
                 scaled.nan_to_num_(0.0, 0.0, 0.0)
             scales.copy_(scale)
             levels.copy_(scaled)
@@ -76,14 +75,23 @@ class BlockScaled:
             torch.mul(levels, scales[:, None], out=block)
 
 
-def _scales(blocks: torch.Tensor) -> torch.Tensor:
-    """The scale of each row: 0 where all is too small, NaN where something is not finite."""
-    greatest = torch.maximum(blocks.amax(1), -blocks.amin(1))
-    bits = greatest.div_(_LEVELS).view(torch.int32)
-    bits.add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
-    greatest[greatest < _SMALLEST_SCALE] = 0.0
-    greatest[~torch.isfinite(greatest)] = float("nan")
-    return greatest.clamp_(max=_LARGEST_SCALE)
+def _scales(greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """The scale of each row from its greatest magnitude: 0 where all is too small, NaN where
+    something is not finite. With what to multiply by instead of dividing by it, and whether
+    everything is finite.
+    """
+    scale = greatest.div_(_LEVELS)
+    lowest, highest = scale.aminmax()
+    ordinary = _SMALLEST_SCALE <= lowest.item() and highest.item() <= _LARGEST_SCALE
+    finite = None if ordinary else torch.isfinite(scale)
+    scale.view(torch.int32).add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
+    if finite is None:
+        return scale, scale.reciprocal(), True
+    scale[scale < _SMALLEST_SCALE] = 0.0
+    scale[~finite] = float("nan")
+    scale.clamp_(max=_LARGEST_SCALE)
+    # An infinite reciprocal would make NaN of what is too small to have a level.
+    return scale, torch.where(scale > 0, scale.reciprocal(), 0.0), bool(finite.all())
 
 
 def _blocks(
