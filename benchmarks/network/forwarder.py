@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from benchmarks.network.links import INTERFACE
 from benchmarks.network.namespaces import entered
 
-# A packet holds as much as TCP gives at a time: few packets, so that Python keeps up.
-MTU = 65_000
+# Jumbo frames: few packets, so that Python keeps up, and yet many in a connection's first window,
+# which grows unsteadily where it holds but one.
+MTU = 9_000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
-_QUEUED_PACKETS = 1000
+_QUEUED_PACKETS = 10_000
 # What is on the line at a time, and as much again that waits for its turn.
 _QUEUE_BYTES = 64 << 20
 _DESTINATION = slice(16, 20)

@@ -6,6 +6,7 @@ A pure function of the plan, so every node of an epoch chooses alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, log2
 
@@ -28,6 +29,14 @@ INCAST = 0.05
 packets meet in one queue, and the formulas take them to share it without loss. Measured to lose a
 tenth with ``direct`` on 4 nodes at 1 Gbit/s each, and no less with the blocks of
 ``halving_doubling``."""
+
+LONG_LINK_BYTES = 1.5e6
+"""A link that holds more than this is long: its connections are not limited by its rate, but by
+what the kernels' usual buffers allow to be under way, each for itself. They do not meet."""
+
+CONNECTIONS = 4
+"""So many of a node's connections over long links carry as many times as much. It may be more, but
+some line will be full in the end."""
 
 MAX_TABLE_BYTES = 1 << 34
 _SAME_TIME = 1e-9
@@ -87,10 +96,17 @@ def _cheapest(kind: Kind, nodes: int, nbytes: int, links: LinkModel, keeps_slice
 
 def _seconds(kind: Kind, strategy: str, nodes: int, nbytes: int, links: LinkModel) -> float:
     """What a strategy takes by its formula, and by what the formula leaves out."""
-    time = predict(kind, strategy, nodes, nbytes, links)
     if links.shared:
+        time = predict(kind, strategy, nodes, nbytes, links)
         return time + shared_seconds(kind, strategy, nodes, nbytes, links)
-    return time * (1 + INCAST * log2(1 + _senders(kind, strategy, nodes))) if nodes > 2 else time
+    senders = _senders(kind, strategy, nodes)
+    if 2 * links.latency > LONG_LINK_BYTES * links.seconds_per_byte:
+        if strategy == "direct2" or (strategy == "direct" and kind.has_blocks):
+            per_byte = links.seconds_per_byte / min(senders, CONNECTIONS)
+            links = replace(links, seconds_per_byte=per_byte)
+        return predict(kind, strategy, nodes, nbytes, links)
+    time = predict(kind, strategy, nodes, nbytes, links)
+    return time * (1 + INCAST * log2(1 + senders)) if nodes > 2 else time
 
 
 def _senders(kind: Kind, strategy: str, nodes: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
 from collections.abc import Callable
 from threading import Event, Thread
 from time import monotonic
@@ -41,8 +42,10 @@ _QUIET_MILLISECONDS = 2
 _SCRAP = 256 * 1024
 _AT_ONCE = socket.MSG_DONTWAIT
 # How much of a payload has to be there before somebody is woken for it: each time costs as much as
-# receiving this. Linux makes the socket's buffer large enough for it, or wakes for less.
+# receiving this.
 _LOW_WATER = 128 * 1024
+# Where the kernel tells how much it lets the peer send: rcv_ssthresh in tcp_info, tcp(7).
+_WINDOW = struct.Struct("=64xI")
 # After so long the thread of a long payload takes what there is.
 _PATIENCE_MILLISECONDS = 100
 
@@ -256,8 +259,10 @@ class InEdge:
         view = self._stage if arriving.landing is None else arriving.landing.view
         room = view[arriving.received :] if arriving.landing else view[: arriving.missing]
         arriving.received += self._receive_into(room)
-        self._wake_at(min(arriving.missing, _LOW_WATER) or HEADER_SIZE)
-        if not arriving.missing:
+        if arriving.missing:
+            self._wake_for(arriving.missing)
+        else:
+            self._wake_at(HEADER_SIZE)
             self._arriving = None
             self._finish(arriving)
 
@@ -280,7 +285,7 @@ class InEdge:
             arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
-                self._wake_at(min(arriving.missing, _LOW_WATER))
+                self._wake_for(arriving.missing)
             else:
                 self._finish(arriving)
         self._drop(start)
@@ -361,10 +366,22 @@ class InEdge:
         crosses_a_wire = self._socket.family != socket.AF_UNIX
         while view:
             if crosses_a_wire:
-                self._wake_at(min(len(view), _LOW_WATER))
+                self._wake_for(len(view))
                 self._readable.poll(_PATIENCE_MILLISECONDS)
             view = view[self._receive_into(view, _AT_ONCE if crosses_a_wire else 0) :]
         self._wake_at(HEADER_SIZE)
+
+    def _wake_for(self, missing: int) -> None:
+        """Have the connection readable when a good part of a payload is there.
+
+        No more than half of what the peer may send without being read, which is not much at first:
+        it would wait for us, and we for it.
+        """
+        assert self._socket is not None
+        if self._socket.family != socket.AF_UNIX:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
+            (window,) = _WINDOW.unpack(info)
+            self._wake_at(max(1, min(missing, _LOW_WATER, window // 2)))
 
     def _wake_at(self, nbytes: int) -> None:
         """Have the connection readable only when so many bytes are there, or it has ended.

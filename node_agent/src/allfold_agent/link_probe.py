@@ -26,7 +26,7 @@ _ROUND_TRIPS = 8
 _ROUND_TRIPS_SECONDS = 0.2
 _BULK_BYTES = 16 << 20
 _BULK_SECONDS = 0.5
-_BULK_ROUND_TRIPS = 8
+_BULK_ROUND_TRIPS = 12
 _LONGEST_BULK_SECONDS = 1.5
 _PIECE_BYTES = 256 * 1024
 # How long one measurement may take, all in all; at the side that serves it, from its turn on.

@@ -82,7 +82,7 @@ def _scales(greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """
     scale = greatest.div_(_LEVELS)
     lowest, highest = scale.aminmax()
-    ordinary = _SMALLEST_SCALE <= lowest.item() and highest.item() <= _LARGEST_SCALE
+    ordinary = lowest.item() >= _SMALLEST_SCALE and highest.item() <= _LARGEST_SCALE
     finite = None if ordinary else torch.isfinite(scale)
     scale.view(torch.int32).add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
     if finite is None:
