@@ -140,6 +140,22 @@ def test_over_long_links_every_connection_counts_and_none_is_in_the_way() -> Non
     assert choose(Kind.ALL_GATHER, near, 1 << 30) == "ring"
 
 
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_few_nodes_can_be_far_apart(kind: Kind, nodes: int) -> None:
+    far = replace(plan_of(nodes), links=LinkModel(latency=80e-3, seconds_per_byte=1 / 20e6))
+    for nbytes in (0, 1, 4096, 1 << 24):
+        assert choose(kind, far, nbytes) in candidates(kind)
+
+
+@pytest.mark.parametrize("bandwidth", [3e9, 12e9])
+def test_a_fast_link_is_not_a_long_one(bandwidth: float) -> None:
+    """Also where the agents' 100 us, by which it is counted longer, would fill it."""
+    near = replace(plan_of(8), links=LinkModel(latency=500e-6, seconds_per_byte=1 / bandwidth))
+    assert choose(Kind.ALL_REDUCE, near, 1 << 28) != "direct2"
+    assert choose(Kind.ALL_GATHER, near, 1 << 28) != "direct"
+
+
 def test_blocks_take_the_mesh_until_its_messages_cost_more_than_further_steps() -> None:
     for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
         for nodes, longest in ((2, 64 << 10), (3, 64 << 10), (4, 64 << 10), (8, 4096)):

@@ -308,6 +308,15 @@ class Feed:
         """Bytes that have arrived and that nobody has read."""
         return int.from_bytes(fcntl.ioctl(self._far, termios.FIONREAD, bytes(4)), sys.byteorder)
 
+    def low_water(self) -> int:
+        """How many bytes have to be there before the receiver is woken."""
+        return self._far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+    def window(self) -> int:
+        """How many bytes may be sent before one is read."""
+        info = self._far.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 68)
+        return int.from_bytes(info[64:68], sys.byteorder)  # rcv_ssthresh
+
 
 def frames_of(numel: int, chunk: int) -> list[bytes]:
     """The frames of an op of ``numel`` elements and a signal behind it, as they are sent."""
@@ -373,6 +382,19 @@ def test_a_signal_behind_a_short_payload_that_came_in_two_pieces_is_not_waited_f
         feed.send_and_wait(short[: HEADER_SIZE + 8])
         feed.send_and_wait(short[HEADER_SIZE + 8 :])
         feed.send(signal)
+        check_fed(receiver, numel)
+
+
+@pytest.mark.parametrize("numel", [200 * KIB // 4, 4 << 20])
+def test_a_reader_does_not_wait_for_more_than_its_peer_may_send(numel: int) -> None:
+    """A connection's window is small at first; each would wait for the other."""
+    payload, signal = frames_of(numel, numel)
+    begun = HEADER_SIZE + 8
+    with fed(numel, numel) as (receiver, feed):
+        feed.send(payload[:begun])
+        wait_until(lambda: feed.low_water() > HEADER_SIZE, "it waits for a good part", DEADLINE)
+        assert feed.low_water() <= feed.window() / 2
+        feed.send(payload[begun:] + signal)
         check_fed(receiver, numel)
 
 

@@ -93,6 +93,7 @@ class InEdge:
         self._socket: socket.socket | None = None
         self._readable = select.poll()
         self._low_water = 1
+        self._window = 0
         self._closed = Event()
         self._header = memoryview(bytearray(HEADER_SIZE))
         self._scrap = memoryview(b"")
@@ -146,6 +147,7 @@ class InEdge:
         self._readable = select.poll()
         self._readable.register(connected, select.POLLIN)
         self._low_water = 1
+        self._window = 0
 
     def _receive_all(self) -> None:
         """Until the connection breaks."""
@@ -378,10 +380,12 @@ class InEdge:
         it would wait for us, and we for it.
         """
         assert self._socket is not None
-        if self._socket.family != socket.AF_UNIX:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
-            (window,) = _WINDOW.unpack(info)
-            self._wake_at(max(1, min(missing, _LOW_WATER, window // 2)))
+        if missing > HEADER_SIZE and self._socket.family != socket.AF_UNIX:
+            if self._window < 2 * _LOW_WATER:  # it grows
+                info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
+                (self._window,) = _WINDOW.unpack(info)
+            missing = max(1, min(missing, _LOW_WATER, self._window // 2))
+        self._wake_at(missing)
 
     def _wake_at(self, nbytes: int) -> None:
         """Have the connection readable only when so many bytes are there, or it has ended.

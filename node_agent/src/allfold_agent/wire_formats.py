@@ -76,22 +76,27 @@ class BlockScaled:
 
 
 def _scales(greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """The scale of each row from its greatest magnitude: 0 where all is too small, NaN where
-    something is not finite. With what to multiply by instead of dividing by it, and whether
+    """The scale of each row, made in place of its greatest magnitude: 0 where all is too small, NaN
+    where something is not finite. With what to multiply by instead of dividing by it, and whether
     everything is finite.
     """
     scale = greatest.div_(_LEVELS)
     lowest, highest = scale.aminmax()
-    ordinary = lowest.item() >= _SMALLEST_SCALE and highest.item() <= _LARGEST_SCALE
-    finite = None if ordinary else torch.isfinite(scale)
-    scale.view(torch.int32).add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
-    if finite is None:
+    if lowest.item() >= _SMALLEST_SCALE and highest.item() <= _LARGEST_SCALE:
+        _round_up(scale)
         return scale, scale.reciprocal(), True
+    finite = torch.isfinite(scale)  # before the bits of a NaN become those of a number
+    _round_up(scale)
     scale[scale < _SMALLEST_SCALE] = 0.0
     scale[~finite] = float("nan")
     scale.clamp_(max=_LARGEST_SCALE)
     # An infinite reciprocal would make NaN of what is too small to have a level.
     return scale, torch.where(scale > 0, scale.reciprocal(), 0.0), bool(finite.all())
+
+
+def _round_up(scale: torch.Tensor) -> None:
+    """To 16 significant bits, in place."""
+    scale.view(torch.int32).add_(_SCALE_GRAIN - 1).bitwise_and_(-_SCALE_GRAIN)
 
 
 def _blocks(
