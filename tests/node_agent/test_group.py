@@ -308,6 +308,32 @@ def test_a_rank_is_told_when_its_node_cannot_compute(
         assert local.ranks[0].outcome() == (1, None)
 
 
+def test_a_rank_is_told_when_its_call_cannot_even_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not among those that have called, so no verdict on the op would reach it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        with monkeypatch.context() as patch:
+            patch.setattr("allfold_agent.contracts.choose", fail)
+            first.call(0, [1.0])
+            seq, error = first.outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "op 0 of group 'test' failed: node node0: ZeroDivisionError" in error.message
+        assert "a mistake of ours" in local.notes.suspicions[0][1]
+        local.groups[0].fail(0, missing(0))  # the verdict, which the other one hears
+        second.call(0, [1.0])
+        assert second.outcome()[0] == 0
+        local.call_all(1, [[1.0], [2.0]])
+        assert first.outcome() == second.outcome() == (1, None)
+        assert first.result(1) == [3.0]
+
+
 @pytest.mark.parametrize("numel", [1, 300_000])
 @pytest.mark.parametrize("broken", ["fold", "__init__"])
 def test_other_nodes_are_asked_for_a_verdict_when_one_cannot_compute(

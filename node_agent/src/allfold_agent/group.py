@@ -119,6 +119,10 @@ class Group:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             self._refuse(connection, number, message.seq, refusal)
             return
+        except Exception as error:
+            # It is not among those that called, so no verdict on the op would reach it.
+            self._refuse(connection, number, message.seq, self._breakdown(message.seq, error))
+            raise
         arrival = Arrival(rank, connection, number, message, contract, source, target, monotonic())
         with self._lock:
             failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
@@ -129,6 +133,15 @@ class Group:
         elif op is not None:
             self._runner.start(op)
             self.edges.resume_all()
+
+    def _breakdown(self, seq: int, error: Exception) -> ServiceError:
+        node = self.plan.members[self.me].node
+        return ServiceError(
+            f"op {seq} of group '{self.name}' failed: node {node}: {error!r}; the log of that node "
+            "has the traceback",
+            seq=seq,
+            group=self.name,
+        )
 
     def cannot_run(self, seq: int, error: Exception) -> None:
         """This node cannot do its part: no other one can finish the op either."""
