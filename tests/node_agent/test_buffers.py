@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
-from tests.support.waiting import wait_until
+from tests.support.waiting import never, wait_until
 
-from allfold_agent.buffers import HUGE_PAGE, SMALLEST, Buffer, BufferPool
+from allfold_agent.buffers import HUGE_PAGE, LATELY_SECONDS, SMALLEST, Buffer, BufferPool
 from allfold_agent.out_edge import Load, OutEdge
 from allfold_core.frames import HEADER_SIZE, FrameType
 
@@ -18,7 +19,7 @@ SECONDS = 10.0
 
 
 def pool() -> BufferPool:
-    return BufferPool(keep=1 << 30)
+    return BufferPool(1 << 30, never)
 
 
 def test_a_released_buffer_is_used_again_and_a_held_one_is_not() -> None:
@@ -32,13 +33,58 @@ def test_a_released_buffer_is_used_again_and_a_held_one_is_not() -> None:
     assert buffers.take(SMALLEST) is first
 
 
-def test_no_more_idle_memory_is_kept_than_the_pool_may_keep() -> None:
-    buffers = BufferPool(keep=SMALLEST)
-    first, second = buffers.take(SMALLEST), buffers.take(SMALLEST)
-    first.release()
-    second.release()
-    assert buffers.take(SMALLEST) is first
-    assert buffers.take(SMALLEST) is not second
+class Clock:
+    """A time that passes when it is told to, and what was to be done after a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr("allfold_agent.buffers.monotonic", lambda: self.now)
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None:
+        self.due.append((self.now + seconds, task))
+
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while ready := [each for each in self.due if each[0] <= until]:
+            first = min(ready, key=lambda each: each[0])
+            self.due.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = until
+
+
+def test_what_was_used_lately_is_kept_and_of_the_rest_no_more_than_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    buffers = BufferPool(SMALLEST, clock.later)
+    first, second, third = (buffers.take(SMALLEST) for _ in range(3))
+    for buffer in (first, second, third):
+        clock.advance(1.0)
+        buffer.release()
+    clock.advance(LATELY_SECONDS - 2.5)  # all were used within this time
+    assert [buffers.take(SMALLEST) for _ in range(3)] == [third, second, first]
+    for buffer in (first, second, third):
+        buffer.release()
+        clock.advance(1.0)
+    clock.advance(LATELY_SECONDS)
+    assert buffers.take(SMALLEST) is third, "that much may be kept"
+    assert buffers.take(SMALLEST) not in (first, second)
+    assert clock.due == []
+
+
+def test_a_buffer_that_is_used_again_and_again_is_never_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    buffers = BufferPool(0, clock.later)
+    first = buffers.take(LARGE)
+    for _ in range(20):
+        first.release()
+        assert len(clock.due) == 1
+        clock.advance(LATELY_SECONDS * 0.7)
+        assert buffers.take(LARGE) is first
 
 
 def test_only_large_shared_buffers_are_files_and_they_are_kept_apart() -> None:

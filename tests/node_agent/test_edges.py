@@ -16,7 +16,7 @@ from time import monotonic
 import pytest
 import torch
 import xxhash
-from tests.support.waiting import wait_until
+from tests.support.waiting import never, wait_until
 
 from allfold_agent.buffers import BufferPool
 from allfold_agent.dataflow import build, chunks
@@ -52,7 +52,7 @@ class Side:
     def __init__(
         self, count: int, program: Program, node: int, *, numel: int = NUMEL, chunk: int = CHUNK
     ) -> None:
-        self.buffers = BufferPool(keep=1 << 30)
+        self.buffers = BufferPool(1 << 30, never)
         self.done = [Event() for _ in range(count)]
         self.lost: list[AllfoldError] = []
         self.incoherences: list[AllfoldError] = []

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.waiting import never
 
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.edge_request import Lane
@@ -200,7 +201,7 @@ class CountedPool(BufferPool):
     """Knows how many of its buffers are held by somebody."""
 
     def __init__(self) -> None:
-        super().__init__(1 << 30)
+        super().__init__(1 << 30, never)
         self.held = 0
 
     def take(self, nbytes: int, *, shared: bool = False) -> Buffer:

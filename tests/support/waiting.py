@@ -37,3 +37,7 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     """The result, or ``TimeoutError``."""
     async with asyncio.timeout(seconds):
         return await awaitable
+
+
+def never(_seconds: float, _task: Callable[[], None]) -> None:
+    """In place of something that does a task after a while."""

@@ -34,7 +34,7 @@ from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
-_IDLE_BUFFER_BYTES = 256 << 20
+_IDLE_BUFFER_BYTES = 64 << 20
 _DIAL_SECONDS = 5.0
 _LINGER_SECONDS = 5.0
 
@@ -55,7 +55,8 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers = WorkerPool(settings.threads)
-        self._buffers = BufferPool(_IDLE_BUFFER_BYTES)
+        self._reactor = Reactor("allfold-reactor")
+        self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         self.enrolment = Enrolment(
             self._orchestrator,
@@ -72,7 +73,6 @@ class Agent:
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
-        self._reactor = Reactor("allfold-reactor")
         self.hub = Hub(settings.socket, self, welcome, self._reactor)
 
     def start(self) -> None:

@@ -7,7 +7,9 @@ import mmap
 import os
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from threading import Lock
+from time import monotonic
 
 import torch
 
@@ -15,6 +17,9 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024
 HUGE_PAGE = 2 * 1024 * 1024
+LATELY_SECONDS = 5.0
+
+Later = Callable[[float, Callable[[], None]], None]
 
 
 class Buffer:
@@ -23,12 +28,14 @@ class Buffer:
     Attributes:
         file: of one that is shared, the descriptor of the file that the memory is; the kernel can
             send from it without a copy.
+        idle_since: when its last holder released it.
     """
 
     def __init__(self, pool: BufferPool, size: int, shared: bool) -> None:
         self.size = size
         self.shared = shared
         self.file: int | None = None
+        self.idle_since = 0.0
         self._pool = pool
         self._holders = 0
         self._memory = self._map(size) if shared else mmap.mmap(-1, size)
@@ -65,13 +72,22 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers by size class (powers of two), of which at most ``keep`` idle bytes stay."""
+    """Buffers by size class (powers of two).
 
-    def __init__(self, keep: int) -> None:
+    Fresh memory costs more time in page faults than an op on it does. So what was used lately is
+    kept, however much it is; of what was not, at most ``keep`` bytes are.
+
+    Args:
+        later: does something after some seconds, in any thread.
+    """
+
+    def __init__(self, keep: int, later: Later) -> None:
         self.lock = Lock()
         self._keep = keep
+        self._later = later
         self._idle: dict[tuple[int, bool], list[Buffer]] = defaultdict(list)
         self._idle_bytes = 0
+        self._will_trim = False
 
     def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
         """A buffer of at least ``nbytes`` with one holder. Its content is arbitrary.
@@ -92,7 +108,29 @@ class BufferPool:
         return Buffer(self, *kind).hold()
 
     def give_back(self, buffer: Buffer) -> None:
-        """Keep an unheld buffer, or let it go where enough are idle. Called with the lock held."""
-        if self._idle_bytes + buffer.size <= self._keep:
-            self._idle_bytes += buffer.size
-            self._idle[buffer.size, buffer.shared].append(buffer)
+        """Keep an unheld buffer. Called with the lock held."""
+        buffer.idle_since = monotonic()
+        self._idle_bytes += buffer.size
+        self._idle[buffer.size, buffer.shared].append(buffer)
+        if self._idle_bytes > self._keep and not self._will_trim:
+            self._will_trim = True
+            self._later(LATELY_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Let go of what has not been used lately, the longest idle first."""
+        gone = []
+        with self.lock:
+            self._will_trim = False
+            everything = [each for idle in self._idle.values() for each in idle]
+            for buffer in sorted(everything, key=lambda each: each.idle_since):
+                if self._idle_bytes <= self._keep:
+                    break
+                left = buffer.idle_since + LATELY_SECONDS - monotonic()
+                if left > 0:
+                    self._will_trim = True
+                    self._later(left, self._trim)
+                    break
+                self._idle[buffer.size, buffer.shared].remove(buffer)
+                self._idle_bytes -= buffer.size
+                gone.append(buffer)
+        gone.clear()  # the memory goes without the lock: it takes milliseconds

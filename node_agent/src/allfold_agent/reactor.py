@@ -87,8 +87,12 @@ class Reactor:
                     os.eventfd_write(self._wake, 1)
 
     def later(self, seconds: float, task: Task) -> None:
-        """Do something after a while."""
-        heappush(self._timers, (monotonic() + seconds, next(self._numbers), task))
+        """Do something after a while, in the reactor's thread; from any thread."""
+        timer = (monotonic() + seconds, next(self._numbers), task)
+        if get_ident() == self._ident:
+            heappush(self._timers, timer)
+        else:
+            self.call(lambda: heappush(self._timers, timer))
 
     def register(self, descriptor: HasFileno, serve: Serve, events: int = READABLE) -> None:
         """Have ``serve(events)`` called whenever one of the events is there."""
