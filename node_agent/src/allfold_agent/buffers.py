@@ -78,6 +78,7 @@ class BufferPool:
     kept, however much it is; of what was not, at most ``keep`` bytes are.
 
     Args:
+        keep: bytes.
         later: does something after some seconds, in any thread.
     """
 
@@ -118,11 +119,12 @@ class BufferPool:
 
     def _trim(self) -> None:
         """Let go of what has not been used lately, the longest idle first."""
-        gone = []
         with self.lock:
             self._will_trim = False
+            # The list holds them until the lock is free: to unmap them takes milliseconds.
             everything = [each for idle in self._idle.values() for each in idle]
-            for buffer in sorted(everything, key=lambda each: each.idle_since):
+            everything.sort(key=lambda each: each.idle_since)
+            for buffer in everything:
                 if self._idle_bytes <= self._keep:
                     break
                 left = buffer.idle_since + LATELY_SECONDS - monotonic()
@@ -132,5 +134,3 @@ class BufferPool:
                     break
                 self._idle[buffer.size, buffer.shared].remove(buffer)
                 self._idle_bytes -= buffer.size
-                gone.append(buffer)
-        gone.clear()  # the memory goes without the lock: it takes milliseconds
