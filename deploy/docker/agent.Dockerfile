@@ -1,18 +1,22 @@
 # The node agent: folds the tensors of its machine's ranks and exchanges the result with the other
 # agents. Build with the repository root as context:
 #   docker build -f deploy/docker/agent.Dockerfile -t allfold-agent .
-# For CUDA: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
+# For NVIDIA GPUs: --build-arg ALLFOLD_EXTRA=cuda13 (driver 580 or newer) or cuda12 (525 or newer).
+# Its torch stays the CPU build: it folds with kernels of its own, by the driver that the NVIDIA
+# container toolkit brings.
 
 # The stage is the same in job.Dockerfile, so that both images share its layers. It takes the CPU
 # build of torch, because a plain "pip install torch" brings gigabytes of CUDA: from a wheel in
-# deploy/docker/wheels/ when there is one (prepare-wheels.sh), else from PyTorch's own index.
+# deploy/docker/wheels/ when there is one (prepare-wheels.sh) and no CUDA index is asked for, else
+# from PyTorch's own index.
 FROM python:3.11-slim-bookworm AS torch
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PATH=/opt/venv/bin:$PATH
 RUN python -m venv /opt/venv
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt deploy/docker/wheels /tmp/torch/
-RUN if ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
+RUN cuda() { case $TORCH_INDEX in */cu[0-9]*) true ;; *) false ;; esac; } \
+ && if ! cuda && ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
     else from="--index-url $TORCH_INDEX"; fi \
  && pip install --no-compile --no-deps -c /tmp/torch/constraints.txt $from torch \
  && pip install --no-compile -c /tmp/torch/constraints.txt torch "numpy>=1.26" \
@@ -40,7 +44,9 @@ RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0700 /run/allfold /run/allfold-token
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY node_agent/pyproject.toml /opt/allfold/node_agent/
-RUN cd /opt/allfold && python requirements.py node_agent/pyproject.toml > requirements.txt \
+ARG ALLFOLD_EXTRA=
+RUN cd /opt/allfold \
+ && python requirements.py "node_agent/pyproject.toml[$ALLFOLD_EXTRA]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 COPY deploy/docker/entrypoint.py deploy/docker/ready.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels

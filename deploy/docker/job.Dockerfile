@@ -1,17 +1,22 @@
 # A training job: the SDK, the `allfold` command and the examples. Build with the repository root as
 # context; take it as the pattern for your own job's image:
 #   docker build -f deploy/docker/job.Dockerfile -t allfold-job .
+# For NVIDIA GPUs, CUDA 13 (driver 580 or newer):
+#   --build-arg ALLFOLD_EXTRA=cuda13 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
+# and for CUDA 12 (driver 525 or newer) cuda12 and .../cu126.
 
 # The stage is the same in agent.Dockerfile, so that both images share its layers. It takes the CPU
 # build of torch, because a plain "pip install torch" brings gigabytes of CUDA: from a wheel in
-# deploy/docker/wheels/ when there is one (prepare-wheels.sh), else from PyTorch's own index.
+# deploy/docker/wheels/ when there is one (prepare-wheels.sh) and no CUDA index is asked for, else
+# from PyTorch's own index.
 FROM python:3.11-slim-bookworm AS torch
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PATH=/opt/venv/bin:$PATH
 RUN python -m venv /opt/venv
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt deploy/docker/wheels /tmp/torch/
-RUN if ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
+RUN cuda() { case $TORCH_INDEX in */cu[0-9]*) true ;; *) false ;; esac; } \
+ && if ! cuda && ls /tmp/torch/torch-*.whl; then from="--no-index --find-links /tmp/torch"; \
     else from="--index-url $TORCH_INDEX"; fi \
  && pip install --no-compile --no-deps -c /tmp/torch/constraints.txt $from torch \
  && pip install --no-compile -c /tmp/torch/constraints.txt torch "numpy>=1.26" \
@@ -38,7 +43,9 @@ RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0700 /run/allfold
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
-RUN cd /opt/allfold && python requirements.py "client_sdk/pyproject.toml[cli]" > requirements.txt \
+ARG ALLFOLD_EXTRA=
+RUN cd /opt/allfold \
+ && python requirements.py "client_sdk/pyproject.toml[cli,$ALLFOLD_EXTRA]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt scikit-learn
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allfold._arena import ALIGNMENT, FIRST_SEGMENT, Arena, Block
+from allfold._arena import ALIGNMENT, FIRST_SEGMENT, Arena, Block, host_memory
 
 
 class Shared(list[tuple[int, int]]):
@@ -31,7 +31,7 @@ def shared() -> Shared:
 
 @pytest.fixture
 def arena(shared: Shared) -> Iterator[Arena]:
-    arena = Arena(shared)
+    arena = Arena(host_memory(shared))
     yield arena
     arena.close()
 
@@ -47,6 +47,7 @@ def test_the_agent_hears_of_a_segment_before_anything_lies_in_it(
 def test_a_large_block_gets_a_segment_of_its_size(arena: Arena, shared: Shared) -> None:
     block = arena.allocate(3 * FIRST_SEGMENT)
     assert shared[0][1] >= 3 * FIRST_SEGMENT
+    assert block.memory is not None
     assert block.memory.nbytes == 3 * FIRST_SEGMENT
 
 
@@ -82,7 +83,7 @@ def test_only_memory_of_the_arena_is_located_in_it(arena: Arena) -> None:
 def test_blocks_never_overlap_and_everything_freed_merges_again(
     steps: list[tuple[bool, int]], order: random.Random
 ) -> None:
-    arena = Arena(lambda *_: None)
+    arena = Arena(host_memory(lambda *_: None))
     held: list[Block] = []
     for free, size in steps:
         if free and held:
@@ -95,6 +96,6 @@ def test_blocks_never_overlap_and_everything_freed_merges_again(
     for block in held:
         arena.free(block)
     arena._take_back()
-    for segment in arena._segments:
-        assert segment._free == [(0, segment.size)]
+    for segment in arena._segments.values():
+        assert segment._free == [(0, segment.memory.size)]
     arena.close()

@@ -110,7 +110,7 @@ def test_a_sub_group_has_messages_of_its_own(job: Job) -> None:
         ("from a negative rank", "source -1 is not a rank of group"),
         ("a tag of 64 bits", "a tag is a whole number of 64 bits with its sign"),
         ("a tag that is no number", "a tag is a whole number of 64 bits with its sign"),
-        ("a number", "expected a NumPy array or a torch tensor, got float"),
+        ("a number", "expected a NumPy array, a torch tensor or a CUDA array, got float"),
         ("into a read-only array", "read-only"),
         ("no time", "timeout is a positive number"),
     ],

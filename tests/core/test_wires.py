@@ -17,6 +17,7 @@ from allfold_core.local_wire import (
     FIRST_PAIR,
     MAX_MESSAGE,
     PROTOCOL_VERSION,
+    Fence,
     Message,
     OpMessage,
     PairMessage,
@@ -64,6 +65,7 @@ FINGERPRINT = Fingerprint(
     Kind.SCATTER, None, DType.BFLOAT16, (3, 0, 7), 2, "tree(4)", Wire.INT8, 0.5, 9, (4, 0, 1)
 )
 regions = st.builds(Region, U32, U64)
+fences = st.builds(Fence, regions, U32)
 
 
 def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
@@ -72,14 +74,14 @@ def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
     pair = PairMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4)
     barrier = Fingerprint(Kind.BARRIER, None, DType.UINT8, (), -1, "auto")
     sizes = [len(each.pack()) for each in (op, pair, barrier)]
-    assert (PROTOCOL_VERSION, sizes) == (2, [48, 56, 64])
+    assert (PROTOCOL_VERSION, sizes) == (3, [64, 72, 64])
 
 
-@given(U32, U64, st.floats(0.001, 1e9), regions, regions)
+@given(U32, U64, st.floats(0.001, 1e9), regions, regions, fences)
 def test_an_op_message_comes_out_as_it_went_in(
-    group: int, seq: int, timeout: float, source: Region, target: Region
+    group: int, seq: int, timeout: float, source: Region, target: Region, fence: Fence
 ) -> None:
-    message = OpMessage(group, seq, timeout, source, target, FINGERPRINT.pack())
+    message = OpMessage(group, seq, timeout, source, target, FINGERPRINT.pack(), fence)
     packed = message.pack()
     assert packed[0] == Message.OP
     assert OpMessage.unpack(packed) == message
@@ -87,8 +89,17 @@ def test_an_op_message_comes_out_as_it_went_in(
 
 
 def test_a_short_op_message_is_refused_with_both_sizes() -> None:
-    with pytest.raises(ValueError, match="at least 48 bytes, got 3"):
+    with pytest.raises(ValueError, match="at least 64 bytes, got 3"):
         OpMessage.unpack(b"\x09\0\0")
+
+
+@given(U32, st.integers(0, 2**31 - 1))
+def test_a_fence_is_passed_from_its_value_on_even_where_the_counter_wraps(
+    value: int, further: int
+) -> None:
+    fence = Fence(Region(0, 0), value)
+    assert fence.is_passed((value + further) % 2**32)
+    assert not fence.is_passed((value - 1 - further) % 2**32)
 
 
 def test_an_op_message_whose_fingerprint_is_cut_off_is_refused_when_it_is_read() -> None:
@@ -124,6 +135,7 @@ def test_the_calls_of_large_groups_fit_into_a_message() -> None:
         dtype=st.sampled_from([dtype.code for dtype in DType]),
         memory=regions,
         nbytes=U64,
+        fence=fences,
     )
 )
 def test_a_send_or_receive_comes_out_as_it_went_in(message: PairMessage) -> None:

@@ -13,8 +13,11 @@ import pytest
 from tests.support.local_groups import LocalRank, local_groups, make_plan
 from tests.support.waiting import wait_until
 
+from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.hub import Hub, Registrar
 from allfold_agent.reactor import Reactor
+from allfold_agent.watch import Watch
+from allfold_agent.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.local_wire import (
@@ -44,7 +47,16 @@ def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
     registrar = create_autospec(Registrar, instance=True)
     registrar.groups.return_value = []
     reactor = Reactor("test")
-    hub = Hub(str(folder / "agent.sock"), registrar, {"node": "test"}, reactor)
+    watch = Watch("test")
+    hub = Hub(
+        str(folder / "agent.sock"),
+        registrar,
+        {"node": "test"},
+        reactor=reactor,
+        workers=create_autospec(WorkerPool, instance=True),
+        watch=watch,
+        gpus=Gpus(False, watch),
+    )
     reactor.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.settimeout(10.0)
@@ -56,6 +68,7 @@ def connected(folder: Path) -> Iterator[tuple[Hub, socket.socket]]:
         finally:
             reactor.close()
             hub.close()
+            watch.close()
     assert {name for name, *_ in registrar.method_calls} <= {"groups"}, "nobody got into a group"
 
 

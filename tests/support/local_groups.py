@@ -22,8 +22,10 @@ from tests.support.waiting import never
 
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.edge_request import Lane
+from allfold_agent.gpu.pins import Pins
 from allfold_agent.group import Group
 from allfold_agent.in_edge import Dial
+from allfold_agent.mapped import Mapped
 from allfold_agent.reactor import Reactor
 from allfold_agent.workers import WorkerPool
 from allfold_core.codecs import Wire
@@ -78,6 +80,11 @@ class LocalRank:
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         return self._bytes[region.offset : region.offset + nbytes]
+
+    place = memory
+
+    def mapping(self, segment: int) -> Mapped:
+        raise AssertionError("no rank has memory on a GPU")
 
     def send(self, message: bytes) -> None:
         _, seq, body = unpack_outcome(message)
@@ -265,6 +272,7 @@ class LocalGroups:
                 detective=self.notes,
                 dial=self._dial,
                 reactor=reactor,
+                pins=Pins(),
             )
             for member, reactor in zip(plan.members, self._reactors, strict=True)
         ]

@@ -6,9 +6,11 @@ CI, ``ALLFOLD_REQUIRE=redis,curl,docker`` makes them fail instead: a green run n
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +50,39 @@ def _docker() -> str | None:
     return docker.missing()
 
 
+def _compiler() -> str | None:
+    return None if shutil.which("g++") else "there is no g++ on the PATH"
+
+
+def _cuda_bindings() -> str | None:
+    return None if importlib.util.find_spec("cuda") else "cuda-bindings is not installed"
+
+
+def _nvrtc() -> str | None:
+    found = importlib.util.find_spec("nvidia")
+    places = found.submodule_search_locations or [] if found else []
+    if _cuda_bindings() is None and any(
+        next(Path(each).glob("c*/lib/libnvrtc.*"), None) for each in places
+    ):
+        return None
+    return "NVRTC, CUDA's run-time compiler, is not installed"
+
+
+def _kubectl() -> str | None:
+    return None if shutil.which("kubectl") else "there is no kubectl on the PATH"
+
+
+def _gpu() -> str | None:
+    return None if Path("/dev/nvidiactl").exists() else "this machine has no NVIDIA GPU"
+
+
 _PROBES: dict[str, Callable[[], str | None]] = {
     "redis": _redis,
     "curl": _curl,
     "docker": _docker,
+    "g++": _compiler,
+    "cuda-bindings": _cuda_bindings,
+    "nvrtc": _nvrtc,
+    "kubectl": _kubectl,
+    "gpu": _gpu,
 }

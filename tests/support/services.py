@@ -53,6 +53,8 @@ class Services:
 
     Attributes:
         folder: holds sockets and logs; short, because paths of sockets are.
+        variables: what every process finds in its environment besides.
+        agent_variables: what only agents find.
     """
 
     redis_url: str = "embedded"
@@ -60,6 +62,8 @@ class Services:
     token: str = field(default_factory=secrets.token_urlsafe)
     port: int = field(default_factory=free_port)
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="af")))
+    variables: dict[str, str] = field(default_factory=dict)
+    agent_variables: dict[str, str] = field(default_factory=dict)
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     orchestrator: Child | None = None
 
@@ -200,15 +204,16 @@ class Services:
             "ALLFOLD_AGENT_THREADS": str(self.threads),
             "OMP_NUM_THREADS": "1",
         }
-        return inherited | ours
+        return inherited | ours | self.variables
 
     def _spawn(self, name: str, module: str, *options: str) -> Child:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", module, *options, "--ready-file", str(ready)]
         with (self.folder / f"{name}.log").open("ab") as log:
+            only = self.agent_variables if module == "allfold_agent" else {}
             return Child(
-                name, command, env=self.environment(), stdout=log, stderr=subprocess.STDOUT
+                name, command, env=self.environment() | only, stdout=log, stderr=subprocess.STDOUT
             )
 
     def _await_ready_file(self, name: str, child: Child) -> str:

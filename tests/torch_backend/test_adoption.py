@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from allfold import _tensors
-from allfold._arena import Arena
+from allfold._arena import Arena, host_memory
 from allfold.torch._adoption import adopt
 
 LARGE = 1 << 18  # elements of float32
@@ -19,7 +19,7 @@ LARGE = 1 << 18  # elements of float32
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    arena = Arena(lambda *_: None)
+    arena = Arena(host_memory(lambda *_: None))
     yield arena
     arena.close()
 
@@ -28,7 +28,7 @@ def arena() -> Iterator[Arena]:
 def group(arena: Arena) -> Any:
     """What an adoption needs of a group."""
 
-    def empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    def empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         made: torch.Tensor = _tensors.make(arena.array(numel * dtype.itemsize), (numel,), dtype)
         return made
 
@@ -38,7 +38,7 @@ def group(arena: Arena) -> Any:
 
 def free_bytes(arena: Arena) -> int:
     arena._take_back()
-    return sum(length for segment in arena._segments for _, length in segment._free)
+    return sum(length for segment in arena._segments.values() for _, length in segment._free)
 
 
 def test_views_of_a_tensor_move_with_it(group: Any, arena: Arena) -> None:
@@ -87,4 +87,4 @@ def test_what_has_no_large_storage_of_its_own_stays_where_it_is(
     group: Any, arena: Arena, tensor: torch.Tensor
 ) -> None:
     adopt(group, tensor)
-    assert not arena._segments
+    assert not arena._segments.values()

@@ -129,7 +129,8 @@ def test_models_that_are_gone_leave_no_threads(agent: FakeAgent, group: allfold.
     before = threading.active_count()
     for _ in range(10):
         state = HookState(group)
-        future = state.future(group.all_reduce(torch.ones(2), async_op=True))
+        gradients = torch.ones(2)
+        future = state.future(group.all_reduce(gradients, async_op=True), gradients)
         agent.finish_op()
         future.wait()
         del state, future

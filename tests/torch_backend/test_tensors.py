@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allfold import _tensors
-from allfold._arena import Arena
+from allfold._arena import Arena, host_memory
 from allfold_core.errors import InvalidArgument
 
 DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what torch 
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    arena = Arena(lambda *_: None)
+    arena = Arena(host_memory(lambda *_: None))
     yield arena
     arena.close()
 
@@ -38,6 +38,7 @@ def test_a_tensor_of_any_plain_dtype_is_moved(
     _tensors.view(given, written=False, folded=False).copy_to(block, start)
     _tensors.view(got, written=True, folded=False).copy_from(block, start)
     word = WORDS[dtype.itemsize]
+    assert block.memory is not None
     moved = block.memory[start:]
     assert moved.tolist() == given.view(word).contiguous().view(torch.uint8).flatten().tolist()
     assert torch.equal(got.view(word), given.view(word))

@@ -282,10 +282,14 @@ def barrier(
 
 
 def empty(
-    shape: int | tuple[int, ...], dtype: Any = np.float32, *, group: Group | None = None
+    shape: int | tuple[int, ...],
+    dtype: Any = np.float32,
+    *,
+    device: Any = "cpu",
+    group: Group | None = None,
 ) -> Any:
     """An uninitialized tensor in the arena, which collectives need not copy.
 
     See :meth:`Group.empty`.
     """
-    return _chosen(group).empty(shape, dtype)
+    return _chosen(group).empty(shape, dtype, device=device)

@@ -1,7 +1,8 @@
 """The arena: shared memory of this rank, in which its agent reads inputs and writes results.
 
 It consists of segments. Each is a memfd that is handed to the agent over the local socket: no
-name, so nothing is left behind, and no ``/dev/shm`` whose size could be too small.
+name, so nothing is left behind, and no ``/dev/shm`` whose size could be too small. Arenas in the
+memory of GPUs are made in :mod:`allfold._cuda`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +27,32 @@ from allfold_core.local_wire import Region
 ALIGNMENT = 64
 FIRST_SEGMENT = 16 << 20
 LARGEST_GROWTH = 256 << 20
-_HUGE_PAGE = 2 << 20
+GRANULE = 2 << 20  # huge pages, and what GPUs share their memory in
 _MADV_POPULATE_WRITE = 23
 
 Bytes = npt.NDArray[np.uint8]
 Share = Callable[[int, int, int], None]
+
+
+class Memory(Protocol):
+    """What a segment consists of.
+
+    Attributes:
+        size: in bytes.
+        address: where it begins, for whoever can reach it.
+        bytes: the same memory as an array; ``None`` where only a GPU reaches it.
+    """
+
+    size: int
+    address: int
+    bytes: Bytes | None
+
+    def close(self) -> None:
+        """Let go of it: it is gone with the last array in it."""
+
+
+Grow = Callable[[int, int], Memory]
+"""Makes memory of a size, and tells the agent of it under a number: ``grow(number, size)``."""
 
 
 class Block(NamedTuple):
@@ -38,14 +61,14 @@ class Block(NamedTuple):
     region: Region
     size: int
     address: int
-    memory: Bytes
+    memory: Bytes | None
+    owner: Memory
 
 
-class _Segment:
-    """One memfd and its free ranges, kept sorted and merged."""
+class HostMemory:
+    """A memfd, all of it taken from the machine at once."""
 
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
+    def __init__(self, size: int) -> None:
         self.size = size
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.descriptor = os.memfd_create("allfold-arena", flags)
@@ -61,9 +84,8 @@ class _Segment:
                 f"no memory for {size >> 20} MiB more of the arena: {error}. The arena counts as "
                 "memory of this process; raise the container's memory limit or share less at once."
             ) from error
-        self.memory: Bytes = np.frombuffer(self._map, np.uint8)
-        self.address: int = self.memory.__array_interface__["data"][0]
-        self._free = [(0, size)]
+        self.bytes: Bytes | None = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.bytes.__array_interface__["data"][0]
 
     def _populate(self) -> None:
         """Take the memory now: a failure here is an error, later it would be a SIGBUS."""
@@ -75,6 +97,33 @@ class _Segment:
             if error.errno != 22:  # EINVAL: a kernel before 5.14
                 raise
             os.posix_fallocate(self.descriptor, 0, self.size)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def host_memory(share: Share) -> Grow:
+    """Segments in the memory of the machine.
+
+    Args:
+        share: tells the agent about a new segment: (number, size, file descriptor).
+    """
+
+    def grow(number: int, size: int) -> HostMemory:
+        memory = HostMemory(size)
+        share(number, size, memory.descriptor)
+        return memory
+
+    return grow
+
+
+class _Segment:
+    """Memory and its free ranges, kept sorted and merged."""
+
+    def __init__(self, number: int, memory: Memory) -> None:
+        self.number = number
+        self.memory = memory
+        self._free = [(0, memory.size)]
 
     def allocate(self, size: int) -> int | None:
         """The offset of ``size`` free bytes (first fit), ``None`` where there are not as many."""
@@ -98,17 +147,28 @@ class _Segment:
                 (self._free[index - 1][0], self._free[index - 1][1] + self._free[index][1])
             ]
 
+    def block(self, offset: int, nbytes: int) -> Block:
+        memory = self.memory
+        inside = None if memory.bytes is None else memory.bytes[offset : offset + nbytes]
+        return Block(Region(self.number, offset), nbytes, memory.address + offset, inside, memory)
+
 
 class Arena:
     """Allocates shared memory in segments that grow as needed.
 
     Args:
-        share: tells the agent about a new segment: (number, size, file descriptor).
+        grow: makes them.
+        numbers: theirs; those of several arenas of one process come from one counter.
+        first: the size of the first one, in bytes.
     """
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
-        self._segments: list[_Segment] = []
+    def __init__(
+        self, grow: Grow, numbers: Iterator[int] | None = None, first: int = FIRST_SEGMENT
+    ) -> None:
+        self._new = grow
+        self._numbers = count() if numbers is None else numbers
+        self._first = first
+        self._segments: dict[int, _Segment] = {}
         self._freed: deque[Block] = deque()
         self._lock = Lock()
         self._closed = False
@@ -117,19 +177,19 @@ class Arena:
         """Memory for ``nbytes`` (at least one), until :meth:`free`.
 
         Raises:
-            ArenaExhausted: the machine, or the container, has no memory left.
+            ArenaExhausted: the machine, the container or the GPU has no memory left.
         """
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         with self._lock:
             self._take_back()
-            for segment in self._segments:
+            for segment in self._segments.values():
                 offset = segment.allocate(size)
                 if offset is not None:
-                    return _block(segment, offset, nbytes)
+                    return segment.block(offset, nbytes)
             segment = self._grow(size)
             offset = segment.allocate(size)
             assert offset is not None
-            return _block(segment, offset, nbytes)
+            return segment.block(offset, nbytes)
 
     def free(self, block: Block) -> None:
         """Give a block back.
@@ -149,6 +209,7 @@ class Arena:
     def array(self, nbytes: int) -> Bytes:
         """Like :meth:`allocate`, freed when the last view of the array is gone."""
         block = self.allocate(nbytes)
+        assert block.memory is not None
         # Through a memoryview, so that views refer to this very array and keep it alive.
         owner: Bytes = np.frombuffer(block.memory.data, np.uint8)
         weakref.finalize(owner, self.free, block).atexit = False
@@ -156,30 +217,29 @@ class Arena:
 
     def locate(self, address: int, nbytes: int) -> Region | None:
         """The region of memory that lies in the arena, ``None`` for any other memory."""
-        for segment in self._segments:
-            offset = address - segment.address
-            if offset >= 0 and offset + nbytes <= segment.size:
+        for segment in list(self._segments.values()):
+            offset = address - segment.memory.address
+            if offset >= 0 and offset + nbytes <= segment.memory.size:
                 return Region(segment.number, offset)
         return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no memory, and never had."""
+        return not self._segments
 
     def close(self) -> None:
         """Let go of the memory: all of it is gone with the last array in it."""
         self._closed = True
-        for segment in self._segments:
-            os.close(segment.descriptor)
+        for segment in self._segments.values():
+            segment.memory.close()
         self._segments.clear()
         self._freed.clear()
 
     def _grow(self, size: int) -> _Segment:
-        held = sum(segment.size for segment in self._segments)
-        wanted = max(size, min(max(held, FIRST_SEGMENT), LARGEST_GROWTH))
-        rounded = -(-wanted // _HUGE_PAGE) * _HUGE_PAGE
-        segment = _Segment(len(self._segments), rounded)
-        self._share(segment.number, rounded, segment.descriptor)
-        self._segments.append(segment)
+        held = sum(segment.memory.size for segment in self._segments.values())
+        wanted = max(size, min(max(held, self._first), LARGEST_GROWTH))
+        number = next(self._numbers)
+        segment = _Segment(number, self._new(number, -(-wanted // GRANULE) * GRANULE))
+        self._segments[number] = segment
         return segment
-
-
-def _block(segment: _Segment, offset: int, nbytes: int) -> Block:
-    region, memory = Region(segment.number, offset), segment.memory[offset : offset + nbytes]
-    return Block(region, nbytes, segment.address + offset, memory)

@@ -10,7 +10,7 @@ from time import monotonic
 from allfold._calls.call import Call, PairCall
 from allfold._membership import Membership
 from allfold._session import GRACE_SECONDS
-from allfold._staging import Staged
+from allfold._staging import Staged, stage
 from allfold._work import Work
 from allfold_core.local_wire import FIRST_PAIR, Message, OpMessage, PairMessage
 
@@ -36,7 +36,7 @@ class Channel:
         def message(number: int, staged: Staged) -> bytes:
             group = self._membership.number
             return OpMessage(
-                group, number, timeout, staged.source, staged.target, fingerprint
+                group, number, timeout, staged.source, staged.target, fingerprint, staged.fence
             ).pack()
 
         return self._start(call, self._op_numbers, message, timeout)
@@ -56,6 +56,7 @@ class Channel:
                 dtype=view.dtype.code,
                 memory=staged.source if call.inputs else staged.target,
                 nbytes=view.nbytes,
+                fence=staged.fence,
             ).pack()
 
         return self._start(call, self._pair_numbers, message, timeout)
@@ -69,7 +70,7 @@ class Channel:
     ) -> Work:
         """Give the agent a call; one at a time, because calls are numbered as they go."""
         session, group = self._session, self._membership
-        staged = Staged(session.arena, call)
+        staged = stage(session, call, group.nodes)
         try:
             with self._lock:
                 number = next(numbers)

@@ -25,8 +25,11 @@ class Group:
     """The ranks of one group. Made by :func:`allfold.init`.
 
     Every collective is called by every rank of the group, in the same order. It writes its result
-    into a tensor that it is given, which is a NumPy array or a torch CPU tensor of any strides,
-    and returns that tensor; with ``async_op=True`` it returns a :class:`allfold.Work` at once.
+    into a tensor that it is given, and returns that tensor; with ``async_op=True`` it returns a
+    :class:`allfold.Work` at once. Tensors are NumPy arrays, torch tensors on the CPU or a GPU, of
+    any strides, and contiguous arrays of CuPy and its like. Those of one call are in one place, but
+    ranks need not agree on it. On a GPU, a call begins after what the current stream has been given
+    before, and what it is given after the call, or after ``wait``, sees the result.
 
     Arguments that all collectives share:
         timeout: seconds until the op fails on every rank, naming who did not come. Default: the
@@ -301,12 +304,16 @@ class Group:
         """Wait until every rank has called it."""
         return self._run(movement.barrier(), timeout=timeout, async_op=async_op)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Any:
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: Any = np.float32, *, device: Any = "cpu"
+    ) -> Any:
         """An uninitialized tensor in the arena: collectives on it copy nothing.
 
         Args:
             shape: its shape.
             dtype: a torch dtype makes a torch tensor, a NumPy dtype (or its name) an array.
+            device: ``"cpu"``, or ``"cuda:0"`` as torch names it. There, a NumPy dtype makes an
+                array that ``cupy.asarray`` takes without a copy.
 
         Raises:
             ArenaExhausted: no memory is left.
@@ -315,8 +322,16 @@ class Group:
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise InvalidArgument(f"a shape has no negative sizes, got {sizes}")
-        nbytes = _tensors.itemsize_of(dtype) * int(np.prod(sizes, dtype=np.int64))
-        return _tensors.make(self.membership.session.arena.array(nbytes), sizes, dtype)
+        itemsize = _tensors.itemsize_of(dtype)
+        session = self.membership.session
+        if str(device) != "cpu":
+            from allfold._cuda import arrays
+
+            ordinal = arrays.ordinal_of_device(device)
+            if ordinal is not None:
+                return arrays.empty(session.gpu(ordinal), sizes, dtype)
+        nbytes = itemsize * int(np.prod(sizes, dtype=np.int64))
+        return _tensors.make(session.arena.array(nbytes), sizes, dtype)
 
     def strategy_for(self, kind: str, nbytes: int) -> str:
         """What ``"auto"`` takes for an op; ``"local"`` where all ranks are on one node.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from threading import Condition, Lock
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from allfold._arena import Arena
+from allfold._arena import Arena, host_memory
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -35,6 +35,9 @@ from allfold_core.local_wire import (
     unpack_outcome,
 )
 
+if TYPE_CHECKING:
+    from allfold._cuda.gpu import Gpu
+
 log = logging.getLogger("allfold")
 
 _RETRY_SECONDS = 0.05
@@ -43,6 +46,7 @@ _ANSWERS = {
     Message.JOINED: Message.JOIN,
     Message.LEFT: Message.LEAVE,
     Message.EXPLAINED: Message.EXPLAIN,
+    Message.SHARED: Message.SHARE,
 }
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
@@ -71,7 +75,10 @@ class Session:
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path
         self.pid = os.getpid()
-        self.arena = Arena(self._share)
+        self._numbers = itertools.count()
+        self.arena = Arena(host_memory(self._share), self._numbers)
+        self._gpus: dict[int, Gpu] = {}
+        self._opening = Lock()
         self._patience = timeout
         self._socket = _connect(path, monotonic() + timeout)
         self._readable = select.poll()
@@ -95,12 +102,22 @@ class Session:
 
     # Asking
 
-    def request(self, kind: Message, body: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Ask for something rare (join, leave) and wait for the answer."""
+    def request(
+        self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
+    ) -> dict[str, Any]:
+        """Ask for something rare (join, leave, share) and wait for the answer.
+
+        Args:
+            descriptor: of a file that is handed over with it.
+        """
         number = next(self._requests)
         key = (kind, number)
         pending = self.expect(key)
-        self.send(pack_json(kind, {**body, "request": number}), timeout)
+        message = pack_json(kind, {**body, "request": number})
+        if descriptor is None:
+            self.send(message, timeout)
+        else:
+            self._send_descriptor(message, descriptor, timeout)
         return self.wait(pending, timeout)
 
     def expect(self, key: Hashable) -> Pending:
@@ -122,10 +139,41 @@ class Session:
 
     def _share(self, number: int, size: int, descriptor: int) -> None:
         message = SEGMENT.pack(Message.SEGMENT, number, size)
+        self._send_descriptor(message, descriptor, self._patience)
+
+    def _send_descriptor(self, message: bytes, descriptor: int, timeout: float) -> None:
         flags = socket.MSG_DONTWAIT
         self._hand_over(
-            lambda: socket.send_fds(self._socket, [message], [descriptor], flags), self._patience
+            lambda: socket.send_fds(self._socket, [message], [descriptor], flags), timeout
         )
+
+    def gpu(self, ordinal: int) -> Gpu:
+        """The GPU of this number, opened at the first call of this process that needs it."""
+        if (known := self._gpus.get(ordinal)) is not None:
+            return known
+        from allfold._cuda.gpu import Agent, Gpu
+
+        with self._opening:
+            if ordinal not in self._gpus:
+                agent = Agent(
+                    self._welcome.get("gpus", {}),
+                    self._welcome.get("no_gpu", "the agent folds on no GPU"),
+                    self._numbers,
+                    self._share,
+                    self._share_gpu,
+                )
+                self._gpus[ordinal] = Gpu(ordinal, agent)
+            return self._gpus[ordinal]
+
+    def _share_gpu(self, number: int, size: int, uuid: str, descriptor: int, proof: bytes) -> None:
+        body = {"number": number, "size": size, "uuid": uuid, "proof": proof.hex()}
+        try:
+            self.request(Message.SHARE, body, self._patience, descriptor)
+        except TimeoutError:
+            raise self._lose(
+                f"the node agent at {self.path} has not opened memory of a GPU within "
+                f"{self._patience:g} s"
+            ) from None
 
     def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
         """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
@@ -275,7 +323,7 @@ class Session:
         hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
         self.send(pack_json(Message.HELLO, hello), timeout)
         try:
-            self.wait(pending, timeout)
+            self._welcome = self.wait(pending, timeout)
         except TimeoutError:
             raise AgentUnreachable(
                 f"the node agent at {self.path} does not answer within {timeout:g} s"
@@ -296,6 +344,8 @@ class Session:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._socket.close()
         self.arena.close()
+        for gpu in self._gpus.values():
+            gpu.close()
 
 
 def _done(give: Callable[[], int]) -> bool:

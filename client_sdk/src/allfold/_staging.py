@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allfold._arena import Arena, Block
 from allfold._calls.call import Call
+from allfold._session import Session
 from allfold._tensors import TensorView
-from allfold_core.local_wire import Region
+from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import NO_FENCE, Region
 
 _NOWHERE = Region(0, 0)
+
+
+def nothing() -> None:
+    """What a caller has to do to see the result in the memory of the host."""
 
 
 class Staged:
@@ -19,17 +25,28 @@ class Staged:
     What lies there already (``allfold.empty``) is used as it is; the rest is copied, the tensors of
     one side next to each other.
 
+    Args:
+        apart: an input that is copied, and its result, do not share memory, even where they do so
+            outside: results can come in piece by piece then, while it is open how the op ends.
+
+    Attributes:
+        source: where the agent finds the inputs.
+        target: where it puts the result.
+        fence: until when these are in use.
+
     Raises:
         ArenaExhausted: no memory is left.
     """
 
-    __slots__ = ("_arena", "_blocks", "_call", "_result", "source", "target")
+    __slots__ = ("_apart", "_arena", "_blocks", "_call", "_result", "fence", "source", "target")
 
-    def __init__(self, arena: Arena, call: Call) -> None:
+    def __init__(self, arena: Arena, call: Call, *, apart: bool = False) -> None:
         self._arena = arena
+        self._apart = apart
         self._call = call
         self._blocks: list[Block] = []
         self._result: Block | None = None
+        self.fence = NO_FENCE
         try:
             self._place()
         except BaseException:
@@ -42,11 +59,16 @@ class Staged:
             views = call.inputs or call.outputs
             self.source, block = self._region(views)
             self.target, self._result = self.source, block
+            if self._apart and block is not None and call.outputs:
+                self.target, self._result = self._region(call.outputs, beside=call.outputs)
         else:
             self.source, block = self._region(call.inputs, beside=call.outputs)
             self.target, self._result = self._region(call.outputs)
         if block is not None and call.inputs:
-            _gather(call.inputs, block)
+            start = 0
+            for view in call.inputs:
+                self._copy_in(view, block, start)
+                start += view.nbytes
 
     def _region(
         self, views: Sequence[TensorView], beside: Sequence[TensorView] = ()
@@ -55,8 +77,9 @@ class Staged:
         nbytes = sum([view.nbytes for view in views])
         if not nbytes:
             return _NOWHERE, None
-        if len(views) == 1 and views[0].address and not _overlap(views[0], beside):
-            region = self._arena.locate(views[0].address, nbytes)
+        address = self._address(views[0]) if len(views) == 1 else 0
+        if address and not _overlap(views[0], beside):
+            region = self._arena.locate(address, nbytes)
             if region is not None:
                 return region, None
         block = self._arena.allocate(nbytes)
@@ -68,13 +91,17 @@ class Staged:
         """What the caller gets in the end."""
         return self._call.result
 
-    def bring_home(self) -> None:
-        """Copy the result to where the caller wants it."""
+    def bring_home(self) -> Callable[[], None]:
+        """Copy the result to where the caller wants it.
+
+        Returns what has to be called by everybody who wants to see it.
+        """
         if self._result is not None:
             start = 0
             for view in self._call.outputs:
-                view.copy_from(self._result, start)
+                self._copy_out(view, self._result, start)
                 start += view.nbytes
+        return nothing
 
     def free(self) -> None:
         """Give the memory back."""
@@ -83,13 +110,56 @@ class Staged:
         self._blocks.clear()
         self._result = None
 
+    # Where a tensor is, and how it is copied: here, in the memory of the host
 
-def _gather(views: Sequence[TensorView], block: Block) -> None:
-    """Copy the tensors to a block, one after the other."""
-    start = 0
-    for view in views:
+    def _address(self, view: TensorView) -> int:
+        """Where the tensor is if it can be used there; 0 otherwise."""
+        return view.host_address
+
+    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         view.copy_to(block, start)
-        start += view.nbytes
+
+    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+        view.copy_from(block, start)
+
+
+def stage(session: Session, call: Call, nodes: int) -> Staged:
+    """Put the tensors of a call where the agent finds them.
+
+    Args:
+        nodes: of the group.
+
+    Raises:
+        ArenaExhausted: no memory is left.
+        InvalidArgument: they are not all in one place.
+    """
+    views = call.inputs + call.outputs
+    for view in views:
+        if view.gpu is not None:
+            return _stage_on_gpu(session, call, views, nodes)
+    return Staged(session.arena, call)
+
+
+def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nodes: int) -> Staged:
+    first = views[0].gpu
+    if first is None or any(view.gpu != first for view in views):
+        places = sorted({view.place for view in views})
+        raise InvalidArgument(
+            f"the tensors of one call are in one place, got {' and '.join(places)}; move them first"
+        )
+    gpu = session.gpu(first)
+    from allfold._cuda.paths import Path
+    from allfold._cuda.staging import CudaStaged
+
+    if gpu.path is not Path.HOST:
+        return CudaStaged(gpu, call, nodes)
+    for view in views:
+        if not view.is_torch:
+            raise InvalidArgument(
+                f"a {type(view.tensor).__name__} on {view.place} cannot be moved, because "
+                f"{gpu.why}; a torch tensor could, or copy it to the host"
+            )
+    return Staged(session.arena, call)
 
 
 def _overlap(view: TensorView, others: Sequence[TensorView]) -> bool:

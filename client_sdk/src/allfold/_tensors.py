@@ -1,6 +1,7 @@
-"""One view of NumPy arrays and torch CPU tensors: type, shape, address, bytes.
+"""One view of NumPy arrays, torch tensors and arrays on a GPU: type, shape, address, bytes.
 
-torch is never imported here: a torch tensor can only come from a program that has done so.
+torch is never imported here: a torch tensor can only come from a program that has done so. Arrays
+on a GPU are those of any library that has ``__cuda_array_interface__``, as CuPy and Numba have.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Sequence
 from ctypes import memmove
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +22,8 @@ from allfold._arena import Block, Bytes
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
+
+_LEGACY_STREAM = 1  # what CUDA calls it, the one that waits for all others
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to make
@@ -31,6 +37,8 @@ class TensorView:
         shape: in such elements.
         address: of its first element, where it is contiguous and aligned; 0 otherwise.
         is_complex: whether the elements come in pairs.
+        gpu: the number of the CUDA device that has it; ``None`` for any other place.
+        stream: the CUDA stream on which its owner works; ``None`` for torch's current one.
     """
 
     tensor: Any
@@ -40,6 +48,8 @@ class TensorView:
     address: int
     is_torch: bool
     is_complex: bool = False
+    gpu: int | None = None
+    stream: int | None = None
 
     @property
     def numel(self) -> int:
@@ -56,27 +66,42 @@ class TensorView:
         """The shape of a row, in elements."""
         return self.shape[1:] if len(self.tensor.shape) else self.shape
 
+    @property
+    def host_address(self) -> int:
+        """Its address, if this process can touch it there; 0 otherwise."""
+        return self.address if self.gpu is None else 0
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.gpu is not None:
+            return f"cuda:{self.gpu}"
+        return str(self.tensor.device) if self.is_torch else "the host"
+
     def copy_to(self, block: Block, start: int) -> None:
-        """Write the elements, in C order, to a block, from this byte on."""
-        if self.address:
-            memmove(block.address + start, self.address, self.nbytes)
+        """Write the elements, in C order, to a block of the host, from this byte on.
+
+        Those of a tensor on a device are copied by torch, which waits for them.
+        """
+        if address := self.host_address:
+            memmove(block.address + start, address, self.nbytes)
         elif self.nbytes:
-            given = self._copied()
+            given = self.copyable()
             _shaped(block, start, self.nbytes, given)[...] = given
 
     def copy_from(self, block: Block, start: int) -> None:
         """Read the elements back into the tensor, whatever its strides."""
-        if self.address and self._stays():
-            memmove(self.address, block.address + start, self.nbytes)
+        if (address := self.host_address) and self.stays():
+            memmove(address, block.address + start, self.nbytes)
         elif self.nbytes:
-            given = self._copied()
+            given = self.copyable()
             given[...] = _shaped(block, start, self.nbytes, given)
 
-    def _stays(self) -> bool:
+    def stays(self) -> bool:
         """Whether the memory is still the tensor's: torch lets anybody resize a storage."""
         return not self.is_torch or self.tensor.data_ptr() == self.address
 
-    def _copied(self) -> Any:
+    def copyable(self) -> Any:
         """The tensor, of a type that torch can copy: of those of a byte it cannot copy all."""
         if not self.is_torch:
             return self.tensor
@@ -91,6 +116,7 @@ class TensorView:
 
 def _shaped(block: Block, start: int, nbytes: int, like: Any) -> Any:
     """The bytes of a block as a tensor of the type and shape of another."""
+    assert block.memory is not None
     return make(block.memory[start : start + nbytes], like.shape, like.dtype)
 
 
@@ -98,7 +124,7 @@ def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorVie
     """Look at a tensor.
 
     Args:
-        tensor: a NumPy array or a torch CPU tensor.
+        tensor: a NumPy array, a torch tensor, or an array on a GPU.
         written: whether a result is written into it.
         folded: whether its elements are reduced; what is only moved may be of any type.
 
@@ -110,8 +136,10 @@ def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorVie
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _view_torch(tensor, torch, written, folded)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        return _view_cuda(tensor, written, folded)
     raise InvalidArgument(
-        f"expected a NumPy array or a torch tensor, got {type(tensor).__name__}; "
+        f"expected a NumPy array, a torch tensor or a CUDA array, got {type(tensor).__name__}; "
         "the result is written into the tensor, so a list or a number must be put into one first"
     )
 
@@ -134,7 +162,7 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
     if (
         tensor.is_nested
         or tensor.layout is not torch.strided
-        or not tensor.is_cpu
+        or tensor.is_meta
         or tensor.is_quantized
     ):
         raise InvalidArgument(_why_not(tensor, torch))
@@ -149,19 +177,52 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
         address = 0
     nbytes = tensor.numel() * element.itemsize
     shape += element.inner
-    return TensorView(tensor, element.dtype, shape, nbytes, address, True, element.is_complex)
+    seen = TensorView(tensor, element.dtype, shape, nbytes, address, True, element.is_complex)
+    if not tensor.is_cpu:
+        if tensor.is_cuda:
+            seen.gpu = tensor.get_device()
+        else:  # torch itself copies what no other library can reach
+            seen.address = 0
+    return seen
+
+
+def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
+    """Look at an array by https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
+    about = array.__cuda_array_interface__
+    shape = tuple(about["shape"])
+    _check_dimensions(len(shape))
+    dtype = np.dtype(about["typestr"])
+    element = _element_of_array(dtype, folded)
+    address, read_only = about["data"]
+    if written and read_only:
+        raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
+    strides = about.get("strides")
+    if strides is not None and tuple(strides) != _c_strides(shape, dtype.itemsize):
+        address = 0
+    from allfold._cuda.device import ordinal_of
+
+    nbytes = prod(shape) * dtype.itemsize
+    seen = TensorView(
+        array, element.dtype, shape + element.inner, nbytes, address, False, element.is_complex
+    )
+    seen.gpu = ordinal_of(about["data"][0]) if about["data"][0] else 0
+    seen.stream = about.get("stream") or _LEGACY_STREAM
+    return seen
+
+
+def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides = accumulate(reversed(shape[1:]), mul, initial=itemsize)
+    return tuple(strides)[::-1] if shape else ()
 
 
 def _why_not(tensor: Any, torch: Any) -> str:
-    """Why something is no plain array of numbers in the memory of the CPU, and what to do."""
+    """Why something is no plain array of numbers in some memory, and what to do."""
     if tensor.is_nested:
         return "the tensor is nested; move those of tensor.unbind() one by one"
     if tensor.layout is not torch.strided:
         return f"the tensor has layout {tensor.layout}; use tensor.to_dense()"
     if tensor.is_meta:
         return "the tensor is on meta and has no data; use torch.empty_like(tensor, device='cpu')"
-    if not tensor.is_cpu:
-        return f"the tensor is on {tensor.device}; this version moves CPU tensors: use tensor.cpu()"
     return f"the tensor is quantized ({tensor.dtype}); use tensor.int_repr()"
 
 
@@ -239,8 +300,16 @@ def like(tensor: Any, shape: tuple[int, ...]) -> Any:
     """A fresh tensor of the same kind and dtype."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return torch.empty(shape, dtype=tensor.dtype)
-    return np.empty(shape, tensor.dtype)
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    if isinstance(tensor, np.ndarray):
+        return np.empty(shape, tensor.dtype)
+    library: Any = sys.modules.get("cupy")
+    if library is not None and isinstance(tensor, library.ndarray):
+        return library.empty(shape, tensor.dtype)
+    raise InvalidArgument(
+        f"a new {type(tensor).__name__} cannot be made for the result; say with output= where it "
+        "is to go"
+    )
 
 
 def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from threading import Lock
 from time import monotonic
 from typing import Any
 
 from allfold._session import GRACE_SECONDS, Pending, Session
-from allfold._staging import Staged
+from allfold._staging import Staged, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.local_wire import FIRST_PAIR
 
@@ -49,6 +49,7 @@ class Work:
         self._settled = False
         self._error: BaseException | None = None
         self._result: Any = None
+        self._show: Callable[[], None] = nothing
         in_flight[number] = self
 
     def __repr__(self) -> str:
@@ -73,6 +74,9 @@ class Work:
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
 
+        Of a tensor on a GPU, the outcome is certain then, but the last copy may be still to come:
+        the current stream waits for it, so whatever is done with the tensor there is in order.
+
         Args:
             timeout: seconds. Without one, the op's own deadline counts, which the agent enforces.
 
@@ -88,6 +92,7 @@ class Work:
             self._settle()
         if self._error is not None:
             raise _copy(self._error)
+        self._show()
         return self._result
 
     def is_overdue(self) -> bool:
@@ -124,7 +129,7 @@ class Work:
                 return
             try:
                 answer = self._pending.outcome()
-                staged.bring_home()
+                self._show = staged.bring_home()
                 self._result = answer.get("source", staged.result)
             except AllfoldError as error:
                 self._error = error.with_traceback(None)

@@ -19,7 +19,8 @@
         ├── OrchestratorUnreachable
         ├── AgentUnreachable
         ├── AgentLost                    the local agent died or stopped answering
-        └── ArenaExhausted               no memory for an arena
+        ├── ArenaExhausted               no memory for an arena
+        └── GpuFailed                    a GPU or its driver refused what it was asked
 
 Each class has a stable ``code``, which is also its page in the documentation, and an HTTP
 ``status``. Errors travel as JSON between processes and come out as the class they went in.
@@ -178,6 +179,13 @@ class ArenaExhausted(ServiceError, MemoryError):
 
     code = "AF404"
     status = 507
+
+
+class GpuFailed(ServiceError):
+    """A GPU, or its driver, refused what it was asked; names the call and CUDA's error."""
+
+    code = "AF405"
+    status = 500
 
 
 def _tree(root: type[AllfoldError]) -> list[type[AllfoldError]]:

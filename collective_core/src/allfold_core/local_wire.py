@@ -2,7 +2,8 @@
 
 A message is one packet whose first byte is its type. What happens once (hello, join, leave) is
 JSON; what happens for every op is a fixed struct. Tensors never pass here: they lie in the rank's
-arena, whose segments (memfds) are handed over with SCM_RIGHTS beside a ``SEGMENT`` message.
+arena, whose segments (memfds, or memory of a GPU) are handed over with SCM_RIGHTS, beside a
+``SEGMENT`` or a ``SHARE`` message.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
@@ -39,6 +40,8 @@ class Message(IntEnum):
     RECV = 13  # rank: PAIR struct
     EXPLAIN = 14  # rank: JSON
     EXPLAINED = 15  # agent: JSON
+    SHARE = 16  # rank: JSON, one file descriptor
+    SHARED = 17  # agent: JSON
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -56,8 +59,9 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 
 SEGMENT = struct.Struct("<BxxxIQ")
 OUTCOME = struct.Struct("<BxxxIQ")
-_OP = struct.Struct("<BxxxIQdIIQQ")
-_PAIR = struct.Struct("<BBxxIQdiIqQQ")
+FENCE_WORD = struct.Struct("<I")
+_OP = struct.Struct("<BxxxIQdIIQQIIQ")
+_PAIR = struct.Struct("<BBxxIQdiIqQQIIQ")
 FIRST_PAIR = 1 << 63
 _SHORTENED = 4096
 
@@ -67,6 +71,29 @@ class Region(NamedTuple):
 
     segment: int
     offset: int
+
+
+class Fence(NamedTuple):
+    """What a call's memory waits for: work that the rank's GPU has been given, but not yet done.
+
+    The GPU writes a word of the arena, in host memory, when it comes to that point. The agent looks
+    at the word, and needs no GPU for that; and no process waits for a GPU that has lost its owner.
+
+    Attributes:
+        word: where it is.
+        value: what it must have reached, as a counter of 32 bits that wraps round; 0 for a call
+            that waits for nothing.
+    """
+
+    word: Region
+    value: int
+
+    def is_passed(self, word: int) -> bool:
+        """Whether a word of this value lets the call pass."""
+        return (word - self.value) & 0xFFFFFFFF < 1 << 31
+
+
+NO_FENCE = Fence(Region(0, 0), 0)
 
 
 class OpMessage(NamedTuple):
@@ -79,6 +106,7 @@ class OpMessage(NamedTuple):
         source: the input; how long it is the fingerprint says.
         target: where the result is wanted.
         fingerprint: the packed fingerprint.
+        fence: until when input and output are still in use.
     """
 
     group: int
@@ -87,6 +115,7 @@ class OpMessage(NamedTuple):
     source: Region
     target: Region
     fingerprint: bytes
+    fence: Fence = NO_FENCE
 
     def pack(self) -> bytes:
         head = _OP.pack(
@@ -98,6 +127,9 @@ class OpMessage(NamedTuple):
             self.target.segment,
             self.source.offset,
             self.target.offset,
+            self.fence.word.segment,
+            self.fence.value,
+            self.fence.word.offset,
         )
         return head + self.fingerprint
 
@@ -106,7 +138,8 @@ class OpMessage(NamedTuple):
         """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
         if len(data) < _OP.size:
             raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
-        _, group, seq, timeout, source, target, source_offset, target_offset = _OP.unpack_from(data)
+        _, group, seq, timeout, source, target, *rest = _OP.unpack_from(data)
+        source_offset, target_offset, fence, value, fence_offset = rest
         return cls(
             group,
             seq,
@@ -114,6 +147,7 @@ class OpMessage(NamedTuple):
             Region(source, source_offset),
             Region(target, target_offset),
             data[_OP.size :],
+            Fence(Region(fence, fence_offset), value),
         )
 
     def parsed_fingerprint(self) -> Fingerprint:
@@ -135,6 +169,7 @@ class PairMessage(NamedTuple):
         dtype: the code of the element type.
         memory: the tensor.
         nbytes: its size.
+        fence: until when it is still in use.
     """
 
     kind: Message
@@ -146,6 +181,7 @@ class PairMessage(NamedTuple):
     dtype: int
     memory: Region
     nbytes: int
+    fence: Fence = NO_FENCE
 
     def pack(self) -> bytes:
         return _PAIR.pack(
@@ -159,6 +195,9 @@ class PairMessage(NamedTuple):
             self.tag,
             self.memory.offset,
             self.nbytes,
+            self.fence.word.segment,
+            self.fence.value,
+            self.fence.word.offset,
         )
 
     @classmethod
@@ -166,9 +205,12 @@ class PairMessage(NamedTuple):
         """The inverse of :meth:`pack`; ``ValueError`` for a message of another size."""
         if len(data) != _PAIR.size:
             raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
-        kind, dtype, group, seq, timeout, peer, segment, tag, offset, nbytes = _PAIR.unpack(data)
-        region = Region(segment, offset)
-        return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes)
+        kind, dtype, group, seq, timeout, peer, segment, tag, offset, nbytes, *rest = _PAIR.unpack(
+            data
+        )
+        word, value, word_offset = rest
+        region, fence = Region(segment, offset), Fence(Region(word, word_offset), value)
+        return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes, fence)
 
 
 def pack_json(kind: Message, body: dict[str, Any]) -> bytes:

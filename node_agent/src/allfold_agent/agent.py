@@ -16,6 +16,7 @@ from allfold_agent.buffers import BufferPool
 from allfold_agent.data_server import DataServer, SocketTaker
 from allfold_agent.edge_request import EdgeRequest, Lane
 from allfold_agent.enrolment import Enrolment, Identity
+from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.group import Group
 from allfold_agent.hub import PROCESS_ENDED, Hub
 from allfold_agent.in_edge import Dial
@@ -26,6 +27,7 @@ from allfold_agent.reactor import Reactor
 from allfold_agent.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensor_store import TensorStore
+from allfold_agent.watch import Watch
 from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.frames import EDGE_PROTOCOL
@@ -57,11 +59,14 @@ class Agent:
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
         self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
+        self._watch = Watch("allfold-gpus")
+        self.gpus = Gpus(settings.gpu == "auto", self._watch)
+        self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         self.enrolment = Enrolment(
             self._orchestrator,
             settings.name,
-            lambda: _identify(settings, control, data),
+            lambda: _identify(settings, self.device_type, control, data),
             self.registry.all,
             lambda address: link_probe.measure(address, settings.token or None),
         )
@@ -73,7 +78,15 @@ class Agent:
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
-        self.hub = Hub(settings.socket, self, welcome, self._reactor)
+        self.hub = Hub(
+            settings.socket,
+            self,
+            welcome,
+            reactor=self._reactor,
+            workers=self._workers,
+            watch=self._watch,
+            gpus=self.gpus,
+        )
 
     def start(self) -> None:
         """Serve ranks and peers, and register with the orchestrator as soon as it is there."""
@@ -92,6 +105,7 @@ class Agent:
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
         await asyncio.to_thread(self._data.close)
+        self._watch.close()
         self._workers.close()
         await self.peers.close()
         await self._orchestrator.close()
@@ -181,6 +195,7 @@ class Agent:
             detective=self,
             dial=self._dial,
             reactor=self._reactor,
+            pins=self.gpus.pins,
         )
 
     async def _see_off(self, membership: Membership, gone: Future[None]) -> None:
@@ -231,7 +246,9 @@ class Agent:
         return group.serve_edge(request.dst, request.lane).attach(request.from_frame)
 
 
-def _identify(settings: AgentSettings, control: socket.socket, data: socket.socket) -> Identity:
+def _identify(
+    settings: AgentSettings, device_type: str, control: socket.socket, data: socket.socket
+) -> Identity:
     def advertised(listener: socket.socket) -> str:
         return addresses.advertised(listener, settings.advertise, settings.orchestrator)
 
@@ -239,7 +256,7 @@ def _identify(settings: AgentSettings, control: socket.socket, data: socket.sock
         node=settings.name,
         control_url=f"http://{advertised(control)}",
         data_address=advertised(data),
-        device_type=settings.device_type,
+        device_type=device_type,
         zone=settings.zone,
         version=__version__,
     )

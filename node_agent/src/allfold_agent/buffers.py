@@ -13,6 +13,8 @@ from time import monotonic
 
 import torch
 
+from allfold_agent.mapped import Mapped
+
 log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024
@@ -26,6 +28,7 @@ class Buffer:
     """A range of memory that goes back to its pool when its last holder releases it.
 
     Attributes:
+        mapping: what it is.
         file: of one that is shared, the descriptor of the file that the memory is; the kernel can
             send from it without a copy.
         idle_since: when its last holder released it.
@@ -38,12 +41,13 @@ class Buffer:
         self.idle_since = 0.0
         self._pool = pool
         self._holders = 0
-        self._memory = self._map(size) if shared else mmap.mmap(-1, size)
+        memory = self._map(size) if shared else mmap.mmap(-1, size)
+        self.mapping = Mapped(memory)
         if size >= HUGE_PAGE:
             # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.view = memoryview(self._memory)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(memory)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
     def _map(self, size: int) -> mmap.mmap:
         """A file in memory; plain memory where no descriptors are left."""

@@ -54,9 +54,10 @@ class Compiler:
         self._ranks = plan.members[me].ranks
         self._placement = tuple(member.ranks for member in plan.members)
         self.compile = lru_cache(maxsize=_REMEMBERED)(self._compile)
-        """``compile(calls)``: how the local ranks call, all alike or (an all-to-all) one each."""
+        """``compile(calls, on_gpu)``: how the local ranks call, all alike or (an all-to-all) one
+        each, and whether any of them has its memory on a GPU."""
 
-    def _compile(self, calls: tuple[Contract, ...]) -> Compiled:
+    def _compile(self, calls: tuple[Contract, ...], on_gpu: bool = False) -> Compiled:
         contract = calls[0]
         fingerprint, kind = contract.fingerprint, contract.fingerprint.kind
         nodes = len(self._plan.members)
@@ -79,6 +80,7 @@ class Compiler:
             chunk=chunk_elements(fingerprint, placed.held, nodes, self._plan.links),
             results=placed.results,
             encoded=encoded,
+            eager=on_gpu,
         )
         wholes = tuple((part, part.slice.start, part.slice.stop) for part in placed.parts)
         results = tuple(whole for whole in wholes if whole[0].targets)

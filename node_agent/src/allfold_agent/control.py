@@ -96,7 +96,7 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
             "node": agent.settings.name,
             "control_url": identity.control_url if identity else "",
             "data_address": identity.data_address if identity else "",
-            "device_type": agent.settings.device_type,
+            "device_type": agent.device_type,
             "ready": agent.enrolment.problem is None,
             "waiting_for": agent.enrolment.problem or "",
             "processes": agent.hub.processes,

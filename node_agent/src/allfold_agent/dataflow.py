@@ -120,10 +120,11 @@ class _Content:
 
 
 class _Builder:
-    def __init__(self, node: int, numel: int, chunk: int, encoded: bool) -> None:
+    def __init__(self, node: int, numel: int, chunk: int, encoded: bool, eager: bool) -> None:
         self.node = node
         self.chunk = chunk
         self.encoded = encoded
+        self.eager = eager
         self.tasks: list[Task] = []
         self.content = _Content(numel) if numel else None
         self.sends: dict[int, list[int]] = defaultdict(list)
@@ -241,7 +242,7 @@ class _Builder:
         assert self.content is not None
         segments = self.content.segments(start, stop)
         untouched = all(self.content.writer[each] < 0 for each in segments)
-        return INPUTS if untouched else CONTENT
+        return INPUTS if untouched and not self.eager else CONTENT
 
     def signal(self, step: Signal) -> None:
         task = self.add(TaskKind.SIGNAL, 0, 0, step.to)
@@ -294,6 +295,7 @@ def build(
     chunk: int,
     results: Iterable[Slice] = (),
     encoded: bool = False,
+    eager: bool = False,
 ) -> Dataflow:
     """The task graph of ``node``'s program.
 
@@ -304,10 +306,12 @@ def build(
         chunk: elements of a chunk, at least 1; equal on all nodes.
         results: what the work buffer must hold in the end.
         encoded: whether what is sent must be encoded first.
+        eager: whether the inputs are contributed before anything is folded with them, because they
+            are not where folds are done.
     """
     if chunk < 1:
         raise ValueError(f"a chunk has at least 1 element, got {chunk}")
-    builder = _Builder(node, numel, chunk, encoded)
+    builder = _Builder(node, numel, chunk, encoded, eager)
     for step in program:
         match step:
             case Send():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition, RLock
 
 import torch
@@ -16,10 +17,13 @@ import torch
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.dataflow import INPUTS, Dataflow, Task, TaskKind
 from allfold_agent.job import Job
-from allfold_core.errors import PeerSentIncoherentTensor
+from allfold_core.errors import GpuFailed, PeerSentIncoherentTensor
 from allfold_core.frames import FrameHeader, FrameType
+from allfold_core.parts import Piece
 
 log = logging.getLogger(__name__)
+
+HandOut = Callable[[Sequence[Piece], Callable[[Exception | None], None]], None]
 
 _RECEIVING = (TaskKind.RECEIVE, TaskKind.RECEIVE_OPERAND, TaskKind.AWAIT)
 _SENDING = (TaskKind.SEND, TaskKind.SIGNAL)
@@ -61,6 +65,8 @@ class Exchange:
         on_failed: called when this node cannot compute what it has to.
         early: whether results are handed out chunk by chunk. Only for ops whose results do not go
             where inputs lie: those stay untouched until it is certain that the op succeeds.
+        hand_out: has a GPU do so, where ranks have their memory there: given what of the result is
+            there, and who is told when the ranks have it.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Exchange:
         on_finished: Callable[[], None],
         on_failed: Callable[[Exception], None],
         early: bool = False,
+        hand_out: HandOut | None = None,
     ) -> None:
         self.flow = flow
         self.early = early
@@ -84,6 +91,7 @@ class Exchange:
         self._on_receivable = on_receivable
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._on_gpu = hand_out
         self._size = job.arithmetic.kept_itemsize
         self.buffer = buffers.take(job.layout.held * self._size, shared=bool(flow.sends))
         self.work = job.arithmetic.kept(self.buffer.bytes, job.layout.held)
@@ -119,25 +127,38 @@ class Exchange:
 
     def contribute(self, task: Task) -> None:
         """Fold the local inputs into the task's range of the work buffer."""
-        job = self._job
+        job, problem = self._job, None
         try:
-            if self.failed:
-                return
-            try:
+            if not self.failed:
                 self._fold_inputs(task, job)
-            except Exception as error:
-                log.exception("the inputs of an op cannot be folded")
+        except Exception as error:  # noqa: BLE001 - it is handed on
+            problem = error
+        self.contributed(task, problem)
+
+    def contributed(self, task: Task, error: Exception | None) -> None:
+        """The local inputs are folded into the task's range, or cannot be.
+
+        After an error of a GPU the work buffer is nobody's any more, as that may still write to it.
+        """
+        try:
+            if error is not None:
+                log.error("the inputs of an op cannot be folded", exc_info=error)
                 self._on_failed(error)
-                return
-            self.complete(task)
+            elif not self.failed:
+                self.complete(task)
         finally:
-            self.buffer.release()
+            if not isinstance(error, GpuFailed):
+                self.buffer.release()
 
     def _fold_inputs(self, task: Task, job: Job) -> None:
         for part, start, stop in job.layout.parts_in(task.start, task.stop):
             if part.sources:
                 inputs = job.inputs_of(part, start, stop)
                 job.arithmetic.fold_inputs(self.range(start, stop), inputs)
+
+    def pieces(self, task: Task) -> list[Piece]:
+        """The parts in a task's range."""
+        return list(self._job.layout.parts_in(task.start, task.stop))
 
     def range(self, start: int, stop: int) -> torch.Tensor:
         """A range of the index space in the work buffer."""
@@ -173,36 +194,47 @@ class Exchange:
         for source in sources:
             self._on_receivable(source)
         if results:
-            finished = self._hand_out(results, job)
-        if finished:
+            self._hand_out(results, job)
+        elif finished:
             self._on_finished()
 
-    def _hand_out(self, tasks: Sequence[Task], job: Job) -> bool:
-        """Give the local ranks what is ready of their results; whether nothing is left to do."""
+    def _hand_out(self, tasks: Sequence[Task], job: Job) -> None:
+        """Give the local ranks what is ready of their results."""
         with self._lock:
             if self.failed:
-                return False
+                return
             self._handing_out += 1
             self.buffer.hold()
+        layout = job.layout
+        pieces = [each for task in tasks for each in layout.parts_in(task.start, task.stop)]
+        due = [(part, start, stop) for part, start, stop in pieces if part.targets]
+        if self._on_gpu is not None:
+            self._on_gpu(due, partial(self._handed_out, len(tasks)))
+            return
         error: Exception | None = None
         try:
-            for task in tasks:
-                for part, start, stop in job.layout.parts_in(task.start, task.stop):
-                    if part.targets:
-                        job.hand_out(part, start, stop, self.range(start, stop))
-        except Exception as problem:
-            log.exception("the result of an op cannot be handed out")
+            for part, start, stop in due:
+                job.hand_out(part, start, stop, self.range(start, stop))
+        except Exception as problem:  # noqa: BLE001 - it is handed on
             error = problem
-        self.buffer.release()
+        self._handed_out(len(tasks), error)
+
+    def _handed_out(self, count: int, error: Exception | None) -> None:
+        """The local ranks have the results of so many tasks, or cannot get them."""
+        if error is not None:
+            log.error("the result of an op cannot be handed out", exc_info=error)
+        if not isinstance(error, GpuFailed):  # else a GPU may still read it
+            self.buffer.release()
         with self._lock:
             self._handing_out -= 1
             if error is None:  # else the op must not count as done before its failure is known
-                self._remaining -= len(tasks)
+                self._remaining -= count
             finished = self._remaining == 0 and not self.failed
             self._changed.notify_all()
         if error is not None:
             self._on_failed(error)
-        return finished
+        elif finished:
+            self._on_finished()
 
     def _compute_all(self, tasks: Sequence[Task], job: Job) -> bool:
         """Fold and encode, with the work buffer held for it; false where that failed."""
@@ -309,6 +341,7 @@ class Exchange:
             buffer.release()
         # Frames may keep this object for a while; it must not keep the memory of ranks.
         self._job = self._job.without_inputs()
+        self._on_gpu = None
         self._on_finished = _nothing
         self._on_failed = _ignore
 

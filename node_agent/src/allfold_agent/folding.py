@@ -30,24 +30,33 @@ class Arithmetic:
 
     Half types are summed and multiplied in float32 and rounded once, when the result is written;
     a mean is divided once, in the accumulation type, just before.
+
+    Attributes:
+        given: type of the elements of ranks.
+        kept_type: accumulation type.
+        reduce_op: ``None`` where elements are only moved.
+        divisor: of a mean; 0 where nothing is divided.
+        factor: what every input is multiplied by first.
     """
 
     def __init__(self, fingerprint: Fingerprint, world_size: int) -> None:
         op = fingerprint.reduce_op
         dtype, kept = fingerprint.dtype, fingerprint.kept_dtype
+        self.given, self.kept_type = dtype, kept
+        self.reduce_op = op if fingerprint.kind.reduces else None
         self.dtype = TORCH_DTYPES[dtype]
         self.itemsize = dtype.itemsize
         self.kept_dtype = TORCH_DTYPES[kept]
         self.kept_itemsize = kept.itemsize
         self.converts = kept is not dtype
-        self._combine = _COMBINE[op] if op and fingerprint.kind.reduces else None
-        self._divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
-        self._factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
+        self._combine = _COMBINE[self.reduce_op] if self.reduce_op else None
+        self.divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
+        self.factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
 
     @property
     def takes_inputs_as_they_are(self) -> bool:
         """Whether ranks bring what is folded, neither converted nor multiplied."""
-        return not self.converts and self._factor == 1.0
+        return not self.converts and self.factor == 1.0
 
     def elements(self, memory: torch.Tensor) -> torch.Tensor:
         """Raw memory of a rank as elements of the op's dtype."""
@@ -59,8 +68,8 @@ class Arithmetic:
 
     def fold_inputs(self, out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
         """``out`` becomes the fold of what ranks brought: each multiplied first, if need be."""
-        if self._factor != 1.0:
-            inputs = [each.to(self.kept_dtype) * self._factor for each in inputs]
+        if self.factor != 1.0:
+            inputs = [each.to(self.kept_dtype) * self.factor for each in inputs]
         self.fold(out, inputs)
 
     def fold(self, out: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
@@ -100,10 +109,10 @@ class Arithmetic:
         if not outputs:
             return
         first, *rest = outputs
-        if self._divisor and self.converts:
-            first.copy_(kept / self._divisor)
-        elif self._divisor:
-            torch.div(kept, self._divisor, out=first)
+        if self.divisor and self.converts:
+            first.copy_(kept / self.divisor)
+        elif self.divisor:
+            torch.div(kept, self.divisor, out=first)
         elif first.data_ptr() != kept.data_ptr():
             first.copy_(kept)
         for output in rest:

@@ -14,6 +14,7 @@ from allfold_agent.edge_request import Lane
 from allfold_agent.edges import DialFrom, Edges
 from allfold_agent.exchange import Exchange
 from allfold_agent.fates import Fates
+from allfold_agent.gpu.pins import Pins
 from allfold_agent.op import Arrival, Op, RankConnection
 from allfold_agent.out_edge import OutEdge
 from allfold_agent.pairs import Pairs
@@ -53,6 +54,7 @@ class Group:
     Args:
         dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
         reactor: reads the short frames of other nodes.
+        pins: memory of the host that GPUs reach.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Group:
         detective: Detective,
         dial: DialFrom,
         reactor: Reactor,
+        pins: Pins,
     ) -> None:
         self.plan = plan
         self.me = plan.index_of_node(node)
@@ -81,7 +84,7 @@ class Group:
         self._closing = False
         self._closed = False
         self._contracts = Contracts(plan, self.me)
-        self._runner = Runner(plan, self.me, workers, buffers, self.edges, self)
+        self._runner = Runner(plan, self.me, workers, buffers, self.edges, self, pins)
 
     @property
     def name(self) -> str:
@@ -113,8 +116,8 @@ class Group:
     ) -> None:
         try:
             contract = self._checked(message)
-            source = connection.memory(message.source, contract.input_bytes[rank])
-            target = connection.memory(message.target, contract.output_bytes[rank])
+            source = connection.place(message.source, contract.input_bytes[rank])
+            target = connection.place(message.target, contract.output_bytes[rank])
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             self._refuse(connection, number, message.seq, refusal)

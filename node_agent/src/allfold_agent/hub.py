@@ -14,13 +14,18 @@ from time import monotonic
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from allfold_agent.gpu.device import RankMemory
+from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.group import Group
 from allfold_agent.ranks import Membership, RankProcess
 from allfold_agent.reactor import READABLE, WRITABLE, Reactor
+from allfold_agent.watch import Watch
+from allfold_agent.workers import WorkerPool
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
     MultipleUnregister,
+    PeerMissing,
     RegisterNotFirstOperation,
 )
 from allfold_core.local_wire import (
@@ -34,8 +39,11 @@ from allfold_core.local_wire import (
     pack_outcome,
     unpack_json,
 )
+from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
+
+Call = OpMessage | PairMessage
 
 PROCESS_ENDED = "its process ended without leaving the group"
 GAVE_UP = "it left the group while ops of its own were in flight"
@@ -76,15 +84,36 @@ class _Join:
 
 
 class Hub:
-    """Accepts ranks, reads their messages, starts their ops, watches the ops' deadlines."""
+    """Accepts ranks, reads their messages, starts their ops, watches the ops' deadlines.
+
+    Args:
+        path: of the socket.
+        registrar: the control plane.
+        welcome: what every rank is told.
+        reactor: whose thread does all this.
+        workers: for what takes longer.
+        watch: sees when a GPU of a rank comes to a call.
+        gpus: whose memory ranks may share.
+    """
 
     def __init__(
-        self, path: str, registrar: Registrar, welcome: dict[str, Any], reactor: Reactor
+        self,
+        path: str,
+        registrar: Registrar,
+        welcome: dict[str, Any],
+        *,
+        reactor: Reactor,
+        workers: WorkerPool,
+        watch: Watch,
+        gpus: Gpus,
     ) -> None:
         self._path = path
         self._registrar = registrar
-        self._welcome = {**welcome, "protocol": PROTOCOL_VERSION}
+        self._welcome = {**welcome, **gpus.welcome(), "protocol": PROTOCOL_VERSION}
         self._reactor = reactor
+        self._workers = workers
+        self._watch_gpus = watch
+        self._gpus = gpus
         self._processes: dict[int, RankProcess] = {}
         self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
         self._next_number = count()
@@ -127,7 +156,7 @@ class Hub:
         except (OSError, ValueError) as error:
             log.debug("process %d is gone: %s", process.pid, error)
 
-    def _watch(self) -> None:
+    def _watch_deadlines(self) -> None:
         """Look at the deadlines from time to time, as long as anything waits."""
         if not self._watching:
             self._watching = True
@@ -138,7 +167,7 @@ class Hub:
         now = monotonic()
         for group in self._registrar.groups():
             if group.waiting:
-                self._watch()
+                self._watch_deadlines()
             group.pairs.expire(now)
             for op, reason in group.overdue(now):
                 self._registrar.suspect(group, op.seq, reason, op.timeout)
@@ -169,19 +198,68 @@ class Hub:
 
     def _message(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
         if data[0] == Message.OP:
-            self._op(process, OpMessage.unpack(data))
+            self._call(process, OpMessage.unpack(data))
         elif data[0] in (Message.SEND, Message.RECV):
-            self._op(process, PairMessage.unpack(data))
+            self._call(process, PairMessage.unpack(data))
         else:
             self._answer(process, data, descriptors)
 
-    def _op(self, process: RankProcess, message: OpMessage | PairMessage) -> None:
+    # Calls, in the order in which a process makes them
+
+    def _call(self, process: RankProcess, message: Call) -> None:
+        """Begin a call, unless its memory, or that of one before it, is still in use by a GPU."""
+        try:
+            passed = process.has_passed(message.fence)
+        except InvalidArgument as error:
+            process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+            return
+        if passed and not process.held:
+            self._submit(process, message)
+            return
+        process.held.append((message, monotonic() + message.timeout))
+        if len(process.held) == 1:
+            self._await_gpu(process)
+
+    def _await_gpu(self, process: RankProcess) -> None:
+        """Go on when the first call that is held may begin, or its time is over."""
+        message, deadline = process.held[0]
+        self._watch_gpus.when(
+            lambda: process.is_closed or process.has_passed(message.fence),
+            lambda _: self._reactor.call(lambda: self._release(process)),
+            max(0.0, deadline - monotonic()),
+        )
+
+    def _release(self, process: RankProcess) -> None:
+        while process.held:
+            message, deadline = process.held[0]
+            if process.has_passed(message.fence):
+                process.held.popleft()
+                self._submit(process, message)
+            elif monotonic() >= deadline:
+                process.held.popleft()
+                self._give_up(process, message)
+            else:
+                self._await_gpu(process)
+                return
+
+    def _give_up(self, process: RankProcess, message: Call) -> None:
+        membership = process.memberships.get(message.group)
+        ranks = [membership.rank] if membership else []
+        error = PeerMissing(
+            f"the GPU of {name_ranks(ranks)} has not come to the call within "
+            f"{message.timeout:g} s: it is still busy with what it was given before",
+            missing_ranks=ranks,
+            timeout=message.timeout,
+        )
+        process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+
+    def _submit(self, process: RankProcess, message: Call) -> None:
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
             process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
             return
-        self._watch()
+        self._watch_deadlines()
         group, rank = membership.group, membership.rank
         if isinstance(message, OpMessage):
             group.submit(rank, process, message.group, message)
@@ -196,7 +274,7 @@ class Hub:
                 self._segment(process, data, descriptors)
                 return
             body = unpack_json(data)
-            self._control(process, data[0], body)
+            self._control(process, data[0], body, descriptors)
         except AllfoldError as error:
             self._refuse(process, body, error)
         except (ValueError, KeyError, TypeError, struct.error) as error:
@@ -207,7 +285,9 @@ class Hub:
         refusal = {**error.to_dict(), "request": body.get("request")}
         process.send(pack_json(Message.REFUSED, refusal))
 
-    def _control(self, process: RankProcess, kind: int, body: dict[str, Any]) -> None:
+    def _control(
+        self, process: RankProcess, kind: int, body: dict[str, Any], descriptors: list[int]
+    ) -> None:
         if kind == Message.HELLO:
             self._hello(process, body)
         elif not process.greeted:
@@ -218,6 +298,8 @@ class Hub:
             self._leave(process, body)
         elif kind == Message.EXPLAIN:
             self._explain(process, body)
+        elif kind == Message.SHARE:
+            self._share(process, body, descriptors)
         else:
             raise InvalidArgument(f"unknown message type {kind}")
 
@@ -227,6 +309,40 @@ class Hub:
         if not descriptors:
             raise InvalidArgument("a segment without a file descriptor")
         process.add_segment(number, size, descriptors.pop())
+
+    def _share(self, process: RankProcess, body: dict[str, Any], descriptors: list[int]) -> None:
+        """Open memory of a GPU, which takes long, and so another thread."""
+        if not descriptors:
+            raise InvalidArgument("memory of a GPU without a file descriptor")
+        number, size = int(body["number"]), int(body["size"])
+        uuid, proof = str(body["uuid"]), bytes.fromhex(body["proof"])
+        process.check_number(number)
+        descriptor = descriptors.pop()
+
+        def open_() -> None:
+            try:
+                memory = self._gpus.open(uuid, descriptor, size, proof)
+            except Exception as error:  # noqa: BLE001 - the rank hears of it
+                log.warning("process %d shares memory of a GPU in vain: %s", process.pid, error)
+                problem = error if isinstance(error, AllfoldError) else InvalidArgument(repr(error))
+                self._refuse(process, body, problem)
+            else:
+                self._reactor.call(lambda: self._shared(process, body, memory))
+            finally:
+                os.close(descriptor)
+
+        self._workers.submit(open_)
+
+    def _shared(self, process: RankProcess, body: dict[str, Any], memory: RankMemory) -> None:
+        number = int(body["number"])
+        try:
+            process.add_gpu_segment(number, memory)
+        except InvalidArgument as error:
+            self._refuse(process, body, error)
+            return
+        name = memory.device.name.name
+        log.info("process %d shares %d MiB of %s", process.pid, memory.size >> 20, name)
+        process.send(pack_json(Message.SHARED, {"request": body["request"]}))
 
     def _hello(self, process: RankProcess, body: dict[str, Any]) -> None:
         if body.get("protocol") != PROTOCOL_VERSION:

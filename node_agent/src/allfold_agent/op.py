@@ -18,7 +18,9 @@ from allfold_agent.compiling import Compiled
 from allfold_agent.contracts import Contract
 from allfold_agent.dataflow import chunks
 from allfold_agent.exchange import Exchange
+from allfold_agent.gpu.job import GpuJob, GpuRange, HostRange, Place
 from allfold_agent.job import Job
+from allfold_agent.mapped import Mapped
 from allfold_agent.workers import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.local_wire import OpMessage, Region
@@ -40,8 +42,14 @@ Work = Callable[[Part, int, int], None]
 class RankConnection(Protocol):
     """What an op needs of the connection to one rank."""
 
+    def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
+        """A region of the rank's arena: its raw bytes, or where they are on a GPU."""
+
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
-        """The raw bytes of a region of the rank's arena."""
+        """The raw bytes of a region in the host's memory."""
+
+    def mapping(self, segment: int) -> Mapped:
+        """What a segment of the arena in the host's memory is."""
 
     def send(self, message: bytes) -> None:
         """Send a message to the rank, without waiting."""
@@ -49,16 +57,35 @@ class RankConnection(Protocol):
 
 @dataclass(slots=True)
 class Arrival:
-    """One local rank's call; ``source`` and ``target`` are raw bytes in its arena."""
+    """One local rank's call; ``source`` and ``target`` are raw bytes in its arena, or on a GPU."""
 
     rank: int
     connection: RankConnection
     group_number: int
     message: OpMessage
     contract: Contract
-    source: torch.Tensor
-    target: torch.Tensor
+    source: torch.Tensor | GpuRange
+    target: torch.Tensor | GpuRange
     at: float
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether any of its memory is."""
+        return isinstance(self.source, GpuRange) or isinstance(self.target, GpuRange)
+
+    def source_place(self) -> Place:
+        """Where the input is, for a GPU."""
+        return self._place(self.source, self.message.source)
+
+    def target_place(self) -> Place:
+        """Where the result goes, for a GPU."""
+        return self._place(self.target, self.message.target)
+
+    def _place(self, memory: torch.Tensor | GpuRange, region: Region) -> Place:
+        if isinstance(memory, GpuRange):
+            return memory
+        mapping = self.connection.mapping(region.segment) if memory.nbytes else None
+        return HostRange(mapping, region.offset, memory.nbytes)
 
 
 @dataclass(slots=True)
@@ -69,6 +96,7 @@ class Op:
         arrivals: by rank.
         compiled: what ops of this contract do here, once the op runs.
         job: what is to be computed here, once the op runs.
+        gpu_job: the part of it that GPUs compute, where ranks have memory there.
         exchange: what moves data to and from other nodes, where there are any.
         running: every local rank has called, with equal fingerprints.
         ended: the outcome is settled on this node.
@@ -81,6 +109,7 @@ class Op:
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     compiled: Compiled | None = None
     job: Job | None = None
+    gpu_job: GpuJob | None = None
     exchange: Exchange | None = None
     strategy: str = ""
     running: bool = False

@@ -15,9 +15,12 @@ from threading import Lock
 
 import torch
 
+from allfold_agent.gpu.device import RankMemory
+from allfold_agent.gpu.job import GpuRange
 from allfold_agent.group import Group
+from allfold_agent.mapped import Mapped
 from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import Region
+from allfold_core.local_wire import FENCE_WORD, Fence, OpMessage, PairMessage, Region
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,11 @@ class RankProcess:
         self.greeted = False
         self.memberships: dict[int, Membership] = {}
         self.joining: set[Future[Group]] = set()
+        # Calls whose memory is still in use by the GPU of the rank, and until when they may wait.
+        self.held: deque[tuple[OpMessage | PairMessage, float]] = deque()
         self._segments: dict[int, torch.Tensor] = {}
+        self._mappings: dict[int, Mapped] = {}
+        self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
         self._outbox: deque[bytes] = deque()
         self._lock = Lock()
@@ -57,22 +64,67 @@ class RankProcess:
     def add_segment(self, number: int, size: int, descriptor: int) -> None:
         """Map a memfd of the rank's arena; ``InvalidArgument`` if it is not what it says."""
         try:
+            self.check_number(number)
             actual = os.fstat(descriptor).st_size
-            if actual < size or number in self._segments or len(self._segments) >= MAX_SEGMENTS:
+            if actual < size:
                 raise InvalidArgument(
-                    f"segment {number} of {size} bytes is not acceptable: the file has {actual} "
-                    f"bytes and {len(self._segments)} segments are mapped"
+                    f"segment {number} of {size} bytes is not acceptable: the file has {actual}"
                 )
             if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 # Whoever cuts memory that others have mapped kills them with SIGBUS.
                 raise InvalidArgument(f"segment {number} is not sealed against being cut")
             memory = mmap.mmap(descriptor, size)
             self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
+            self._mappings[number] = Mapped(memory)
         finally:
             os.close(descriptor)
 
+    def add_gpu_segment(self, number: int, memory: RankMemory) -> None:
+        """Take memory of a GPU that is open already; ``InvalidArgument`` for a used number."""
+        self.check_number(number)
+        if self._closed:
+            raise InvalidArgument("its process is gone")
+        self._on_gpus[number] = memory
+
+    def check_number(self, number: int) -> None:
+        """``InvalidArgument`` where a segment of this number cannot be taken."""
+        held = len(self._segments) + len(self._on_gpus)
+        if number in self._segments or number in self._on_gpus or held >= MAX_SEGMENTS:
+            raise InvalidArgument(
+                f"segment {number} is not acceptable: there is one of this number, or too many "
+                f"({held}, of at most {MAX_SEGMENTS})"
+            )
+
+    def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
+        """A region, wherever it is; ``InvalidArgument`` where there is none."""
+        memory = self._on_gpus.get(region.segment)
+        if memory is None or not nbytes:
+            return self.memory(region, nbytes)
+        if region.offset + nbytes > memory.size:
+            raise _not_in_arena(region, nbytes)
+        return GpuRange(memory, region.offset, nbytes)
+
+    def mapping(self, segment: int) -> Mapped:
+        """What a segment in the host's memory is; ``InvalidArgument`` where there is none."""
+        if segment not in self._mappings:
+            raise InvalidArgument(f"this rank has no segment {segment} in the host's memory")
+        return self._mappings[segment]
+
+    def has_passed(self, fence: Fence) -> bool:
+        """Whether a call may go on, because what its memory waits for is done.
+
+        Raises:
+            InvalidArgument: the fence's word is not in the arena.
+        """
+        if not fence.value:
+            return True
+        mapping, offset = self.mapping(fence.word.segment), fence.word.offset
+        if offset % FENCE_WORD.size or offset + FENCE_WORD.size > len(mapping):
+            raise _not_in_arena(fence.word, FENCE_WORD.size)
+        return fence.is_passed(*FENCE_WORD.unpack_from(mapping.memory, offset))
+
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
-        """The raw bytes of a region; ``InvalidArgument`` where there are none."""
+        """The raw bytes of a region of the host; ``InvalidArgument`` where there are none."""
         view = self._views.get((region, nbytes))
         if view is None:
             if len(self._views) >= _REMEMBERED:
@@ -85,10 +137,7 @@ class RankProcess:
             return torch.empty(0, dtype=torch.uint8)
         segment = self._segments.get(region.segment)
         if segment is None or region.offset + nbytes > len(segment):
-            raise InvalidArgument(
-                f"{nbytes} bytes at {region.offset} of segment {region.segment} "
-                "do not lie in this rank's arena"
-            )
+            raise _not_in_arena(region, nbytes)
         return segment[region.offset : region.offset + nbytes]
 
     def send(self, message: bytes) -> None:
@@ -114,13 +163,21 @@ class RankProcess:
         with self._lock:
             return bool(self._outbox)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the process is gone."""
+        return self._closed
+
     def close(self) -> None:
         """Forget the rank; its memory goes when the last op lets go of it."""
         with self._lock:
             self._closed = True
             self._outbox.clear()
+        self.held.clear()
         self._segments.clear()
+        self._mappings.clear()
         self._views.clear()
+        self._on_gpus.clear()  # before the socket: its end tells the rank that they are closed
         self.socket.close()
 
     def _try(self, message: bytes) -> bool:
@@ -132,6 +189,13 @@ class RankProcess:
             # The hub sees the end of the connection and does what there is to do.
             log.debug("process %d is gone: %s", self.pid, error)
         return True
+
+
+def _not_in_arena(region: Region, nbytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"{nbytes} bytes at {region.offset} of segment {region.segment} do not lie in this rank's "
+        "arena"
+    )
 
 
 def _peer_pid(connected: socket.socket) -> int:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
-from allfold_agent.buffers import BufferPool
+import torch
+
+from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.compiling import Compiled, Compiler
 from allfold_agent.contracts import Contract
 from allfold_agent.dataflow import Task
 from allfold_agent.edges import Edges
-from allfold_agent.exchange import Exchange
+from allfold_agent.exchange import Exchange, HandOut
+from allfold_agent.gpu.job import GpuJob
+from allfold_agent.gpu.pins import Pins
 from allfold_agent.job import Job
 from allfold_agent.op import INLINE_BYTES, Op, over_pieces
 from allfold_agent.outgoing import Outgoing
 from allfold_agent.residuals import Residual, Residuals
 from allfold_agent.workers import WorkerPool
-from allfold_core.parts import Part
+from allfold_core.errors import GpuFailed
+from allfold_core.parts import Part, Piece
 from allfold_core.plan import Plan
 
 # Less is handed out when all of it is there: at once.
@@ -44,6 +50,7 @@ class Runner:
         me: this node's index.
         edges: to the other nodes.
         outcomes: told when an op may end, and when it has.
+        pins: memory of the host that GPUs reach.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Runner:
         buffers: BufferPool,
         edges: Edges,
         outcomes: Outcomes,
+        pins: Pins,
     ) -> None:
         self.plan = plan
         self.me = me
@@ -62,6 +70,7 @@ class Runner:
         self._buffers = buffers
         self._edges = edges
         self._outcomes = outcomes
+        self._pins = pins
         self._placement = tuple(member.ranks for member in plan.members)
         self._residuals = Residuals()
         self._compiler = Compiler(plan, me)
@@ -72,19 +81,40 @@ class Runner:
         op.strategy = contract.strategy
         callers = self.ranks if contract.is_exchange else self.ranks[:1]
         calls = tuple(op.arrivals[rank].contract for rank in callers)
-        op.compiled = compiled = self._compiler.compile(calls)
-        elements, arrivals = compiled.arithmetic.elements, op.arrivals.items()
+        on_gpu = any(arrival.is_on_gpu for arrival in op.arrivals.values())
+        op.compiled = compiled = self._compiler.compile(calls, on_gpu)
+        # What is on a GPU is none of the CPU's, and so is then what it would be folded with.
+        sources = {} if on_gpu else self._elements(op, compiled, "source")
+        targets = {} if on_gpu else self._elements(op, compiled, "target")
+        residual = self._residual(contract, compiled)
         op.job = Job(
-            compiled.layout,
-            compiled.arithmetic,
-            {rank: elements(arrival.source) for rank, arrival in arrivals},
-            {rank: elements(arrival.target) for rank, arrival in arrivals},
-            contract.wire,
-            self._residual(contract, compiled),
+            compiled.layout, compiled.arithmetic, sources, targets, contract.wire, residual
         )
+        if on_gpu:
+            op.gpu_job = self._gpu_job(op, compiled)
         if len(self.plan.members) > 1:
             op.exchange = self._prepare_exchange(op, op.job, compiled)
         op.running = True
+
+    @staticmethod
+    def _elements(op: Op, compiled: Compiled, which: str) -> dict[int, torch.Tensor]:
+        """What each rank brings or gets, in the memory of the host."""
+        return {
+            rank: compiled.arithmetic.elements(getattr(arrival, which))
+            for rank, arrival in op.arrivals.items()
+        }
+
+    def _gpu_job(self, op: Op, compiled: Compiled) -> GpuJob:
+        arrivals = op.arrivals.items()
+        return GpuJob(
+            compiled.layout,
+            compiled.arithmetic,
+            {rank: arrival.source_place() for rank, arrival in arrivals},
+            {rank: arrival.target_place() for rank, arrival in arrivals},
+            buffers=self._buffers,
+            pins=self._pins,
+            seconds=op.timeout,
+        )
 
     def _residual(self, contract: Contract, compiled: Compiled) -> Residual | None:
         series = contract.fingerprint.feedback
@@ -103,7 +133,8 @@ class Runner:
             on_receivable=self._edges.resume,
             on_finished=lambda: self._distribute(op, job, compiled, exchange),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
-            early=compiled.copy_bytes > EARLY_BYTES and job.outputs_are_no_inputs(),
+            early=compiled.copy_bytes > EARLY_BYTES and (op.gpu_job or job).outputs_are_no_inputs(),
+            hand_out=self._on_gpu(op.gpu_job, lambda: exchange.buffer) if op.gpu_job else None,
         )
         for destination in flow.sends:
             digest = op.digest(self.ranks, self._placement[destination])
@@ -112,16 +143,30 @@ class Runner:
             self._edges.open_in(source)
         return exchange
 
+    def _on_gpu(self, job: GpuJob, buffer: Callable[[], Buffer]) -> HandOut:
+        """How results get to ranks on GPUs, by another thread than that which received them."""
+
+        def hand_out(pieces: Sequence[Piece], done: Callable[[Exception | None], None]) -> None:
+            self._workers.submit(lambda: job.hand_out(pieces, buffer(), done))
+
+        return hand_out
+
     # Running
 
     def start(self, op: Op) -> None:
         """Set a prepared op going."""
         assert op.job is not None and op.compiled is not None
         if op.exchange is None:
-            self._fold_locally(op, op.job, op.compiled)
+            if op.gpu_job is None:
+                self._fold_locally(op, op.job, op.compiled)
+            elif self._outcomes.settle(op):
+                self._fold_on_gpu(op, op.gpu_job, op.compiled)
             return
         exchange = op.exchange
         contributions = exchange.start()
+        if op.gpu_job is not None:
+            self._workers.submit(partial(self._contribute, op.gpu_job, exchange, contributions))
+            return
         size = sum(task.stop - task.start for task in contributions)
         inline = size * op.job.arithmetic.kept_itemsize * len(self.ranks) <= INLINE_BYTES
         for task in contributions:
@@ -144,20 +189,51 @@ class Runner:
             lambda error: self._outcomes.tell_end(op, error),
         )
 
+    def _fold_on_gpu(self, op: Op, job: GpuJob, compiled: Compiled) -> None:
+        def finish(error: Exception | None) -> None:
+            if not isinstance(error, GpuFailed):  # else the GPU may still be at that memory
+                job.release()
+            self._outcomes.tell_end(op, error)
+
+        if job.is_quick(compiled.wholes):
+            job.fold_locally(compiled.wholes, finish)
+        else:
+            self._workers.submit(partial(job.fold_locally, compiled.wholes, finish))
+
+    def _contribute(self, job: GpuJob, exchange: Exchange, tasks: Sequence[Task]) -> None:
+        """Let the GPU fold what local ranks bring; each task is done as soon as its part is."""
+
+        def contributed(task: Task, error: Exception | None) -> None:
+            # Whoever sees that the GPU is done must not be kept from seeing more by a fold here.
+            self._workers.submit(partial(exchange.contributed, task, error))
+
+        for task in tasks:
+            pieces = exchange.pieces(task)
+            job.contribute(pieces, exchange.buffer, partial(contributed, task))
+
     def _distribute(self, op: Op, job: Job, compiled: Compiled, exchange: Exchange) -> None:
         """Every task is done: copy to the local ranks what they do not have yet."""
         if not self._outcomes.settle(op):
             return
 
         def finish(error: Exception | None) -> None:
-            exchange.release()
+            if not isinstance(error, GpuFailed):
+                exchange.release()
+                if op.gpu_job is not None:
+                    op.gpu_job.release()
             self._outcomes.tell_end(op, error)
+
+        due = compiled.rest if exchange.early else compiled.results
+        if op.gpu_job is not None:
+            hand_out = op.gpu_job.hand_out
+            self._workers.submit(partial(hand_out, due, exchange.buffer, finish))
+            return
 
         def copy(part: Part, start: int, stop: int) -> None:
             job.hand_out(part, start, stop, exchange.range(start, stop))
 
         over_pieces(
-            compiled.rest if exchange.early else compiled.results,
+            due,
             job.arithmetic.kept_itemsize,
             0 if exchange.early and not compiled.rest else compiled.copy_bytes,
             self._workers,

@@ -32,7 +32,8 @@ class AgentSettings(BaseSettings):
     control: str = Field(default="127.0.0.1:7411", validation_alias="ALLFOLD_AGENT_CONTROL_LISTEN")
     data: str = Field(default="127.0.0.1:7412", validation_alias="ALLFOLD_AGENT_DATA_LISTEN")
     advertise: str = Field(default="", validation_alias="ALLFOLD_AGENT_ADVERTISE")
-    device_type: str = Field(default="cpu", validation_alias="ALLFOLD_AGENT_DEVICE_TYPE")
+    device_type: str = Field(default="", validation_alias="ALLFOLD_AGENT_DEVICE_TYPE")
+    gpu: Literal["auto", "off"] = Field(default="auto", validation_alias="ALLFOLD_AGENT_GPU")
     zone: str = Field(default="", validation_alias="ALLFOLD_ZONE")
     threads: int = Field(
         default_factory=lambda: len(os.sched_getaffinity(0)),

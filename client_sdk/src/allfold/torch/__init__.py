@@ -4,10 +4,11 @@
 
     dist.init_process_group("allfold")
 
-DDP, FSDP2, DTensor and the functional collectives then run on it, on CPU tensors. ``import torch``
-registers the backend, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` forbids that; importing this
-module does so in any case. :mod:`allfold.torch.hook` averages the gradients of DDP alone, for
-trainings that keep another backend.
+DDP, FSDP2, DTensor and the functional collectives then run on it, with tensors on the CPU and on
+GPUs, where ``wait`` orders the current stream as torch's users expect. ``import torch`` registers
+the backend, unless ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` forbids that; importing this module does so
+in any case. :mod:`allfold.torch.hook` averages the gradients of DDP alone, for trainings that keep
+another backend.
 """
 
 from __future__ import annotations
@@ -19,4 +20,5 @@ from allfold.torch._rendezvous import create
 
 __all__ = ["BACKEND", "ProcessGroup", "create"]
 
-dist.Backend.register_backend(BACKEND, create, devices=["cpu"])
+# Tensors of the last two are copied by torch itself.
+dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda", "xpu", "mps"])

@@ -2,7 +2,7 @@
 
 DDP allocates its buckets itself and keeps them, with views of them, for as long as it trains. torch
 can exchange the memory of a storage under all of its views, so such a bucket is copied once, at its
-first op, and lies in the arena from then on.
+first op, and lies in the arena from then on, that of the host or that of its GPU.
 """
 
 from __future__ import annotations
@@ -46,13 +46,20 @@ def adopt(group: Group, tensor: torch.Tensor) -> None:
     """
     if _can_move(tensor) and not _lies_in_arena(group, tensor):
         storage: Any = tensor.untyped_storage()
-        home = group.empty(tensor.nbytes, torch.uint8).untyped_storage()
+        home = group.empty(tensor.nbytes, torch.uint8, device=tensor.device).untyped_storage()
         home.copy_(storage)
         storage._swap_data_ptr_(home)
 
 
 def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
-    arena = group.membership.session.arena
+    """Or could not: of a GPU whose memory the agent cannot have open there is no arena."""
+    session = group.membership.session
+    arena = session.arena
+    if tensor.is_cuda:
+        gpu = session.gpu(tensor.get_device())
+        if not gpu.shares_memory:
+            return True
+        arena = gpu.arena
     return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
 
 
@@ -60,7 +67,7 @@ def _can_move(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.nbytes >= _SMALLEST
-        and tensor.is_cpu
+        and (tensor.is_cpu or tensor.is_cuda)
         and not tensor._is_view()
         and tensor.is_contiguous()
         and tensor.nbytes == tensor.untyped_storage().nbytes()

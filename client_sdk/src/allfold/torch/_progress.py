@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import Condition, Thread, current_thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,13 +42,22 @@ class Progress:
         self._thread: Thread | None = None
         self._nested: Progress | None = None
 
-    def future(self, ops: Sequence[Work], outcome: Callable[[], T]) -> torch.futures.Future[T]:
+    def future(
+        self,
+        ops: Sequence[Work],
+        outcome: Callable[[], T],
+        tensors: Sequence[torch.Tensor] = (),
+    ) -> torch.futures.Future[T]:
         """A future that has ``outcome()`` when all of the ops are done, or fails as that does.
+
+        Where ``tensors`` are on GPUs, torch has ``outcome`` called with streams of its own, which
+        wait for the results there, and those of whoever waits for the future wait for these.
 
         An exception that is *set* on a future would reach DDP as if it were a tensor. One that is
         raised by the function of a ``then`` is an error for C++ as well.
         """
-        over: torch.futures.Future[None] = torch.futures.Future()
+        gpus: list[Any] = list({tensor.device for tensor in tensors if tensor.is_cuda})
+        over: torch.futures.Future[None] = torch.futures.Future(devices=gpus or None)
         given: torch.futures.Future[T] = over.then(lambda _: outcome())
         self._complete(over, list(ops))
         return given

@@ -22,7 +22,7 @@ class Work(dist.Work):
     """One or several ops that belong together.
 
     ``wait`` raises what went wrong, and so does the future. The tensors must be left alone until
-    then.
+    then. Those on a GPU may be still on their way after it: the current stream waits for them.
 
     Args:
         ops: what is waited for.
@@ -85,7 +85,7 @@ class Work(dist.Work):
         return self._tensors
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`: there is no stream that could do so for the CPU."""
+        """The same as :meth:`wait`, which has the current stream wait for what is on a GPU."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -98,5 +98,5 @@ class Work(dist.Work):
         """A future with the tensors; it fails when the op does."""
         with self._making:
             if self._future is None:
-                self._future = self._progress.future(self._ops, self.result)
+                self._future = self._progress.future(self._ops, self.result, self._tensors)
             return self._future

@@ -61,9 +61,11 @@ class HookState:
         series = f"{self.name}.{bucket.index()}"
         return {"async_op": True, "wire": self.wire, "feedback": series}
 
-    def future(self, work: allfold.Work) -> torch.futures.Future[torch.Tensor]:
+    def future(
+        self, work: allfold.Work, gradients: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
         """What DDP waits for; it fails when the op does."""
-        return self._progress.future([work], work.wait)
+        return self._progress.future([work], work.wait, [gradients])
 
     def _loses(self, dtype: torch.dtype) -> bool:
         label = str(dtype).removeprefix("torch.")
@@ -79,4 +81,5 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     group = state.group or registry.default()
     gradients = bucket.buffer()
     adopt(group, gradients)
-    return state.future(group.all_reduce(gradients, "mean", **state.options(bucket)))
+    work = group.all_reduce(gradients, "mean", **state.options(bucket))
+    return state.future(work, gradients)

@@ -1,0 +1,187 @@
+"""One GPU as this process sees it: memory, and one stream for all that Allfold does there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ctypes import string_at
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+from allfold._cuda.driver import call, load
+from allfold_core.errors import GpuFailed
+
+_UUID_BYTES = 16
+_LOOK_AGAIN_SECONDS = 0.0002
+
+
+class Event:
+    """A point in the work of a stream."""
+
+    def __init__(self, device: Device, stream: Any) -> None:
+        self._device = device
+        self.handle = call("cuEventCreate", load().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        call("cuEventRecord", self.handle, stream)
+
+    def __del__(self) -> None:
+        # Unless it was never made, or the driver is gone.
+        with suppress(AttributeError, GpuFailed), self._device.current():
+            call("cuEventDestroy", self.handle)
+
+
+class Allocation(NamedTuple):
+    """Memory of a GPU.
+
+    Attributes:
+        descriptor: what another process opens it with; to be closed by whoever has it.
+    """
+
+    address: int
+    size: int
+    descriptor: int
+
+
+class Device:
+    """A GPU, by its number in this process.
+
+    All copies go through one stream of our own. What lies in the arena is touched by nothing else,
+    so a block can be given to the next op while copies out of it are still to come: the copies into
+    it come later.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        driver = load()
+        self.ordinal = ordinal
+        self._handle = call("cuDeviceGet", ordinal)
+        self.name = call("cuDeviceGetName", 128, self._handle).split(b"\0")[0].decode()
+        self.uuid = _uuid(self._handle)
+        self._context = call("cuDevicePrimaryCtxRetain", self._handle)
+        with self.current():
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self.stream = call("cuStreamCreate", flags)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the GPU that this thread talks to."""
+        call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            call("cuCtxPopCurrent")
+
+    # All of the following inside of `current`.
+
+    def wait_for(self, stream: int) -> None:
+        """What comes on our stream waits for what another stream has been given so far."""
+        order(self.stream, Event(self, stream))
+
+    def mark(self) -> Event:
+        """The present point of our stream."""
+        return Event(self, self.stream)
+
+    def finished_within(self, seconds: float) -> bool:
+        """Whether our stream has nothing left to do within ``seconds``."""
+        deadline = monotonic() + seconds
+        while True:
+            code, *_ = load().cuStreamQuery(self.stream)
+            if not code:
+                return True
+            if code != load().CUresult.CUDA_ERROR_NOT_READY:
+                raise GpuFailed(f"the GPU of this process: cuStreamQuery failed with {code.name}")
+            if monotonic() > deadline:
+                return False
+            sleep(_LOOK_AGAIN_SECONDS)  # CUDA's own way of waiting has no deadline
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy on our stream, between any addresses that the GPU reaches."""
+        call("cuMemcpyAsync", target, source, nbytes, self.stream)
+
+    def write(self, address: int, value: int) -> None:
+        """Write a word of the host's memory when our stream gets here, after all before it."""
+        call("cuStreamWriteValue32", self.stream, address, value, 0)
+
+    def register(self, address: int, nbytes: int) -> int:
+        """Let the GPU reach memory of the host; returns the address that it has for the GPU."""
+        driver = load()
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        call("cuMemHostRegister", address, nbytes, flags)
+        return int(call("cuMemHostGetDevicePointer", address, 0))
+
+    def unregister(self, address: int) -> None:
+        call("cuMemHostUnregister", address)
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """Memory of the GPU that other processes can open. A framework's own need not be such.
+
+        It is opened with a file descriptor, which the local socket takes along. The older handles
+        of CUDA (cuIpcGetMemHandle) ask for more than that: between containers, for instance, that
+        they see each other's processes.
+        """
+        driver = load()
+        properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = _descriptor_type()
+        for each in (properties, access):
+            each.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            each.location.id = self.ordinal
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        granule = int(call("cuMemGetAllocationGranularity", properties, least))
+        size = -(-nbytes // granule) * granule
+        handle = call("cuMemCreate", size, properties, 0)
+        address = 0
+        try:
+            address = int(call("cuMemAddressReserve", size, 0, 0, 0))
+            call("cuMemMap", address, size, 0, handle, 0)
+            call("cuMemSetAccess", address, size, [access], 1)
+            descriptor = int(call("cuMemExportToShareableHandle", handle, _descriptor_type(), 0))
+        except GpuFailed:
+            self.free(address, size)
+            raise
+        finally:
+            call("cuMemRelease", handle)  # the mapping keeps the memory
+        return Allocation(address, size, descriptor)
+
+    def free(self, address: int, size: int) -> None:
+        """Let go of an allocation. Whoever has it open keeps the memory until it closes it."""
+        if address:
+            load().cuMemUnmap(address, size)
+            load().cuMemAddressFree(address, size)
+
+
+def _uuid(handle: Any) -> str:
+    """That of the GPU, or of the part of one (MIG) that this process sees as one."""
+    newest = "cuDeviceGetUuid_v2" if hasattr(load(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    return string_at(call(newest, handle).getPtr(), _UUID_BYTES).hex()
+
+
+def _descriptor_type() -> Any:
+    return load().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def order(stream: int, after: Event) -> None:
+    """What comes on a stream waits for an event."""
+    call("cuStreamWaitEvent", stream, after.handle, 0)
+
+
+def ordinal_of(address: int) -> int:
+    """The number of the GPU that an address belongs to."""
+    attribute: Any = load().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    if int(call("cuCtxGetCurrent")):
+        return int(call("cuPointerGetAttribute", attribute, address))
+    # A thread that has talked to no GPU yet. Whoever made the array uses the context of one.
+    call("cuCtxPushCurrent", _context_in_use())
+    try:
+        return int(call("cuPointerGetAttribute", attribute, address))
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def _context_in_use() -> Any:
+    """The context of a GPU that this process uses already."""
+    for ordinal in range(call("cuDeviceGetCount")):
+        handle = call("cuDeviceGet", ordinal)
+        _, is_active = call("cuDevicePrimaryCtxGetState", handle)
+        if is_active:
+            return call("cuDevicePrimaryCtxRetain", handle)
+    raise GpuFailed("this process uses no GPU, so no array of it can be on one")

@@ -1,0 +1,140 @@
+"""A GPU and the agent: the way that its tensors take, the arenas for them, and their fences."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+from allfold._arena import GRANULE, Arena, Share
+from allfold._cuda import paths
+from allfold._cuda.device import Device, Event, order
+from allfold._cuda.driver import CudaUnavailable, load
+from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
+from allfold._cuda.paths import Choice, Path
+from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
+from allfold_core.local_wire import FENCE_WORD, Fence
+
+log = logging.getLogger("allfold")
+
+_FIRST_ON_GPU = 32 << 20
+_WRAP = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What a session knows of its agent, and how it hands memory over.
+
+    Attributes:
+        gpus: those that it folds on: names by UUID.
+        reason: why it has none.
+        numbers: of new segments.
+        share: gives it memory of the host.
+        share_gpu: gives it memory of a GPU; raises what it answers if it cannot open it.
+    """
+
+    gpus: Mapping[str, str]
+    reason: str
+    numbers: Iterator[int]
+    share: Share
+    share_gpu: ShareGpu
+
+
+class Gpu:
+    """One GPU in one session.
+
+    Attributes:
+        ordinal: its number in this process.
+        path: the way its tensors take; with :data:`Path.HOST` there is nothing else here.
+        why: the reason for it.
+        arena: what lies here is not copied.
+        pinned: in the host's memory; the same arena, unless the agent has the GPU's memory open.
+    """
+
+    arena: Arena
+    pinned: Arena
+    device: Device
+
+    def __init__(self, ordinal: int, agent: Agent) -> None:
+        self.ordinal = ordinal
+        self._lock = RLock()
+        self._passed = 0
+        self.path, self.why = self._open(ordinal, agent)
+        level = logging.INFO if self.path is Path.IPC else logging.WARNING
+        log.log(
+            level, "tensors on cuda:%d: path %s, because %s", ordinal, self.path.value, self.why
+        )
+
+    def _open(self, ordinal: int, agent: Agent) -> Choice:
+        asked = paths.wanted()
+        try:
+            load()
+            self.device = Device(ordinal)
+        except (CudaUnavailable, GpuFailed) as error:
+            return paths.choose(asked, str(error), agent.gpus, "", agent.reason)
+        choice = paths.choose(asked, None, agent.gpus, self.device.uuid, agent.reason)
+        if choice.path is Path.HOST:
+            return choice
+        try:
+            self._open_pinned(agent)
+        except (GpuFailed, ArenaExhausted) as error:
+            return Choice(Path.HOST, f"memory cannot be page-locked: {error.message}")
+        return self._open_shared(agent, choice) if choice.path is Path.IPC else choice
+
+    def _open_pinned(self, agent: Agent) -> None:
+        grow = pinned_memory(self.device, agent.share)
+        self.pinned = self.arena = Arena(grow, agent.numbers, GRANULE)
+        self._word = self.pinned.allocate(FENCE_WORD.size)
+        assert isinstance(self._word.owner, PinnedMemory)
+        self._word_on_gpu = self._word.owner.on_gpu + self._word.region.offset
+        with self.device.current():
+            self.device.write(self._word_on_gpu, 0)  # is it able to?
+
+    def _open_shared(self, agent: Agent, choice: Choice) -> Choice:
+        arena = Arena(device_memory(self.device, agent.share_gpu), agent.numbers, _FIRST_ON_GPU)
+        try:
+            arena.free(arena.allocate(1))
+        except (GpuFailed, ArenaExhausted, InvalidArgument) as error:
+            return Choice(
+                Path.PINNED, f"its memory cannot be shared with the agent: {error.message}"
+            )
+        self.arena = arena
+        return choice
+
+    @contextmanager
+    def turn(self) -> Iterator[Device]:
+        """Give the GPU work that belongs together, while no other thread does."""
+        with self._lock, self.device.current():
+            yield self.device
+
+    def fence(self) -> Fence:
+        """What a call waits for whose memory is free when all that our stream has is done."""
+        self._passed = self._passed % (_WRAP - 1) + 1  # never 0, which stands for no fence
+        self.device.write(self._word_on_gpu, self._passed)
+        return Fence(self._word.region, self._passed)
+
+    def order_callers(self, event: Event, streams: Collection[int | None]) -> None:
+        """The streams of results wait for an event; ``None`` is torch's current one."""
+        with self.device.current():
+            for stream in streams:
+                order(self.current_stream() if stream is None else stream, event)
+
+    def current_stream(self) -> int:
+        """The stream on which torch works in this thread."""
+        torch: Any = sys.modules["torch"]
+        return int(torch.cuda.current_stream(self.device.ordinal).cuda_stream)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the agent has memory of the GPU open."""
+        return self.path is Path.IPC
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        if self.path is not Path.HOST:
+            self.arena.close()
+            self.pinned.close()

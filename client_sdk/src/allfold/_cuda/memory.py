@@ -1,0 +1,116 @@
+"""Memory that a GPU reaches and the agent as well: what arenas for its tensors consist of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from allfold._arena import Bytes, Grow, HostMemory, Share
+from allfold._cuda.device import Device
+from allfold_core.errors import ArenaExhausted, GpuFailed
+
+log = logging.getLogger("allfold")
+
+_PATIENCE_SECONDS = 10.0
+_PROOF_BYTES = 16
+_DEFAULT_STREAM = 0
+
+ShareGpu = Callable[[int, int, str, int, bytes], None]
+"""Gives the agent GPU memory: (number, size, UUID of the GPU, file descriptor, what is in it)."""
+
+
+class PinnedMemory(HostMemory):
+    """Memory of the host that stays where it is, so that the GPU copies there by itself."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        super().__init__(size)
+        self._device = device
+        try:
+            with device.current():
+                self.on_gpu = device.register(self.address, size)
+        except GpuFailed:
+            super().close()
+            raise
+
+    def close(self) -> None:
+        """Let go of it, after the last copy."""
+        with self._device.current():
+            if not self._device.finished_within(_PATIENCE_SECONDS):
+                log.error("cuda:%d does not finish; its memory is kept", self._device.ordinal)
+                return
+            self._device.unregister(self.address)
+        super().close()
+
+
+class DeviceMemory:
+    """Memory of the GPU."""
+
+    bytes: Bytes | None = None
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.address = 0
+        self._device = device
+        try:
+            with device.current():
+                self.address, self.size, self.descriptor = device.allocate(size)
+        except GpuFailed as error:
+            raise ArenaExhausted(
+                f"no memory for {size >> 20} MiB more of the arena on cuda:{device.ordinal} "
+                f"({device.name}): {error.message}. Let the framework use less of the GPU, or set "
+                "ALLFOLD_GPU_PATH=pinned."
+            ) from error
+
+    def __del__(self) -> None:
+        if self.address:
+            with suppress(GpuFailed), self._device.current():  # unless the driver is gone
+                # What the default stream was given may still use arrays that were in it.
+                self._device.wait_for(_DEFAULT_STREAM)
+                if self._device.finished_within(_PATIENCE_SECONDS):
+                    self._device.free(self.address, self.size)
+
+    def close(self) -> None:
+        """Nothing: it is freed with the last array in it."""
+
+
+def pinned_memory(device: Device, share: Share) -> Grow:
+    """Segments of page-locked memory of the host."""
+
+    def grow(number: int, size: int) -> PinnedMemory:
+        memory = PinnedMemory(device, size)
+        share(number, size, memory.descriptor)
+        return memory
+
+    return grow
+
+
+def device_memory(device: Device, share: ShareGpu) -> Grow:
+    """Segments in the GPU's memory. The agent proves that it sees the same memory as this process.
+
+    What a GPU is called proves nothing: what two containers call the same need not be.
+    """
+
+    def grow(number: int, size: int) -> DeviceMemory:
+        memory = DeviceMemory(device, size)
+        try:
+            proof = _written(device, memory)
+            share(number, memory.size, device.uuid, memory.descriptor, proof)
+        finally:
+            os.close(memory.descriptor)
+        return memory
+
+    return grow
+
+
+def _written(device: Device, memory: DeviceMemory) -> bytes:
+    """What was written at the beginning of memory, which nobody else could guess."""
+    proof = np.frombuffer(secrets.token_bytes(_PROOF_BYTES), np.uint8)
+    with device.current():
+        device.copy(memory.address, proof.__array_interface__["data"][0], _PROOF_BYTES)
+        if not device.finished_within(_PATIENCE_SECONDS):
+            raise GpuFailed(f"cuda:{device.ordinal} is busy for {_PATIENCE_SECONDS:g} s now")
+    return proof.tobytes()

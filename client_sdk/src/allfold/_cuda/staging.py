@@ -1,0 +1,108 @@
+"""Where the tensors of a call on a GPU lie while the agent works, and who waits for whom.
+
+The caller's stream, ours and the agent take turns:
+
+- ours waits for what the caller's stream has been given, copies the tensors to the arena, and
+  passes the fence that the agent looks at;
+- the agent says that the op is done when the results are in the arena;
+- ours copies them to where they are wanted, and the caller's stream waits for that.
+
+No process waits for a GPU here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from allfold._arena import Arena, Block
+from allfold._calls.call import Call, PairCall
+from allfold._cuda.gpu import Gpu
+from allfold._staging import Staged, nothing
+from allfold._tensors import TensorView
+from allfold_core.errors import InvalidArgument
+
+
+class CudaStaged(Staged):
+    """A call's memory on a GPU, or in the memory of the host that the GPU copies to.
+
+    Messages between two ranks take the latter way, as they are copied once in any case.
+    """
+
+    __slots__ = ("_gpu", "_kept")
+
+    def __init__(self, gpu: Gpu, call: Call, nodes: int) -> None:
+        self._gpu = gpu
+        self._kept: list[Any] = []
+        arena: Arena = gpu.pinned if isinstance(call, PairCall) else gpu.arena
+        with gpu.turn() as device:
+            for stream in {view.stream for view in call.inputs + call.outputs}:
+                device.wait_for(gpu.current_stream() if stream is None else stream)
+            super().__init__(arena, call, apart=nodes > 1 and gpu.shares_memory)
+            self.fence = gpu.fence()
+
+    def _address(self, view: TensorView) -> int:
+        return view.address
+
+    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
+        address = view.address
+        if view.nbytes and not address:
+            given = _copyable(view)
+            with self._on_our_stream():
+                packed = _packed_like(given)
+                packed.copy_(given)
+            self._kept.append(packed)
+            address = packed.data_ptr()
+        if view.nbytes:
+            self._gpu.device.copy(block.address + start, address, view.nbytes)
+
+    def bring_home(self) -> Callable[[], None]:
+        if self._result is None:
+            return nothing
+        with self._gpu.turn() as device:
+            super().bring_home()
+            event = device.mark()
+        streams = {view.stream for view in self._call.outputs}
+        return partial(self._gpu.order_callers, event, streams)
+
+    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+        if not view.nbytes:
+            return
+        source = block.address + start
+        if view.address and view.stays():
+            self._gpu.device.copy(view.address, source, view.nbytes)
+        else:
+            given = _copyable(view)
+            with self._on_our_stream():
+                packed = _packed_like(given)
+                self._gpu.device.copy(packed.data_ptr(), source, view.nbytes)
+                given.copy_(packed)
+        if view.is_torch:  # whose memory goes to somebody else when the caller drops it now
+            view.tensor.record_stream(self._our_stream())
+
+    def _on_our_stream(self) -> Any:
+        return _torch().cuda.stream(self._our_stream())
+
+    def _our_stream(self) -> Any:
+        device = self._gpu.device
+        return _torch().cuda.ExternalStream(int(device.stream), device=device.ordinal)
+
+
+def _copyable(view: TensorView) -> Any:
+    if not view.is_torch:
+        raise InvalidArgument(
+            f"the {type(view.tensor).__name__} on the GPU is not contiguous; only torch's tensors "
+            "may have any strides, so copy it first"
+        )
+    return view.copyable()
+
+
+def _packed_like(given: Any) -> Any:
+    torch = _torch()
+    return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]

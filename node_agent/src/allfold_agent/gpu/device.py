@@ -1,0 +1,237 @@
+"""One GPU of this machine: its stream, the memory of ranks on it, and the kernels it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from ctypes import string_at
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from allfold_agent.gpu import kernels
+from allfold_agent.gpu.completions import Completions
+from allfold_agent.gpu.driver import call, load
+from allfold_agent.gpu.kernels import Variant
+from allfold_agent.watch import Watch
+from allfold_core.errors import GpuFailed
+
+log = logging.getLogger(__name__)
+
+_UUID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GpuName:
+    """What is known of a GPU before it is used.
+
+    Attributes:
+        ordinal: its number in this process.
+        uuid: of the GPU, or of the part of one (MIG) that this process sees as one; in hex.
+    """
+
+    ordinal: int
+    uuid: str
+    name: str
+
+
+def find() -> list[GpuName]:
+    """The GPUs of this machine that this process may use. Takes none of their memory."""
+    return [_name(ordinal) for ordinal in range(call("cuDeviceGetCount"))]
+
+
+def _name(ordinal: int) -> GpuName:
+    handle = call("cuDeviceGet", ordinal)
+    newest = "cuDeviceGetUuid_v2" if hasattr(load(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    uuid = string_at(call(newest, handle).getPtr(), _UUID_BYTES).hex()
+    return GpuName(ordinal, uuid, call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode())
+
+
+class Point:
+    """A point in the work of a GPU."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.handle = call("cuEventCreate", load().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        call("cuEventRecord", self.handle, device.stream)
+
+    def is_reached(self) -> bool:
+        """Whether all before it is done; :class:`GpuFailed` if the GPU has come to grief."""
+        with self.device.current():
+            code, *_ = load().cuEventQuery(self.handle)
+        if not code:
+            return True
+        if code == load().CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        raise GpuFailed(f"{self.device.name.name}, on which the node agent folds: {code.name}")
+
+    def __del__(self) -> None:
+        # Unless it was never made, or the driver is gone.
+        with suppress(AttributeError, GpuFailed), self.device.current():
+            call("cuEventDestroy", self.handle)
+
+
+class RankMemory:
+    """Memory of a GPU that a rank shares. It stays until the last op that uses it is over, even
+    where its rank has died.
+
+    Attributes:
+        address: where it begins.
+        size: in bytes.
+    """
+
+    def __init__(self, device: Device, descriptor: int, size: int) -> None:
+        self.device = device
+        self.size = size
+        self.address = 0
+        self._users: set[int] = set()
+        kind = load().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        with device.current():
+            handle = call("cuMemImportFromShareableHandle", descriptor, kind)
+            try:
+                self.address = int(call("cuMemAddressReserve", size, 0, 0, 0))
+                call("cuMemMap", self.address, size, 0, handle, 0)
+            finally:
+                call("cuMemRelease", handle)  # the mapping keeps the memory
+            self.allow(device)
+
+    def allow(self, device: Device) -> None:
+        """Let a GPU use it that :meth:`Device.reaches` the one that has it."""
+        if device.ordinal not in self._users:
+            access = load().CUmemAccessDesc()
+            access.location.type = load().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = device.ordinal
+            access.flags = load().CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            call("cuMemSetAccess", self.address, self.size, [access], 1)
+            self._users.add(device.ordinal)
+
+    def begins_with(self, proof: bytes) -> bool:
+        """Whether these bytes are at its beginning."""
+        found = np.zeros(len(proof), np.uint8)
+        with self.device.current():
+            call("cuMemcpyDtoH", found.ctypes.data, self.address, len(proof))
+        return found.tobytes() == proof
+
+    def __del__(self) -> None:
+        if self.address:
+            with suppress(GpuFailed), self.device.current():  # unless the driver is gone
+                load().cuMemUnmap(self.address, self.size)
+                load().cuMemAddressFree(self.address, self.size)
+
+
+class Device:
+    """A GPU in use, inside of :meth:`current`.
+
+    Attributes:
+        completions: tells when it has done something.
+    """
+
+    def __init__(self, name: GpuName, watch: Watch) -> None:
+        driver = load()
+        self.name = name
+        self.completions = Completions(watch)
+        self.ordinal = name.ordinal
+        self._handle = call("cuDeviceGet", name.ordinal)
+        self._context = call("cuDevicePrimaryCtxRetain", self._handle)
+        with self.current():
+            self.stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        attributes = driver.CUdevice_attribute
+        self._processors = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        major = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.architecture = f"sm_{major}{minor}"
+        self._functions: dict[str, Any] = {}
+        self._modules: list[Any] = []
+        self._compiling = Lock()
+        self._peers: dict[int, bool] = {}
+
+    def _attribute(self, which: Any) -> int:
+        return int(call("cuDeviceGetAttribute", which, self._handle))
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the GPU that this thread talks to.
+
+        Finalizers do so as well, in the middle of what a thread does with another GPU.
+        """
+        call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            call("cuCtxPopCurrent")
+
+    def reaches(self, other: Device) -> bool:
+        """Whether kernels here can use the memory of another GPU, or of this one."""
+        if other is self:
+            return True
+        if other.ordinal not in self._peers:
+            able = call("cuDeviceCanAccessPeer", self._handle, other._handle)
+            self._peers[other.ordinal] = bool(able)
+        return self._peers[other.ordinal]
+
+    # Work, in the order in which it is given
+
+    def has(self, variant: Variant) -> bool:
+        """Whether a kernel is compiled already."""
+        return variant.name in self._functions
+
+    def launch(
+        self,
+        variant: Variant,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        numel: int,
+        factor: float,
+        divisor: float,
+    ) -> None:
+        """Fold ``numel`` elements at the addresses of inputs into all outputs."""
+        function = self._function(variant)
+        packed = np.frombuffer(
+            kernels.arguments(variant, inputs, outputs, numel, factor, divisor), np.uint8
+        )
+        pointers = np.array([packed.ctypes.data], np.uint64)
+        blocks, threads = kernels.grid(numel, variant, self._processors)
+        shape = (blocks, 1, 1, threads, 1, 1)
+        call("cuLaunchKernel", function, *shape, 0, self.stream, pointers.ctypes.data, 0)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between any addresses that the GPU reaches."""
+        call("cuMemcpyAsync", target, source, nbytes, self.stream)
+
+    def wait_for(self, point: Point) -> None:
+        """What comes now waits for another GPU."""
+        call("cuStreamWaitEvent", self.stream, point.handle, 0)
+
+    def mark(self) -> Point:
+        """The present point."""
+        return Point(self)
+
+    def _function(self, variant: Variant) -> Any:
+        function = self._functions.get(variant.name)
+        if function is None:
+            with self._compiling:
+                if variant.name not in self._functions:
+                    image = kernels.compile_image(variant, self.architecture)
+                    module = call("cuModuleLoadData", np.frombuffer(image, np.uint8).ctypes.data)
+                    self._modules.append(module)
+                    self._functions[variant.name] = call(
+                        "cuModuleGetFunction", module, variant.name.encode()
+                    )
+                function = self._functions[variant.name]
+        return function
+
+
+def register(address: int, nbytes: int) -> int:
+    """Let all GPUs reach memory of the host; its address for them. In any GPU's context."""
+    driver = load()
+    flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+    call("cuMemHostRegister", address, nbytes, flags)
+    return int(call("cuMemHostGetDevicePointer", address, 0))
+
+
+def unregister(address: int) -> None:
+    """The inverse of :func:`register`."""
+    call("cuMemHostUnregister", address)

@@ -1,0 +1,40 @@
+"""NVIDIA's driver, through its own bindings: what it says when it cannot do something."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from allfold_core.errors import GpuFailed
+
+
+class NoCuda(Exception):
+    """This process has no CUDA; says why."""
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The driver's functions, ready for use; :class:`NoCuda` where there are none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoCuda("cuda-bindings is not installed (allfold-agent[cuda12])") from error
+    try:
+        code, *_ = driver.cuInit(0)
+    except Exception as error:  # of a type that depends on the version of the binding
+        raise NoCuda("there is no NVIDIA driver") from error
+    if code:
+        raise NoCuda(f"the NVIDIA driver does not work: {code.name}")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the driver; what it returns beside the error code.
+
+    Raises:
+        GpuFailed: it could not.
+    """
+    code, *results = getattr(load(), name)(*arguments)
+    if code:
+        raise GpuFailed(f"the GPU of the node agent: {name} failed with {code.name}")
+    return results[0] if len(results) == 1 else tuple(results)

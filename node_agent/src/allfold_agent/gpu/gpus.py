@@ -1,0 +1,99 @@
+"""The GPUs of this machine: whether the agent folds there, and the memory that ranks share."""
+
+from __future__ import annotations
+
+import logging
+from threading import Lock
+
+from allfold_agent.gpu import kernels
+from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
+from allfold_agent.gpu.driver import NoCuda
+from allfold_agent.gpu.kernels import KernelError, Variant
+from allfold_agent.gpu.pins import Pins
+from allfold_agent.watch import Watch
+from allfold_core.dtypes import DType
+from allfold_core.errors import GpuFailed, InvalidArgument
+from allfold_core.operations import ReduceOp
+
+log = logging.getLogger(__name__)
+
+_PROBE = Variant(
+    DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, ReduceOp.SUM, 2, scaled=False, divided=False
+)
+_PROBE_ARCHITECTURE = "sm_75"
+
+
+class Gpus:
+    """What the agent knows of GPUs. They are used from the first tensor on, which costs memory.
+
+    Attributes:
+        names: those that ranks may share memory of, by UUID.
+        reason: why there are none.
+        pins: memory of the host that they reach.
+
+    Args:
+        wanted: whether they may be used.
+        watch: sees when they have done something.
+    """
+
+    def __init__(self, wanted: bool, watch: Watch) -> None:
+        self._watch = watch
+        self.pins = Pins()
+        self._lock = Lock()
+        self._devices: dict[str, Device] = {}
+        self.names, self.reason = _probe(wanted)
+        if self.names:
+            listed = ", ".join(f"{each.name} ({uuid})" for uuid, each in self.names.items())
+            log.info("folds on GPUs that ranks share memory of: %s", listed)
+        else:
+            log.info("folds on the CPU alone: %s", self.reason)
+
+    def welcome(self) -> dict[str, object]:
+        """What ranks are told of the GPUs."""
+        return {
+            "gpus": {uuid: each.name for uuid, each in self.names.items()},
+            "no_gpu": f"the agent folds on no GPU: {self.reason}",
+        }
+
+    def open(self, uuid: str, descriptor: int, size: int, proof: bytes) -> RankMemory:
+        """Open memory that a rank shares.
+
+        Args:
+            descriptor: stands for it; is the caller's to close.
+            proof: what the rank has written at its beginning.
+
+        Raises:
+            InvalidArgument: it cannot be opened, or is not what the rank says.
+        """
+        name = self.names.get(uuid)
+        if name is None:
+            raise InvalidArgument(f"the agent does not fold on the GPU {uuid}")
+        try:
+            memory = RankMemory(self._device(name), descriptor, size)
+            if not memory.begins_with(proof):
+                raise InvalidArgument("the file descriptor stands for other memory here")
+        except GpuFailed as error:
+            raise InvalidArgument(error.message) from error
+        return memory
+
+    def _device(self, name: GpuName) -> Device:
+        with self._lock:
+            device = self._devices.get(name.uuid)
+            if device is None:
+                device = self._devices[name.uuid] = Device(name, self._watch)
+            return device
+
+
+def _probe(wanted: bool) -> tuple[dict[str, GpuName], str]:
+    """The GPUs that can be folded on, and why there are none."""
+    if not wanted:
+        return {}, "ALLFOLD_AGENT_GPU says so"
+    try:
+        names = {each.uuid: each for each in find()}
+        if names:
+            kernels.compile_image(_PROBE, _PROBE_ARCHITECTURE)
+    except (NoCuda, GpuFailed) as error:
+        return {}, str(error)
+    except KernelError as error:
+        return {}, f"kernels cannot be compiled: {error}"
+    return names, "" if names else "the NVIDIA driver shows none"

@@ -1,0 +1,55 @@
+"""Whatever dies or hangs, there is an outcome, and the agent lives on."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cuda.conftest import machine
+from tests.support import cuda_programs as programs
+from tests.support.ranks import RankPool, failures
+
+from allfold_core.errors import PeerLost
+
+CASES = [("float32", "sum")]
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 0), (0, 0, 1, 1)], ids=str)
+@pytest.mark.parametrize("numel", [10, 3_000_000])
+def test_a_rank_may_die_while_the_agent_has_its_memory_open(
+    pool: RankPool, nodes: tuple[int, ...], numel: int
+) -> None:
+    with pool.unregistered(nodes) as job:
+        job.enter(pool.services)
+        assert job.run(programs.all_reduces, numel=10, cases=CASES) == [[]] * len(nodes)
+        job.ranks[0].start(programs.die_in_flight, job.name, numel=numel)
+        others = [
+            rank.start(programs.all_reduces, job.name, numel=numel + 1, cases=CASES)
+            for rank in job.ranks[1:]
+        ]
+        for failure in failures(others):
+            assert isinstance(failure.error, PeerLost)
+            assert failure.error.details["ranks"] == [0]
+    with pool.job(nodes) as job:
+        assert job.run(programs.collectives, numel=1000) == [[]] * len(nodes)
+
+
+def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over() -> None:
+    variables = {"ALLFOLD_GPU_PATH": "pinned"}
+    with machine(variables, hang_device_after=0) as pool, pool.unregistered((0, 0)) as job:
+        job.enter(pool.services)
+        for rank, said in enumerate(job.run(programs.hang, timeout=1.0)):
+            assert said.startswith(f"PeerMissing: the GPU of rank {rank} has not come to the call ")
+            assert "within 1 s" in said
+        for each in job.ranks:  # which would wait for its GPU
+            each.kill()
+
+
+def test_an_agent_whose_gpu_does_nothing_any_more_says_so_when_the_time_is_over() -> None:
+    variables = {"FAKE_CUDA_HANG_DEVICE_AFTER": "4"}
+    with machine(agent_variables=variables) as pool, pool.unregistered((0, 0)) as job:
+        job.enter(pool.services)
+        for _ in range(10):  # the proofs of two segments, and some ops
+            said = job.run(programs.hang, timeout=1.0)
+            if said != ["done", "done"]:
+                break
+        for each in said:
+            assert "Fake GPU 0 is stuck" in each

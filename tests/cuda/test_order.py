@@ -1,0 +1,34 @@
+"""Calls are in order with what streams are given, and nobody waits for a GPU that need not."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support import cuda_programs as programs
+from tests.support.ranks import RankPool
+
+EACH = pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 1, 1)], ids=str)
+
+
+@EACH
+def test_a_call_is_in_order_with_the_work_of_its_tensors_stream(
+    pool: RankPool, nodes: tuple[int, ...]
+) -> None:
+    with pool.job(nodes) as job:
+        for numel in (10, 100_000):
+            found = job.run(programs.behind_other_work, numel=numel)
+            assert found == [[]] * len(nodes)
+
+
+@EACH
+def test_ops_that_are_in_flight_together_keep_their_memory_apart(
+    pool: RankPool, nodes: tuple[int, ...]
+) -> None:
+    with pool.job(nodes) as job:
+        found = job.run(programs.many_at_once, numel=300_000, count=40)
+        assert found == [[]] * len(nodes)
+
+
+@EACH
+def test_each_op_sees_what_the_one_before_it_left(pool: RankPool, nodes: tuple[int, ...]) -> None:
+    with pool.job(nodes) as job:
+        assert job.run(programs.chain, numel=70_000, steps=10) == [[]] * len(nodes)

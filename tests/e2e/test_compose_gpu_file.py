@@ -1,0 +1,106 @@
+"""What docker-compose.gpu.yml adds to docker-compose.yml; no GPU is needed."""
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from tests.support import docker
+from tests.support.require import requires
+
+ROOT = Path(__file__).parents[2]
+FILES = ("docker-compose.yml", "docker-compose.gpu.yml")
+BASE, GPU = (yaml.safe_load((ROOT / name).read_text())["services"] for name in FILES)
+AGENTS, JOBS = ("agent-a", "agent-b"), ("train-a", "train-b")
+SOURCES = [*ROOT.glob("node_agent/src/**/*.py"), *ROOT.glob("client_sdk/src/**/*.py")]
+
+
+@cache
+def merged() -> dict[str, Any]:
+    """The services as Compose itself puts the two files together."""
+    requires("docker")
+    env = dict(os.environ)
+    files = [part for name in FILES for part in ("--file", name)]
+    shown = docker.run([*docker.compose_command(env), *files, "config"], env)
+    services: dict[str, Any] = yaml.safe_load(shown)["services"]
+    return services
+
+
+def default(text: str) -> str:
+    """A value with the defaults of its variables."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def test_agents_and_jobs_see_the_gpus_and_nothing_else_does() -> None:
+    assert GPU.keys() == {*AGENTS, *JOBS}
+    for service in GPU.values():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        # libcuda.so.1 comes with "compute".
+        assert device["capabilities"] == ["gpu", "compute", "utility"]
+        assert (device["driver"], device["count"]) == ("nvidia", "all")
+
+
+def test_nothing_of_the_hardening_is_taken_back() -> None:
+    allowed = {"deploy", "image", "build", "environment", "ipc", "shm_size", "command"}
+    assert {key for service in GPU.values() for key in service} <= allowed
+
+
+def test_an_agent_shares_its_ipc_namespace_with_its_own_job_alone() -> None:
+    assert [GPU[agent]["ipc"] for agent in AGENTS] == ["shareable"] * 2
+    assert [GPU[job]["ipc"] for job in JOBS] == [f"service:{agent}" for agent in AGENTS]
+    # Then it is the agent's /dev/shm that the job's data loaders use.
+    assert {GPU[agent]["shm_size"] for agent in AGENTS} == {BASE[job]["shm_size"] for job in JOBS}
+
+
+def test_only_jobs_get_torch_for_cuda() -> None:
+    for agent in AGENTS:
+        assert "TORCH_INDEX" not in GPU[agent]["build"]["args"]
+    for job in JOBS:
+        assert re.search(r"/cu\d+$", default(GPU[job]["build"]["args"]["TORCH_INDEX"]))
+
+
+def test_images_for_gpus_are_of_the_same_version_and_have_names_of_their_own() -> None:
+    for name, service in GPU.items():
+        extra = default(service["build"]["args"]["ALLFOLD_EXTRA"])
+        assert extra in ("cuda12", "cuda13")
+        assert default(service["image"]) == f"{BASE[name]['image']}-{extra}"
+
+
+def test_jobs_run_the_same_training_on_the_gpu() -> None:
+    for job in JOBS:
+        assert GPU[job]["command"] == [*BASE[job]["command"], "--device", "cuda"]
+
+
+def test_every_variable_is_one_that_is_read() -> None:
+    text = "".join(path.read_text() for path in SOURCES)
+    names = {name for service in GPU.values() for name in service["environment"]}
+    assert [name for name in sorted(names) if f'"{name}"' not in text] == []
+
+
+def test_both_dockerfiles_take_the_extra() -> None:
+    for name in ("agent", "job"):
+        final = (ROOT / f"deploy/docker/{name}.Dockerfile").read_text().rpartition("\nFROM ")[2]
+        declared, used = final.index("\nARG ALLFOLD_EXTRA=\n"), final.index("$ALLFOLD_EXTRA]")
+        assert declared < used
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", GPU)
+def test_compose_keeps_what_the_first_file_says(name: str) -> None:
+    service = merged()[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert BASE[name]["environment"].keys() < service["environment"].keys()
+    assert Path(service["build"]["dockerfile"]).name == Path(BASE[name]["build"]["dockerfile"]).name
+    assert service["ipc"] == GPU[name]["ipc"]
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+
+
+@pytest.mark.docker
+def test_compose_leaves_the_other_services_alone() -> None:
+    assert merged().keys() == BASE.keys()
+    assert [name for name in merged().keys() - GPU.keys() if "deploy" in merged()[name]] == []
