@@ -6,6 +6,7 @@ import pytest
 from tests.cuda.conftest import machine
 from tests.support import cuda_programs as programs
 from tests.support.ranks import RankPool, failures
+from tests.support.waiting import wait_until
 
 from allfold_core.errors import PeerLost
 
@@ -25,6 +26,7 @@ def test_a_rank_may_die_while_the_agent_has_its_memory_open(
             rank.start(programs.all_reduces, job.name, numel=numel + 1, cases=CASES)
             for rank in job.ranks[1:]
         ]
+        wait_until(lambda: job.ranks[0].ended, "the rank is dead")
         for failure in failures(others):
             assert isinstance(failure.error, PeerLost)
             assert failure.error.details["ranks"] == [0]

@@ -390,27 +390,7 @@ def test_jobs_on_gpus_claim_them() -> None:
     assert pod["containers"][0]["args"][-2:] == ["--device", "cuda"]
 
 
-def test_a_shared_dev_shm_is_all_that_its_overlay_adds() -> None:
-    without, shared = (
-        gpu_agent(built(FOLDER / "overlays" / name)) for name in ("gpu", "gpu-host-shm")
-    )
-    volume = {"name": "shm", "hostPath": {"path": "/dev/shm", "type": "Directory"}}
-    mount = {"name": "shm", "mountPath": "/dev/shm"}
-    assert without_one(shared[0]["volumes"], volume) == by_name(without[0]["volumes"])
-    assert without_one(shared[1]["volumeMounts"], mount) == by_name(without[1]["volumeMounts"])
-    assert {key for key in without[1] if without[1][key] != shared[1][key]} == {"volumeMounts"}
-
-
-def by_name(items: list[Object]) -> list[Object]:
-    return sorted(items, key=lambda item: str(item["name"]))
-
-
-def without_one(items: list[Object], item: Object) -> list[Object]:
-    assert item in items
-    return by_name([each for each in items if each != item])
-
-
-@pytest.mark.parametrize("name", ["base", "overlays/gpu", "overlays/gpu-host-shm"])
+@pytest.mark.parametrize("name", ["base", "overlays/gpu"])
 def test_every_folder_builds_with_all_objects_in_one_namespace(name: str) -> None:
     objects = built(FOLDER / name)
     kinds = ["DaemonSet", "Deployment", "Namespace", *["NetworkPolicy"] * 4, "PodDisruptionBudget"]

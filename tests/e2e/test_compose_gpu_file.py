@@ -44,15 +44,8 @@ def test_agents_and_jobs_see_the_gpus_and_nothing_else_does() -> None:
 
 
 def test_nothing_of_the_hardening_is_taken_back() -> None:
-    allowed = {"deploy", "image", "build", "environment", "ipc", "shm_size", "command"}
+    allowed = {"deploy", "image", "build", "environment", "command"}
     assert {key for service in GPU.values() for key in service} <= allowed
-
-
-def test_an_agent_shares_its_ipc_namespace_with_its_own_job_alone() -> None:
-    assert [GPU[agent]["ipc"] for agent in AGENTS] == ["shareable"] * 2
-    assert [GPU[job]["ipc"] for job in JOBS] == [f"service:{agent}" for agent in AGENTS]
-    # Then it is the agent's /dev/shm that the job's data loaders use.
-    assert {GPU[agent]["shm_size"] for agent in AGENTS} == {BASE[job]["shm_size"] for job in JOBS}
 
 
 def test_only_jobs_get_torch_for_cuda() -> None:
@@ -96,7 +89,6 @@ def test_compose_keeps_what_the_first_file_says(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert BASE[name]["environment"].keys() < service["environment"].keys()
     assert Path(service["build"]["dockerfile"]).name == Path(BASE[name]["build"]["dockerfile"]).name
-    assert service["ipc"] == GPU[name]["ipc"]
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
 
 

@@ -60,8 +60,9 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 SEGMENT = struct.Struct("<BxxxIQ")
 OUTCOME = struct.Struct("<BxxxIQ")
 FENCE_WORD = struct.Struct("<I")
-_OP = struct.Struct("<BxxxIQdIIQQIIQ")
-_PAIR = struct.Struct("<BBxxIQdiIqQQIIQ")
+_FENCE = struct.Struct("<IIQ")
+_OP = struct.Struct("<BxxxIQdIIQQ16s")
+_PAIR = struct.Struct("<BBxxIQdiIqQQ16s")
 FIRST_PAIR = 1 << 63
 _SHORTENED = 4096
 
@@ -92,8 +93,19 @@ class Fence(NamedTuple):
         """Whether a word of this value lets the call pass."""
         return (word - self.value) & 0xFFFFFFFF < 1 << 31
 
+    def pack(self) -> bytes:
+        return _FENCE.pack(self.word.segment, self.value, self.word.offset)
 
+    @classmethod
+    def unpack(cls, data: bytes) -> Fence:
+        """The inverse of :meth:`pack`."""
+        segment, value, offset = _FENCE.unpack(data)
+        return cls(Region(segment, offset), value)
+
+
+# Nearly all calls have this one, and are not to pay for those that have another.
 NO_FENCE = Fence(Region(0, 0), 0)
+_NO_FENCE = NO_FENCE.pack()
 
 
 class OpMessage(NamedTuple):
@@ -127,9 +139,7 @@ class OpMessage(NamedTuple):
             self.target.segment,
             self.source.offset,
             self.target.offset,
-            self.fence.word.segment,
-            self.fence.value,
-            self.fence.word.offset,
+            _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
         )
         return head + self.fingerprint
 
@@ -138,8 +148,8 @@ class OpMessage(NamedTuple):
         """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
         if len(data) < _OP.size:
             raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
-        _, group, seq, timeout, source, target, *rest = _OP.unpack_from(data)
-        source_offset, target_offset, fence, value, fence_offset = rest
+        head = _OP.unpack_from(data)
+        _, group, seq, timeout, source, target, source_offset, target_offset, fence = head
         return cls(
             group,
             seq,
@@ -147,7 +157,7 @@ class OpMessage(NamedTuple):
             Region(source, source_offset),
             Region(target, target_offset),
             data[_OP.size :],
-            Fence(Region(fence, fence_offset), value),
+            NO_FENCE if fence == _NO_FENCE else Fence.unpack(fence),
         )
 
     def parsed_fingerprint(self) -> Fingerprint:
@@ -195,9 +205,7 @@ class PairMessage(NamedTuple):
             self.tag,
             self.memory.offset,
             self.nbytes,
-            self.fence.word.segment,
-            self.fence.value,
-            self.fence.word.offset,
+            _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
         )
 
     @classmethod
@@ -205,11 +213,10 @@ class PairMessage(NamedTuple):
         """The inverse of :meth:`pack`; ``ValueError`` for a message of another size."""
         if len(data) != _PAIR.size:
             raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
-        kind, dtype, group, seq, timeout, peer, segment, tag, offset, nbytes, *rest = _PAIR.unpack(
-            data
-        )
-        word, value, word_offset = rest
-        region, fence = Region(segment, offset), Fence(Region(word, word_offset), value)
+        kind, dtype, group, seq, timeout, peer, segment, tag, *rest = _PAIR.unpack(data)
+        offset, nbytes, packed = rest
+        region = Region(segment, offset)
+        fence = NO_FENCE if packed == _NO_FENCE else Fence.unpack(packed)
         return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes, fence)
 
 

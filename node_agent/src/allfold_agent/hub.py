@@ -30,6 +30,7 @@ from allfold_core.errors import (
 )
 from allfold_core.local_wire import (
     MAX_MESSAGE,
+    NO_FENCE,
     PROTOCOL_VERSION,
     SEGMENT,
     Message,
@@ -208,6 +209,9 @@ class Hub:
 
     def _call(self, process: RankProcess, message: Call) -> None:
         """Begin a call, unless its memory, or that of one before it, is still in use by a GPU."""
+        if message.fence is NO_FENCE and not process.held:
+            self._submit(process, message)
+            return
         try:
             passed = process.has_passed(message.fence)
         except InvalidArgument as error:

@@ -68,11 +68,6 @@ class Arrival:
     target: torch.Tensor | GpuRange
     at: float
 
-    @property
-    def is_on_gpu(self) -> bool:
-        """Whether any of its memory is."""
-        return isinstance(self.source, GpuRange) or isinstance(self.target, GpuRange)
-
     def source_place(self) -> Place:
         """Where the input is, for a GPU."""
         return self._place(self.source, self.message.source)
@@ -96,6 +91,7 @@ class Op:
         arrivals: by rank.
         compiled: what ops of this contract do here, once the op runs.
         job: what is to be computed here, once the op runs.
+        on_gpu: whether any of the ranks that have called has its memory on a GPU.
         gpu_job: the part of it that GPUs compute, where ranks have memory there.
         exchange: what moves data to and from other nodes, where there are any.
         running: every local rank has called, with equal fingerprints.
@@ -109,6 +105,7 @@ class Op:
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     compiled: Compiled | None = None
     job: Job | None = None
+    on_gpu: bool = False
     gpu_job: GpuJob | None = None
     exchange: Exchange | None = None
     strategy: str = ""
@@ -137,6 +134,8 @@ class Op:
     def add(self, arrival: Arrival) -> None:
         """Record a rank's call; the shortest timeout of all counts, from the first call on."""
         self.arrivals[arrival.rank] = arrival
+        if isinstance(arrival.source, GpuRange) or isinstance(arrival.target, GpuRange):
+            self.on_gpu = True
         if self._contract is None:
             self._contract = arrival.contract
         self.timeout = min(self.timeout, arrival.message.timeout)

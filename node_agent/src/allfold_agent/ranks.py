@@ -97,7 +97,7 @@ class RankProcess:
 
     def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
         """A region, wherever it is; ``InvalidArgument`` where there is none."""
-        memory = self._on_gpus.get(region.segment)
+        memory = self._on_gpus.get(region.segment) if self._on_gpus else None
         if memory is None or not nbytes:
             return self.memory(region, nbytes)
         if region.offset + nbytes > memory.size:

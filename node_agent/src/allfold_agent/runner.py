@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -81,28 +81,23 @@ class Runner:
         op.strategy = contract.strategy
         callers = self.ranks if contract.is_exchange else self.ranks[:1]
         calls = tuple(op.arrivals[rank].contract for rank in callers)
-        on_gpu = any(arrival.is_on_gpu for arrival in op.arrivals.values())
-        op.compiled = compiled = self._compiler.compile(calls, on_gpu)
-        # What is on a GPU is none of the CPU's, and so is then what it would be folded with.
-        sources = {} if on_gpu else self._elements(op, compiled, "source")
-        targets = {} if on_gpu else self._elements(op, compiled, "target")
-        residual = self._residual(contract, compiled)
+        op.compiled = compiled = self._compiler.compile(calls, op.on_gpu)
+        # Where a rank has its memory on a GPU, the CPU folds for none.
+        elements: Callable[[Any], torch.Tensor] = compiled.arithmetic.elements
+        arrivals = {} if op.on_gpu else op.arrivals
         op.job = Job(
-            compiled.layout, compiled.arithmetic, sources, targets, contract.wire, residual
+            compiled.layout,
+            compiled.arithmetic,
+            {rank: elements(arrival.source) for rank, arrival in arrivals.items()},
+            {rank: elements(arrival.target) for rank, arrival in arrivals.items()},
+            contract.wire,
+            self._residual(contract, compiled),
         )
-        if on_gpu:
+        if op.on_gpu:
             op.gpu_job = self._gpu_job(op, compiled)
         if len(self.plan.members) > 1:
             op.exchange = self._prepare_exchange(op, op.job, compiled)
         op.running = True
-
-    @staticmethod
-    def _elements(op: Op, compiled: Compiled, which: str) -> dict[int, torch.Tensor]:
-        """What each rank brings or gets, in the memory of the host."""
-        return {
-            rank: compiled.arithmetic.elements(getattr(arrival, which))
-            for rank, arrival in op.arrivals.items()
-        }
 
     def _gpu_job(self, op: Op, compiled: Compiled) -> GpuJob:
         arrivals = op.arrivals.items()

@@ -152,7 +152,8 @@ class Device:
 def _uuid(handle: Any) -> str:
     """That of the GPU, or of the part of one (MIG) that this process sees as one."""
     newest = "cuDeviceGetUuid_v2" if hasattr(load(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    return string_at(call(newest, handle).getPtr(), _UUID_BYTES).hex()
+    uuid = call(newest, handle)
+    return string_at(uuid.getPtr(), _UUID_BYTES).hex()
 
 
 def _descriptor_type() -> Any:

@@ -46,8 +46,12 @@ def find() -> list[GpuName]:
 def _name(ordinal: int) -> GpuName:
     handle = call("cuDeviceGet", ordinal)
     newest = "cuDeviceGetUuid_v2" if hasattr(load(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    uuid = string_at(call(newest, handle).getPtr(), _UUID_BYTES).hex()
-    return GpuName(ordinal, uuid, call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode())
+    uuid = call(newest, handle)
+    return GpuName(
+        ordinal,
+        string_at(uuid.getPtr(), _UUID_BYTES).hex(),
+        call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(),
+    )
 
 
 class Point:
