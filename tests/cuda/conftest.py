@@ -6,7 +6,7 @@ is in tests/gpu.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Unpack
 
@@ -22,15 +22,16 @@ from tests.support.services import Services
 def machine(
     variables: dict[str, str] | None = None,
     agent_variables: dict[str, str] | None = None,
+    agents: Sequence[str] = ("node0", "node1"),
     **settings: Unpack[Settings],
 ) -> Iterator[RankPool]:
-    """Two agents, and ranks, of a machine with GPUs."""
+    """Agents, and ranks, of a machine with GPUs."""
     for component in ("g++", "nvrtc"):
         requires(component)
     environment = fake_cuda.environment(**settings) | (variables or {})
     with Services(variables=environment, agent_variables=agent_variables or {}) as services:
         services.start_orchestrator()
-        services.start_agents("node0", "node1")
+        services.start_agents(*agents)
         with RankPool(services) as pool:
             yield pool
 

@@ -48,6 +48,21 @@ def test_without_page_locked_memory_an_array_that_torch_does_not_know_is_refused
         assert [found.partition(":")[0] for found in job.run(programs.path)] == ["host", "host"]
 
 
+def test_machines_with_and_without_gpus_are_in_one_group() -> None:
+    with machine(agents=("node0",)) as pool:
+        pool.services.agent_variables = {"ALLFOLD_AGENT_GPU": "off"}
+        pool.services.start_agents("node1")
+        types = [pool.services.status(name)["device_type"] for name in ("node0", "node1")]
+        assert types == ["cuda", "cpu"]
+        for strategy in ("auto", "tree(2)", "ring"):
+            with pool.job(EVERYWHERE, strategies=f"all_reduce={strategy}") as job:
+                found = [each.partition(":")[0] for each in job.run(programs.path)]
+                assert found == ["ipc", "ipc", "pinned", "pinned"]
+                assert job.run(programs.all_reduces, numel=70_001, cases=CASES) == [[]] * 4
+                found = job.run(programs.all_reduces, numel=999, cases=CASES, place="mixed")
+                assert found == [[]] * 4
+
+
 @pytest.mark.parametrize("peers", ["all", "none"])
 @pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 0, 0), (0, 0, 1, 1)], ids=str)
 def test_ranks_on_several_gpus_are_in_one_group(

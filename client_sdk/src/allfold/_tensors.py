@@ -335,6 +335,7 @@ def itemsize_of(dtype: Any) -> int:
 
 
 _LONGEST_NAME = 32
+_TORCH_ON_GPU = 2
 ABOUT_SIZE = 3 + _LONGEST_NAME + MAX_DIMENSIONS
 """Numbers in what :func:`describe` makes."""
 
@@ -351,7 +352,8 @@ def describe(tensor: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise InvalidArgument(f"the type {tensor.dtype} has no name that another rank would know")
     shape = tuple(tensor.shape)
     about = np.zeros(ABOUT_SIZE, np.int64)
-    about[:3] = (seen.is_torch, len(name), len(shape))
+    kind = _TORCH_ON_GPU if seen.is_torch and seen.gpu is not None else int(seen.is_torch)
+    about[:3] = (kind, len(name), len(shape))
     about[3 : 3 + len(name)] = list(name.encode("ascii"))
     about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + len(shape)] = shape
     return about
@@ -360,16 +362,18 @@ def describe(tensor: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 def described(about: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     """A fresh tensor like the one that was described; ``None`` where none was.
 
-    A torch tensor where torch is loaded and it was one, else an array.
+    A torch tensor where torch is loaded and it was one, on the current GPU where there is one and
+    it was on one; else an array.
     """
-    is_torch, length, ndim = (int(value) for value in about[:3])
+    kind, length, ndim = (int(value) for value in about[:3])
     if not length:
         return None
     name = bytes(about[3 : 3 + length].astype(np.uint8)).decode("ascii")
     shape = tuple(int(size) for size in about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + ndim])
     torch = sys.modules.get("torch")
-    if is_torch and torch is not None:
-        return torch.empty(shape, dtype=getattr(torch, name))
+    if kind and torch is not None:
+        on_gpu = kind == _TORCH_ON_GPU and torch.cuda.is_available()
+        return torch.empty(shape, dtype=getattr(torch, name), device="cuda" if on_gpu else "cpu")
     try:
         return np.empty(shape, np.dtype(name))
     except TypeError:
