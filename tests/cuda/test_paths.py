@@ -44,7 +44,7 @@ def test_a_gpu_without_room_for_an_arena_is_copied_from() -> None:
 def test_without_page_locked_memory_an_array_that_torch_does_not_know_is_refused() -> None:
     with machine(register=False) as pool, pool.job((0, 0)) as job:
         for failure in failures(job.start_all(programs.collectives, numel=10)):
-            assert "cannot be moved, because memory cannot be page-locked" in str(failure)
+            assert "cannot be moved, because the GPU cannot use the host's memory" in str(failure)
         assert [found.partition(":")[0] for found in job.run(programs.path)] == ["host", "host"]
 
 

@@ -177,6 +177,7 @@ struct Physical {
     Physical(int fd, size_t size, int device, bool counted, bool shareable)
         : fd(fd), size(size), device(device), counted(counted), shareable(shareable) {}
     Physical(const Physical&) = delete;
+    void close_file();
     ~Physical();
 };
 
@@ -1056,8 +1057,13 @@ static const int DESCRIPTOR = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 static const int ON_DEVICE = 1;   // CU_MEM_LOCATION_TYPE_DEVICE
 static const int READ_WRITE = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
+void Physical::close_file() {
+    if (fd >= 0) close(fd);
+    fd = -1;
+}
+
 Physical::~Physical() {
-    close(fd);
+    close_file();
     if (counted) driver().used[device] -= size;
 }
 
@@ -1104,8 +1110,12 @@ API cuMemCreate(CUdeviceptr* handle, size_t size, const Properties* wanted, unsi
 
 // What is mapped stays, and so does what other processes have a descriptor of.
 API cuMemRelease(CUdeviceptr handle) {
-    return work_in_context([&](Lock&, Context&) {
-        return driver().physical.remove(handle_of(handle)) ? SUCCESS : ERROR_INVALID_VALUE;
+    return work_in_context([&](Lock&, Context&) -> CUresult {
+        const auto found = driver().physical.find(handle_of(handle));
+        if (!found) return ERROR_INVALID_VALUE;
+        found->close_file();  // without a handle nobody maps or exports it
+        driver().physical.remove(handle_of(handle));
+        return SUCCESS;
     });
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ctypes import string_at
+from functools import lru_cache
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -105,7 +106,11 @@ class Device:
         driver = load()
         flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
         call("cuMemHostRegister", address, nbytes, flags)
-        return int(call("cuMemHostGetDevicePointer", address, 0))
+        try:
+            return int(call("cuMemHostGetDevicePointer", address, 0))
+        except GpuFailed:
+            self.unregister(address)
+            raise
 
     def unregister(self, address: int) -> None:
         call("cuMemHostUnregister", address)
@@ -178,6 +183,7 @@ def ordinal_of(address: int) -> int:
         call("cuCtxPopCurrent")
 
 
+@lru_cache(maxsize=1)
 def _context_in_use() -> Any:
     """The context of a GPU that this process uses already."""
     for ordinal in range(call("cuDeviceGetCount")):

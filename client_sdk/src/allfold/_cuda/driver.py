@@ -29,6 +29,8 @@ def load() -> Any:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding
         raise CudaUnavailable(f"there is no NVIDIA driver: {error}") from error
+    if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise CudaUnavailable("the NVIDIA driver shows no GPU")
     if code:
         raise CudaUnavailable(f"the NVIDIA driver does not work: {code.name}")
     return driver

@@ -82,7 +82,7 @@ class Gpu:
         try:
             self._open_pinned(agent)
         except (GpuFailed, ArenaExhausted) as error:
-            return Choice(Path.HOST, f"memory cannot be page-locked: {error.message}")
+            return Choice(Path.HOST, f"the GPU cannot use the host's memory: {error.message}")
         return self._open_shared(agent, choice) if choice.path is Path.IPC else choice
 
     def _open_pinned(self, agent: Agent) -> None:
@@ -91,8 +91,12 @@ class Gpu:
         self._word = self.pinned.allocate(FENCE_WORD.size)
         assert isinstance(self._word.owner, PinnedMemory)
         self._word_on_gpu = self._word.owner.on_gpu + self._word.region.offset
-        with self.device.current():
-            self.device.write(self._word_on_gpu, 0)  # is it able to?
+        try:
+            with self.device.current():
+                self.device.write(self._word_on_gpu, 0)  # is it able to?
+        except GpuFailed:
+            self.pinned.close()
+            raise
 
     def _open_shared(self, agent: Agent, choice: Choice) -> Choice:
         arena = Arena(device_memory(self.device, agent.share_gpu), agent.numbers, _FIRST_ON_GPU)

@@ -19,6 +19,7 @@ log = logging.getLogger("allfold")
 _PATIENCE_SECONDS = 10.0
 _PROOF_BYTES = 16
 _DEFAULT_STREAM = 0
+_kept: list[PinnedMemory] = []
 
 ShareGpu = Callable[[int, int, str, int, bytes], None]
 """Gives the agent GPU memory: (number, size, UUID of the GPU, file descriptor, what is in it)."""
@@ -39,12 +40,15 @@ class PinnedMemory(HostMemory):
 
     def close(self) -> None:
         """Let go of it, after the last copy."""
-        with self._device.current():
-            if not self._device.finished_within(_PATIENCE_SECONDS):
-                log.error("cuda:%d does not finish; its memory is kept", self._device.ordinal)
-                return
-            self._device.unregister(self.address)
         super().close()
+        try:
+            with self._device.current():
+                if not self._device.finished_within(_PATIENCE_SECONDS):
+                    raise GpuFailed(f"cuda:{self._device.ordinal} does not finish its work")
+                self._device.unregister(self.address)
+        except GpuFailed as error:
+            log.error("memory is kept that a GPU may still write to: %s", error.message)
+            _kept.append(self)
 
 
 class DeviceMemory:
@@ -82,7 +86,11 @@ def pinned_memory(device: Device, share: Share) -> Grow:
 
     def grow(number: int, size: int) -> PinnedMemory:
         memory = PinnedMemory(device, size)
-        share(number, size, memory.descriptor)
+        try:
+            share(number, size, memory.descriptor)
+        except BaseException:
+            memory.close()
+            raise
         return memory
 
     return grow

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from dataclasses import dataclass
 from threading import Lock
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from allfold_agent.gpu import kernels
 from allfold_agent.gpu.completions import Completions
 from allfold_agent.gpu.driver import call, load
 from allfold_agent.gpu.kernels import Variant
+from allfold_agent.mapped import Mapped
 from allfold_agent.watch import Watch
 from allfold_core.errors import GpuFailed
 
-log = logging.getLogger(__name__)
-
 _UUID_BYTES = 16
+_PATIENCE_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.0002
+# What a stuck GPU may still write to.
+_given_up: list[mmap.mmap] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,7 @@ class RankMemory:
 
     def begins_with(self, proof: bytes) -> bool:
         """Whether these bytes are at its beginning."""
-        found = np.zeros(len(proof), np.uint8)
-        with self.device.current():
-            call("cuMemcpyDtoH", found.ctypes.data, self.address, len(proof))
-        return found.tobytes() == proof
+        return self.device.read(self.address, len(proof)) == proof
 
     def __del__(self) -> None:
         if self.address:
@@ -213,6 +214,32 @@ class Device:
         """The present point."""
         return Point(self)
 
+    def read(self, address: int, nbytes: int) -> bytes:
+        """A few bytes of the GPU's memory.
+
+        Raises:
+            GpuFailed: the GPU does not come to it for some seconds.
+        """
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        place = Mapped(page).address
+        with self.current():
+            register(place, mmap.PAGESIZE)
+            try:
+                self.copy(place, address, nbytes)
+                self._await(self.mark())
+            except GpuFailed:
+                _given_up.append(page)  # the copy may still come
+                raise
+            unregister(place)
+        return page[:nbytes]
+
+    def _await(self, point: Point) -> None:
+        deadline = monotonic() + _PATIENCE_SECONDS
+        while not point.is_reached():
+            if monotonic() > deadline:
+                raise GpuFailed(f"{self.name.name} is busy for {_PATIENCE_SECONDS:g} s now")
+            sleep(_LOOK_AGAIN_SECONDS)  # CUDA's own way of waiting has no deadline
+
     def _function(self, variant: Variant) -> Any:
         function = self._functions.get(variant.name)
         if function is None:
@@ -233,7 +260,11 @@ def register(address: int, nbytes: int) -> int:
     driver = load()
     flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
     call("cuMemHostRegister", address, nbytes, flags)
-    return int(call("cuMemHostGetDevicePointer", address, 0))
+    try:
+        return int(call("cuMemHostGetDevicePointer", address, 0))
+    except GpuFailed:
+        unregister(address)
+        raise
 
 
 def unregister(address: int) -> None:

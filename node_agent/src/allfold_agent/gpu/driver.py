@@ -23,6 +23,8 @@ def load() -> Any:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding
         raise NoCuda("there is no NVIDIA driver") from error
+    if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise NoCuda("the NVIDIA driver shows no GPU")
     if code:
         raise NoCuda(f"the NVIDIA driver does not work: {code.name}")
     return driver

@@ -21,6 +21,7 @@ _PROBE = Variant(
     DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, ReduceOp.SUM, 2, scaled=False, divided=False
 )
 _PROBE_ARCHITECTURE = "sm_75"
+_PROOF_BYTES = 16
 
 
 class Gpus:
@@ -68,6 +69,8 @@ class Gpus:
         name = self.names.get(uuid)
         if name is None:
             raise InvalidArgument(f"the agent does not fold on the GPU {uuid}")
+        if len(proof) < _PROOF_BYTES:
+            raise InvalidArgument(f"a proof has {_PROOF_BYTES} bytes, got {len(proof)}")
         try:
             memory = RankMemory(self._device(name), descriptor, size)
             if not memory.begins_with(proof):
@@ -96,4 +99,4 @@ def _probe(wanted: bool) -> tuple[dict[str, GpuName], str]:
         return {}, str(error)
     except KernelError as error:
         return {}, f"kernels cannot be compiled: {error}"
-    return names, "" if names else "the NVIDIA driver shows none"
+    return names, "" if names else "the NVIDIA driver shows no GPU"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.folding import Arithmetic
@@ -80,10 +80,14 @@ class GpuJob:
         self._seconds = seconds
         self._inputs = inputs
         self._outputs = outputs
-        devices = _devices([*inputs.values(), *outputs.values()])
-        chosen = fold_on(list(devices), lambda one, other: devices[one].reaches(devices[other]))
+        homes = _homes(inputs, outputs)
+        devices = {home.ordinal: home for home in homes}
+        chosen = fold_on(
+            [home.ordinal for home in homes],
+            lambda one, other: devices[one].reaches(devices[other]),
+        )
         self._device = devices[chosen]
-        self._lock = Lock()
+        self._lock = RLock()  # of the two below
         self._sources: dict[int, int] | None = None
         # Memory of the host in place of what the GPU does not reach.
         self._detours: dict[tuple[int, bool], Buffer] = {}
@@ -225,9 +229,10 @@ class GpuJob:
 
     def _detour(self, rank: int, place: Place, is_output: bool) -> int:
         key = rank, is_output
-        if key not in self._detours:
-            self._detours[key] = self._buffers.take(place.nbytes)
-        return self._pins.address(self._detours[key].mapping, self._device)
+        with self._lock:
+            if key not in self._detours:
+                self._detours[key] = self._buffers.take(place.nbytes)
+            return self._pins.address(self._detours[key].mapping, self._device)
 
     def _bring(self) -> dict[int, int]:
         """Where the inputs are by the time that the GPU comes to what it is given next."""
@@ -283,13 +288,15 @@ def _overlap(one: Place, other: Place) -> bool:
     return homes[0] is homes[1] and begin < start + other.nbytes and start < begin + one.nbytes
 
 
-def _devices(places: Iterable[Place]) -> dict[int, Device]:
-    """The GPUs that have memory of ranks, by number, in rank order."""
-    return {
-        place.memory.device.ordinal: place.memory.device
-        for place in places
-        if isinstance(place, GpuRange)
-    }
+def _homes(inputs: Mapping[int, Place], outputs: Mapping[int, Place]) -> list[Device]:
+    """The GPU of each rank that has memory on one, in rank order."""
+    homes: list[Device] = []
+    for rank in sorted(inputs):
+        for place in (inputs[rank], outputs[rank]):
+            if isinstance(place, GpuRange):
+                homes.append(place.memory.device)
+                break
+    return homes
 
 
 def _at(

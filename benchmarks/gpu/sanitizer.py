@@ -1,0 +1,118 @@
+"""The agents under NVIDIA's compute-sanitizer, which finds what a kernel does wrong in memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from allfold.cli._processes import Child, wait_for
+from allfold.cli._stack import LocalStack
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.gpu.stage import Stage
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+_PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
+_AGENT = "allfold_agent"
+_START_SECONDS = 240.0
+_END_SECONDS = 60.0
+_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
+_TAIL = 2000
+
+
+def find() -> str:
+    """The command; ``BenchmarkFailed`` where there is none."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), *_PLACES])
+    found = shutil.which("compute-sanitizer", path=path)
+    if found is None:
+        raise BenchmarkFailed("there is no compute-sanitizer on the PATH; the CUDA toolkit has it")
+    return found
+
+
+def count(text: str) -> int | None:
+    """Findings, of what a tool has written; ``None`` if it was not able to finish."""
+    found = _SUMMARY.findall(text)
+    return int(found[-1]) if found else None
+
+
+class SanitizedStack(LocalStack):
+    """A stack whose agents run under a tool of compute-sanitizer."""
+
+    def __init__(self, nodes: int, tool: str) -> None:
+        super().__init__(nodes, seconds=_START_SECONDS)
+        self._prefix = [find(), "--tool", tool, "--log-file"]
+
+    def _spawn(self, name: str, module: str, options: Sequence[str]) -> None:
+        if module != _AGENT:
+            super()._spawn(name, module, options)
+            return
+        ready = ["--ready-file", str(self._ready_file(name))]
+        agent = [sys.executable, "-P", "-m", module, *options, *ready]
+        command = [*self._prefix, str(self._findings(name)), *agent]
+        with self._log(name).open("wb") as log:
+            child = Child(name, command, env=self._env, stdout=log, stderr=subprocess.STDOUT)
+        self.services.append(child)
+
+    def _findings(self, name: str) -> Path:
+        return self.folder / f"{name}.findings"
+
+    def findings(self) -> dict[str, int]:
+        """Let the agents end, and count what was found, by agent.
+
+        Raises:
+            BenchmarkFailed: an agent did not end, or the tool has left no summary.
+        """
+        for child in self.services[1:]:
+            # The tool has to outlive the agent, to say what it has found.
+            for pid in _agents_of(child.pid):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        for child in self.services[1:]:
+            if not wait_for([child], max(0.0, deadline - time.monotonic())):
+                raise BenchmarkFailed(f"{child.name} did not end in {_END_SECONDS:g} s")
+        return {node.name: self._counted(node.name) for node in self.nodes}
+
+    def _counted(self, name: str) -> int:
+        file = self._findings(name)
+        text = file.read_text(errors="replace") if file.exists() else ""
+        found = count(text)
+        if found is None:
+            raise BenchmarkFailed(f"compute-sanitizer left no summary of {name}:\n{text[-_TAIL:]}")
+        return found
+
+
+class SanitizedStage(Stage):
+    """A stage with such a stack."""
+
+    def __init__(self, agents: int, ranks: int, ordinal: int, tool: str) -> None:
+        super().__init__(agents, ranks, ordinal)
+        self._tool = tool
+        self.sanitized: SanitizedStack | None = None
+
+    def stack(self) -> LocalStack:
+        self.sanitized = SanitizedStack(self._agents, self._tool)
+        return self.sanitized
+
+
+def _agents_of(session: int) -> list[int]:
+    """The agents among the processes of a session, which do not include the tool itself."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            stat = (folder / "stat").read_text()
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        # Behind the name, which may have blanks: state, parent, group, session.
+        is_ours = int(stat.rpartition(")")[2].split()[3]) == session
+        if is_ours and _AGENT.encode() in command and b"--log-file" not in command:
+            found.append(int(folder.name))
+    return found
