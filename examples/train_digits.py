@@ -1,6 +1,7 @@
 """Data-parallel training of a small network on handwritten digits.
 
     allfold run --nodes 2 --nproc-per-node 2 examples/train_digits.py
+    allfold run --nproc-per-node 2 examples/train_digits.py --device cuda    # on NVIDIA GPUs
 
 Every rank computes the gradient of its share of each batch; Allfold averages them. In the end the
 program proves what data-parallel training promises: all ranks hold the same weights, bit for bit,
@@ -10,6 +11,8 @@ and these are the weights that one process would have found alone. It needs torc
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -38,11 +41,13 @@ TOLERANCE = 3e-5
 
 def main() -> None:
     """Train, check, and say how it went; a failed check ends rank 0 with status 1."""
+    options = arguments()
     allfold.init()
+    device = device_of_rank(options.device, allfold.rank())
     torch.set_num_threads(1)  # more would only wait for each other: the network is too small
-    train_images, test_images, train_labels, test_labels = load_data()
+    train_images, test_images, train_labels, test_labels = (each.to(device) for each in load_data())
     torch.manual_seed(allfold.rank())  # every rank starts elsewhere ...
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     weights = parameters_to_vector(model.parameters()).detach()
     allfold.broadcast(weights, root=0)  # ... and takes over where rank 0 is
     vector_to_parameters(weights, model.parameters())
@@ -60,6 +65,24 @@ def main() -> None:
     allfold.shutdown()
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    return parser.parse_args()
+
+
+def device_of_rank(kind: str, rank: int) -> torch.device:
+    """Where a rank computes. The ranks of a machine take its GPUs in turn, and may share them."""
+    if kind == "cpu":
+        return torch.device(kind)
+    if not torch.cuda.is_available():
+        sys.exit("--device cuda: torch sees no GPU here")
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))  # not every launcher says it
+    device = torch.device(kind, local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def load_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """1797 images of 8 x 8 pixels in training and test images and labels, alike on every rank."""
     images, labels = load_digits(return_X_y=True)
@@ -71,7 +94,7 @@ def load_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def train(model: nn.Module, images: Tensor, labels: Tensor, *, distributed: bool) -> None:
     """Train on this rank's share of every batch, or, not distributed, on all of it."""
     rank, world_size = (allfold.rank(), allfold.world_size()) if distributed else (0, 1)
-    gradients = flat_gradients(model, in_arena=distributed)
+    gradients = flat_gradients(model, images.device, in_arena=distributed)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9)
     for epoch in epochs(show=distributed and rank == 0):
         # The generator has the same seed on every rank, and so the batches are the same.
@@ -88,7 +111,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, *, distributed: bool
             optimizer.step()
 
 
-def flat_gradients(model: nn.Module, *, in_arena: bool) -> Tensor:
+def flat_gradients(model: nn.Module, device: torch.device, *, in_arena: bool) -> Tensor:
     """One tensor of which the gradient of every parameter is a view.
 
     One collective moves them all, and in the arena, the memory that a rank shares with its node
@@ -97,7 +120,8 @@ def flat_gradients(model: nn.Module, *, in_arena: bool) -> Tensor:
     """
     parameters = list(model.parameters())
     sizes = [parameter.numel() for parameter in parameters]
-    flat = allfold.empty(sum(sizes), torch.float32) if in_arena else torch.empty(sum(sizes))
+    empty = allfold.empty if in_arena else torch.empty
+    flat: Tensor = empty(sum(sizes), dtype=torch.float32, device=device)
     for parameter, gradient in zip(parameters, flat.split(sizes), strict=True):
         parameter.grad = gradient.view_as(parameter)
     return flat

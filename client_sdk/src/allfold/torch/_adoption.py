@@ -30,9 +30,12 @@ def adopt_bucket(group: Group, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _called_by_engine() -> bool:
-    """Whether only C++ lies between the engine and the function that asked for an adoption."""
-    method = sys._getframe(2)
-    return method.f_back is not None and method.f_back.f_code.co_name == _ENGINE
+    """Whether only C++ lies between the engine and the function that asked for an adoption.
+
+    The engine's threads for GPUs have no Python below that at all.
+    """
+    caller = sys._getframe(2).f_back
+    return caller is None or caller.f_code.co_name == _ENGINE
 
 
 def adopt(group: Group, tensor: torch.Tensor) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
 
@@ -33,7 +35,13 @@ def reduction(opts: Any) -> tuple[ReduceOp, float | None]:
     if name not in _OPS:
         raise InvalidArgument(f"torch's reduce operation {name} is unknown here")
     found = _OPS[name]
-    return found, float(given.factor) if found is ReduceOp.PREMUL_SUM else None
+    if found is not ReduceOp.PREMUL_SUM:
+        return found, None
+    if not hasattr(given, "factor"):
+        raise InvalidArgument(
+            f"torch {torch.__version__} does not tell the factor of PREMUL_SUM; torch 2.13 does"
+        )
+    return found, float(given.factor)
 
 
 def seconds(timeout: timedelta | None) -> float | None:
