@@ -134,7 +134,7 @@ def use_for_copies(gpu: Gpu, nbytes: int) -> tuple[Block, PinnedMemory, Any]:
     """A block of the arena, and page-locked memory with an array of it."""
     memory = PinnedMemory(gpu.device, GRANULE)
     assert memory.bytes is not None
-    return gpu.arena.allocate(nbytes), memory, memory.bytes[:nbytes]
+    return gpu.staging.allocate(nbytes), memory, memory.bytes[:nbytes]
 
 
 def fences(rounds: int) -> list[bool]:
@@ -199,21 +199,21 @@ def arrays() -> dict[str, bool]:
         and first.__cuda_array_interface__["typestr"] == "<f4"
         and first.dtype == np.float32,
         "apart": abs(apart - address) >= 48,
-        "located": gpu.arena.locate(address, 48) is not None,
-        "elsewhere": gpu.arena.locate(1 << 20, 48) is None,
+        "located": gpu.arrays.locate(address, 48) is not None,
+        "elsewhere": gpu.arrays.locate(1 << 20, 48) is None,
     }
     del first
     gc.collect()
     again = CudaArray(gpu, (12,), np.float32)
     found["given back"] = again.__cuda_array_interface__["data"][0] == address
-    found["one segment"] = len(listener.shared) == 1
+    found["one segment"] = len(listener.shared) == 2  # the other is for copies
     found["none for nothing"] = empty(gpu, (0, 3), "float32").shape == (0, 3)
     large = CudaArray(gpu, (FIRST + 1,), np.uint8)
-    found["grows"] = len(listener.shared) == 2
+    found["grows"] = len(listener.shared) == 3
     del large, again
     gc.collect()
     CudaArray(gpu, (FIRST + 1,), np.uint8)
-    found["grows once"] = len(listener.shared) == 2
+    found["grows once"] = len(listener.shared) == 3
     return found
 
 
@@ -529,7 +529,8 @@ def test_arrays_give_their_memory_back(start: Start) -> None:
 def test_memory_of_the_gpu_is_freed_with_the_arena_and_the_last_array(start: Start) -> None:
     with start() as process:
         with_arena, with_array, with_nothing = process.run(close_with_an_array)
-    assert with_arena == with_array == with_nothing - FIRST
+    assert with_array == with_nothing - FIRST
+    assert with_arena == with_array - FIRST  # where copies go
 
 
 @pytest.mark.parametrize("stream", ["default", "own"])
@@ -565,7 +566,7 @@ def test_a_full_gpu_is_named_and_what_is_freed_can_be_used(start: Start) -> None
         found = process.run(exhaust)
     assert "cuda:0 (Fake GPU 0)" in found["message"]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in found["message"]
-    assert found["segments"] == 2
+    assert found["segments"] == 3
     assert found["leak"] == 0
 
 

@@ -34,13 +34,24 @@ def test_a_rank_may_die_while_the_agent_has_its_memory_open(
         assert job.run(programs.collectives, numel=1000) == [[]] * len(nodes)
 
 
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
+def test_a_gpu_that_is_late_for_one_op_fails_that_one_for_all(nodes: tuple[int, ...]) -> None:
+    with machine(delay_us=100_000) as pool, pool.job(nodes) as job:
+        first, second = job.run(programs.late_for_one)
+        assert first == second, "the ranks have different outcomes"
+        assert [first[0], first[2]] == ["done", "done"]
+        assert first[1].startswith("PeerMissing: op 1 of group")
+        assert "the GPU of rank 0 on node node0 is busy" in first[1]
+
+
 def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over() -> None:
     variables = {"ALLFOLD_GPU_PATH": "pinned"}
     with machine(variables, hang_device_after=0) as pool, pool.unregistered((0, 0)) as job:
         job.enter(pool.services)
         for rank, said in enumerate(job.run(programs.hang, timeout=1.0)):
-            assert said.startswith(f"PeerMissing: the GPU of rank {rank} has not come to the call ")
-            assert "within 1 s" in said
+            assert said.startswith("PeerMissing: op 0 of group")
+            assert "missed its timeout of 1 s" in said
+            assert f"the GPU of rank {rank} on node node0 is busy with what it was given" in said
         for each in job.ranks:  # which would wait for its GPU
             each.kill()
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from tests.cuda.conftest import machine
 from tests.support import cuda_programs as programs
 from tests.support.ranks import RankPool
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[RankPool]:
+    """A GPU on which everything takes long."""
+    with machine(delay_us=60_000) as pool:
+        yield pool
+
 
 EACH = pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 1, 1)], ids=str)
 
@@ -26,6 +37,15 @@ def test_ops_that_are_in_flight_together_keep_their_memory_apart(
     with pool.job(nodes) as job:
         found = job.run(programs.many_at_once, numel=300_000, count=40)
         assert found == [[]] * len(nodes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
+def test_new_arrays_have_memory_that_nothing_is_on_its_way_to(
+    slow: RankPool, nodes: tuple[int, ...], fails: bool
+) -> None:
+    with slow.job(nodes) as job:
+        assert job.run(programs.memory_after, numel=1 << 16, fails=fails) == [[], []]
 
 
 @EACH

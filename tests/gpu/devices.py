@@ -44,7 +44,7 @@ def lies_in_arena(group: allfold.Group, tensor: torch.Tensor) -> bool:
         gpu = _gpu(group, tensor.device)
         if not gpu.shares_memory:
             return False
-        arena = gpu.arena
+        arena = gpu.arrays
     return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
 
 

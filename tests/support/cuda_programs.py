@@ -6,6 +6,7 @@ result is exact, whatever the order of the fold; what is to be overwritten holds
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -343,3 +344,62 @@ def path(group: allfold.Group) -> str:
 def show_log() -> None:
     """Have Allfold's lines in the log of this process."""
     logging.basicConfig(level=logging.INFO)
+
+
+# A GPU that is late
+
+
+def _keep_busy(tensor: FakeTensor, rounds: int) -> None:
+    """Give a tensor's stream work, each piece of which takes its time."""
+    with tensor.current():
+        for _ in range(rounds):
+            check(driver.cuMemsetD8Async(tensor.address, 0, tensor.nbytes, tensor.stream))
+
+
+def _outcome(group: allfold.Group, tensor: FakeTensor, timeout: float) -> str:
+    try:
+        group.all_reduce(tensor, timeout=timeout)
+    except AllfoldError as error:
+        return f"{type(error).__name__}: {error.message}"
+    return "done"
+
+
+def late_for_one(group: allfold.Group) -> list[str]:
+    """What becomes of three ops where the GPU of rank 0 is too late for the second."""
+    tensor = FakeTensor(64, own_stream=True).put(1)
+    said = [_outcome(group, tensor, 10.0)]
+    if group.rank == 0:
+        _keep_busy(tensor, 40)
+    said.append(_outcome(group, tensor, 0.4 if group.rank == 0 else 10.0))
+    if group.rank == 0:
+        with tensor.current():
+            check(driver.cuStreamSynchronize(tensor.stream))
+    said.append(_outcome(group, tensor, 10.0))
+    return said
+
+
+def memory_after(group: allfold.Group, numel: int, fails: bool) -> list[str]:
+    """Memory for a new array is nobody else's, whatever is still on its way through the arena.
+
+    Either a copy into it, for an op that has failed, or one out of it, behind another op.
+    """
+    done, late = (FakeTensor(numel, own_stream=True).put(1) for _ in range(2))
+    group.all_reduce(done, timeout=20.0)
+    done.put(1)
+    first = group.all_reduce(done, async_op=True, timeout=20.0)
+    first.is_completed()
+    _keep_busy(late, 12)
+    second = group.all_reduce(late, async_op=True, timeout=0.2 if fails else 20.0)
+    first.wait()
+    if fails:
+        with contextlib.suppress(AllfoldError):
+            second.wait()
+    fresh = group.empty(numel, np.float32, device="cuda:0")
+    _on_device(fresh, np.full(numel, 5, np.float32), to_host=False)
+    if not fails:
+        second.wait()
+    with late.current():
+        check(driver.cuStreamSynchronize(late.stream))
+    group.barrier()
+    wrong = _wrong("the first op", done, np.full(numel, group.world_size))
+    return wrong + _wrong("the new array", fresh, np.full(numel, 5))

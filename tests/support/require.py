@@ -1,7 +1,7 @@
 """Tests that need something which not every machine has say so with :func:`requires`.
 
 Where the component is missing they are skipped, with the reason. Where it must not be missing, in
-CI, ``ALLFOLD_REQUIRE=redis,curl,docker,...`` makes them fail instead: a green run never hides a gap.
+CI, ``ALLFOLD_REQUIRE=redis,curl,docker`` makes them fail instead: a green run never hides a gap.
 """
 
 from __future__ import annotations

@@ -77,9 +77,8 @@ class Staged:
         nbytes = sum([view.nbytes for view in views])
         if not nbytes:
             return _NOWHERE, None
-        address = self._address(views[0]) if len(views) == 1 else 0
-        if address and not _overlap(views[0], beside):
-            region = self._arena.locate(address, nbytes)
+        if len(views) == 1 and not _overlap(views[0], beside):
+            region = self._locate(views[0], nbytes)
             if region is not None:
                 return region, None
         block = self._arena.allocate(nbytes)
@@ -112,9 +111,10 @@ class Staged:
 
     # Where a tensor is, and how it is copied: here, in the memory of the host
 
-    def _address(self, view: TensorView) -> int:
-        """Where the tensor is if it can be used there; 0 otherwise."""
-        return view.host_address
+    def _locate(self, view: TensorView, nbytes: int) -> Region | None:
+        """Where the agent finds the tensor as it is; ``None`` where it does not."""
+        address = view.host_address
+        return self._arena.locate(address, nbytes) if address else None
 
     def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         view.copy_to(block, start)

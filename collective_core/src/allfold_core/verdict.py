@@ -27,12 +27,14 @@ class Evidence:
         last_seq: the last op that each rank did call (-1 for none); from an op on that is over for
             a rank there are no arrivals any more.
         silent: the nodes that did not answer when they were asked.
+        held: the ranks that have called the op, but whose GPU has not come to it.
     """
 
     seq: int
     arrivals: Mapping[int, Fingerprint]
     last_seq: Mapping[int, int]
     silent: tuple[str, ...] = ()
+    held: frozenset[int] = frozenset()
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -135,6 +137,8 @@ def _describe_absent(plan: Plan, evidence: Evidence, rank: int) -> str:
     node = plan.members[plan.index_of_rank(rank)].node
     if node in evidence.silent:
         return f"rank {rank} on node {node} is unknown, its agent does not answer"
+    if rank in evidence.held:
+        return f"the GPU of rank {rank} on node {node} is busy with what it was given before"
     last = evidence.last_seq.get(rank, -1)
     before = f"its last op was {last}" if last >= 0 else "it has called no op yet"
     return f"rank {rank} on node {node} has not called it ({before})"

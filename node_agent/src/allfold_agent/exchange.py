@@ -102,6 +102,7 @@ class Exchange:
         if early:
             self._remaining += sum(task.final for task in flow.tasks)
         self._handing_out = 0
+        self._after_handing_out: list[Callable[[], None]] = []
         self._next_send = dict.fromkeys(flow.sends, 0)
         self._next_receive = dict.fromkeys(flow.receives, 0)
         self._scratch: dict[int, Buffer] = {}
@@ -230,7 +231,11 @@ class Exchange:
             if error is None:  # else the op must not count as done before its failure is known
                 self._remaining -= count
             finished = self._remaining == 0 and not self.failed
-            self._changed.notify_all()
+            after: list[Callable[[], None]] = []
+            if not self._handing_out:
+                after, self._after_handing_out = self._after_handing_out, after
+        for then in after:
+            then()
         if error is not None:
             self._on_failed(error)
         elif finished:
@@ -323,14 +328,20 @@ class Exchange:
                 return
         buffer.release()
 
-    def fail(self) -> None:
-        """Stop: nothing is sent, received, folded or handed out any more. Wakes whoever waits."""
+    def fail(self, then: Callable[[], None]) -> None:
+        """Stop: nothing is sent, received, folded or handed out any more. Wakes whoever waits.
+
+        Args:
+            then: called, maybe by another thread, when nobody writes to the memory of ranks any
+                more. Ranks that are told of the failure may use theirs again.
+        """
         with self._lock:
             self.failed = True
             self._changed.notify_all()
-            # Ranks that are told may use their memory again.
-            while self._handing_out:
-                self._changed.wait(timeout=1.0)
+            if self._handing_out:
+                self._after_handing_out.append(then)
+                return
+        then()
 
     def release(self) -> None:
         """Give up the op's hold on its memory; frames in flight keep theirs."""

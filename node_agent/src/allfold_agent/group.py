@@ -76,6 +76,8 @@ class Group:
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self.last_seq = dict.fromkeys(self.ranks, -1)
         self.fates = Fates(plan.group)
+        # (rank, seq) of calls that wait for the GPU of their rank, and have not arrived so far.
+        self.held: set[tuple[int, int]] = set()
         self._detective = detective
         self._lock = RLock()
         self._changed = Condition(self._lock)
@@ -332,14 +334,19 @@ class Group:
     def _fail_op(self, op: Op, error: AllfoldError) -> None:
         op.ended = True
         op.error = error
-        if op.exchange is not None:
-            op.exchange.fail()
-            op.exchange.release()
-            for destination in op.exchange.flow.sends:
-                self.edges.wake(destination)
+
+        def tell() -> None:
+            for arrival in op.arrivals.values():
+                self._refuse(arrival.connection, arrival.group_number, op.seq, error)
+
         self._retire(op)
-        for arrival in op.arrivals.values():
-            self._refuse(arrival.connection, arrival.group_number, op.seq, error)
+        if op.exchange is None:
+            tell()
+            return
+        op.exchange.fail(tell)
+        op.exchange.release()
+        for destination in op.exchange.flow.sends:
+            self.edges.wake(destination)
 
     def break_(self, error: PeerLost) -> None:
         """The group has lost a member: fail what is in flight and whatever comes."""

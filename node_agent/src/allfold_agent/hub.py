@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.group import Group
-from allfold_agent.ranks import Membership, RankProcess
+from allfold_agent.ranks import Call, HeldCall, Membership, RankProcess
 from allfold_agent.reactor import READABLE, WRITABLE, Reactor
 from allfold_agent.watch import Watch
 from allfold_agent.workers import WorkerPool
@@ -36,6 +36,7 @@ from allfold_core.local_wire import (
     Message,
     OpMessage,
     PairMessage,
+    check_timeout,
     pack_json,
     pack_outcome,
     unpack_json,
@@ -44,13 +45,13 @@ from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
-Call = OpMessage | PairMessage
-
 PROCESS_ENDED = "its process ended without leaving the group"
 GAVE_UP = "it left the group while ops of its own were in flight"
 _DESCRIPTOR = struct.Struct("i")
 _ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
+_JUDGE_AGAIN_SECONDS = 1.0
+_LEAST_SECONDS = 0.001
 
 
 class Registrar(Protocol):
@@ -213,49 +214,67 @@ class Hub:
             self._submit(process, message)
             return
         try:
+            check_timeout(message.timeout)
             passed = process.has_passed(message.fence)
         except InvalidArgument as error:
-            process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+            _fail(process, message, error)
             return
         if passed and not process.held:
             self._submit(process, message)
             return
-        process.held.append((message, monotonic() + message.timeout))
+        process.held.append(HeldCall(message, monotonic() + message.timeout))
+        if (membership := process.memberships.get(message.group)) is not None:
+            membership.group.held.add((membership.rank, message.seq))
         if len(process.held) == 1:
             self._await_gpu(process)
 
     def _await_gpu(self, process: RankProcess) -> None:
-        """Go on when the first call that is held may begin, or its time is over."""
-        message, deadline = process.held[0]
+        """Go on when the first call that is held may begin, or the time of one of them is over."""
+        first = process.held[0].message
+        due = min(held.due for held in process.held)
         self._watch_gpus.when(
-            lambda: process.is_closed or process.has_passed(message.fence),
+            lambda: process.is_closed or process.has_passed(first.fence) or _has_failed(process),
             lambda _: self._reactor.call(lambda: self._release(process)),
-            max(0.0, deadline - monotonic()),
+            max(0.0, due - monotonic()),
         )
 
     def _release(self, process: RankProcess) -> None:
-        while process.held:
-            message, deadline = process.held[0]
-            if process.has_passed(message.fence):
-                process.held.popleft()
-                self._submit(process, message)
-            elif monotonic() >= deadline:
-                process.held.popleft()
-                self._give_up(process, message)
-            else:
+        """Begin what may begin, and see to what is late."""
+        try:
+            while process.held and process.has_passed(process.held[0].message.fence):
+                held = self._let_go(process, process.held[0])
+                left = max(held.deadline - monotonic(), _LEAST_SECONDS)
+                self._submit(process, held.message._replace(timeout=left))
+            now = monotonic()
+            for held in list(process.held):
+                self._see_to(process, held, now)
+        finally:
+            if process.held:
                 self._await_gpu(process)
-                return
 
-    def _give_up(self, process: RankProcess, message: Call) -> None:
-        membership = process.memberships.get(message.group)
-        ranks = [membership.rank] if membership else []
-        error = PeerMissing(
-            f"the GPU of {name_ranks(ranks)} has not come to the call within "
-            f"{message.timeout:g} s: it is still busy with what it was given before",
-            missing_ranks=ranks,
-            timeout=message.timeout,
-        )
-        process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+    def _see_to(self, process: RankProcess, held: HeldCall, now: float) -> None:
+        """Give a call up whose op has failed; have its op judged if it is late."""
+        message, membership = held.message, process.memberships.get(held.message.group)
+        error = _fate_of(membership, message)
+        if error is None and now >= held.due:
+            if isinstance(message, PairMessage):
+                error = _late(membership, message)
+            else:
+                held.due = now + _JUDGE_AGAIN_SECONDS
+                assert membership is not None  # else its fate would be known
+                group = membership.group
+                self._registrar.suspect(group, message.seq, "deadline", message.timeout)
+        if error is not None:
+            self._let_go(process, held)
+            _fail(process, message, error)
+
+    @staticmethod
+    def _let_go(process: RankProcess, held: HeldCall) -> HeldCall:
+        process.held.remove(held)
+        membership = process.memberships.get(held.message.group)
+        if membership is not None:
+            membership.group.held.discard((membership.rank, held.message.seq))
+        return held
 
     def _submit(self, process: RankProcess, message: Call) -> None:
         membership = process.memberships.get(message.group)
@@ -429,6 +448,35 @@ class Hub:
         for membership in process.memberships.values():
             self._registrar.lose(membership)
         process.memberships.clear()
+
+
+def _fail(process: RankProcess, message: Call, error: AllfoldError) -> None:
+    process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+
+
+def _has_failed(process: RankProcess) -> bool:
+    """Whether a call that is held can only fail."""
+    calls = [held.message for held in list(process.held)]
+    return any(_fate_of(process.memberships.get(each.group), each) for each in calls)
+
+
+def _fate_of(membership: Membership | None, message: Call) -> AllfoldError | None:
+    """Why a call that is held can only fail; ``None`` for one that may still begin."""
+    if membership is None:
+        return RegisterNotFirstOperation("this process has left the group of its call")
+    fates = membership.group.fates
+    return fates.broken if isinstance(message, PairMessage) else fates.of(message.seq)
+
+
+def _late(membership: Membership | None, message: PairMessage) -> PeerMissing:
+    """The error of a send or receive whose tensor the GPU is not done with."""
+    ranks = [membership.rank] if membership else []
+    return PeerMissing(
+        f"the GPU of {name_ranks(ranks)} has not come to the call within {message.timeout:g} s: "
+        "it is still busy with what it was given before",
+        missing_ranks=ranks,
+        timeout=message.timeout,
+    )
 
 
 def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:

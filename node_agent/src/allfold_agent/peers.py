@@ -85,6 +85,7 @@ class Peers:
                 str(rank): each.message.fingerprint.hex() for rank, each in arrivals.items()
             },
             "last_seq": {str(rank): last for rank, last in group.last_seq.items()},
+            "held": [rank for rank, held in list(group.held) if held == seq],
         }
 
     # As the leader
@@ -169,6 +170,7 @@ class Peers:
         arrivals: dict[int, Fingerprint] = {}
         last_seq: dict[int, int] = {}
         silent: list[str] = []
+        held: set[int] = set()
         for member, statement in zip(members, statements, strict=True):
             if statement is None:
                 silent.append(member.node)
@@ -176,7 +178,8 @@ class Peers:
             for rank, packed in statement["arrivals"].items():
                 arrivals[int(rank)] = Fingerprint.unpack(bytes.fromhex(packed))
             last_seq |= {int(rank): last for rank, last in statement["last_seq"].items()}
-        return Evidence(seq, arrivals, last_seq, tuple(silent))
+            held.update(statement.get("held", ()))
+        return Evidence(seq, arrivals, last_seq, tuple(silent), frozenset(held))
 
     async def _ask(
         self, group: Group, member: Member, seq: int, wait: float

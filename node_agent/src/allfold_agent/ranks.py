@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
@@ -37,6 +37,26 @@ class Membership:
     group: Group
 
 
+Call = OpMessage | PairMessage
+
+
+@dataclass(slots=True, eq=False)
+class HeldCall:
+    """A call that waits for the GPU of its rank.
+
+    Attributes:
+        deadline: until when its outcome is due (monotonic).
+        due: when somebody has to see to it, for the first time or again.
+    """
+
+    message: Call
+    deadline: float
+    due: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.due = self.deadline
+
+
 class RankProcess:
     """One process on this machine that is connected to the agent.
 
@@ -49,8 +69,8 @@ class RankProcess:
         self.greeted = False
         self.memberships: dict[int, Membership] = {}
         self.joining: set[Future[Group]] = set()
-        # Calls whose memory is still in use by the GPU of the rank, and until when they may wait.
-        self.held: deque[tuple[OpMessage | PairMessage, float]] = deque()
+        # Calls whose memory is still in use by the GPU of the rank, and those behind them.
+        self.held: deque[HeldCall] = deque()
         self._segments: dict[int, torch.Tensor] = {}
         self._mappings: dict[int, Mapped] = {}
         self._on_gpus: dict[int, RankMemory] = {}

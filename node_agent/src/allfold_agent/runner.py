@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,9 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.errors import GpuFailed
 from allfold_core.parts import Part, Piece
 from allfold_core.plan import Plan
+
+# A GPU has so long, however late its ranks came.
+_LEAST_SECONDS = 1.0
 
 # Less is handed out when all of it is there: at once.
 EARLY_BYTES = 256 * 1024
@@ -108,7 +112,7 @@ class Runner:
             {rank: arrival.target_place() for rank, arrival in arrivals},
             buffers=self._buffers,
             pins=self._pins,
-            seconds=op.timeout,
+            seconds=max(op.first_arrival + op.timeout - monotonic(), _LEAST_SECONDS),
         )
 
     def _residual(self, contract: Contract, compiled: Compiled) -> Residual | None:
@@ -203,6 +207,9 @@ class Runner:
             self._workers.submit(partial(exchange.contributed, task, error))
 
         for task in tasks:
+            if exchange.failed:
+                exchange.contributed(task, None)
+                continue
             pieces = exchange.pieces(task)
             job.contribute(pieces, exchange.buffer, partial(contributed, task))
 

@@ -761,6 +761,12 @@ API cuStreamQuery(Handle stream) {
     });
 }
 
+// Nothing here records graphs.
+API cuStreamIsCapturing(Handle stream, int* status) {
+    *status = 0;
+    return with_stream(stream, [&](Lock&, const std::shared_ptr<Stream>&) { return SUCCESS; });
+}
+
 API cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
     return with_stream(stream, [&](Lock&, const std::shared_ptr<Stream>& found) {
         const auto awaited = driver().events.find(event);

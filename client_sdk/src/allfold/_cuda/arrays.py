@@ -23,7 +23,7 @@ class CudaArray:
 
     def __init__(self, gpu: Gpu, shape: tuple[int, ...], dtype: Any) -> None:
         dtype = np.dtype(dtype)
-        block = gpu.arena.allocate(prod(shape) * dtype.itemsize)
+        block = gpu.allocate_array(prod(shape) * dtype.itemsize)
         self._memory = block.owner
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -32,7 +32,7 @@ class CudaArray:
             "data": (block.address, False),
             "strides": None,
         }
-        weakref.finalize(self, gpu.arena.free, block).atexit = False
+        weakref.finalize(self, gpu.arrays.free, block).atexit = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,9 +10,10 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from allfold._cuda.driver import call, load
-from allfold_core.errors import GpuFailed
+from allfold_core.errors import AllfoldError, GpuFailed, InvalidArgument
 
 _UUID_BYTES = 16
+_DEFAULT_STREAM = 0
 _LOOK_AGAIN_SECONDS = 0.0002
 
 
@@ -45,9 +46,9 @@ class Allocation(NamedTuple):
 class Device:
     """A GPU, by its number in this process.
 
-    All copies go through one stream of our own. What lies in the arena is touched by nothing else,
-    so a block can be given to the next op while copies out of it are still to come: the copies into
-    it come later.
+    All copies go through one stream of our own. What they go to is touched by nothing else, so a
+    block can be given to the next op while copies out of it are still to come: the copies into it
+    come later.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -60,6 +61,8 @@ class Device:
         with self.current():
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = call("cuStreamCreate", flags)
+            self.side_stream = call("cuStreamCreate", flags)
+        self._used = {_DEFAULT_STREAM}
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -73,18 +76,34 @@ class Device:
     # All of the following inside of `current`.
 
     def wait_for(self, stream: int) -> None:
-        """What comes on our stream waits for what another stream has been given so far."""
+        """What comes on our stream waits for what another stream has been given so far.
+
+        Raises:
+            InvalidArgument: that stream records a graph, which would record our work as well.
+        """
+        if int(call("cuStreamIsCapturing", stream)):
+            raise InvalidArgument(
+                "the current stream records a CUDA graph, of which a collective cannot be a part; "
+                "call it before or after"
+            )
+        self._used.add(int(stream))
         order(self.stream, Event(self, stream))
+
+    def wait_for_users(self) -> None:
+        """What comes on our stream waits for every stream that it has waited for before."""
+        for stream in list(self._used):
+            with suppress(AllfoldError):  # it is gone, and so is what it did
+                self.wait_for(stream)
 
     def mark(self) -> Event:
         """The present point of our stream."""
         return Event(self, self.stream)
 
-    def finished_within(self, seconds: float) -> bool:
-        """Whether our stream has nothing left to do within ``seconds``."""
+    def finished_within(self, seconds: float, stream: Any = None) -> bool:
+        """Whether our stream, or another of ours, has nothing left to do within ``seconds``."""
         deadline = monotonic() + seconds
         while True:
-            code, *_ = load().cuStreamQuery(self.stream)
+            code, *_ = load().cuStreamQuery(self.stream if stream is None else stream)
             if not code:
                 return True
             if code != load().CUresult.CUDA_ERROR_NOT_READY:
@@ -93,9 +112,10 @@ class Device:
                 return False
             sleep(_LOOK_AGAIN_SECONDS)  # CUDA's own way of waiting has no deadline
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy on our stream, between any addresses that the GPU reaches."""
-        call("cuMemcpyAsync", target, source, nbytes, self.stream)
+    def copy(self, target: int, source: int, nbytes: int, stream: Any = None) -> None:
+        """Copy on our stream, or another, between any addresses that the GPU reaches."""
+        on = self.stream if stream is None else stream
+        call("cuMemcpyAsync", target, source, nbytes, on)
 
     def write(self, address: int, value: int) -> None:
         """Write a word of the host's memory when our stream gets here, after all before it."""
@@ -123,13 +143,11 @@ class Device:
         they see each other's processes.
         """
         driver = load()
-        properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+        properties = driver.CUmemAllocationProp()
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.requestedHandleTypes = _descriptor_type()
-        for each in (properties, access):
-            each.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            each.location.id = self.ordinal
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.ordinal
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         granule = int(call("cuMemGetAllocationGranularity", properties, least))
         size = -(-nbytes // granule) * granule
@@ -138,7 +156,8 @@ class Device:
         try:
             address = int(call("cuMemAddressReserve", size, 0, 0, 0))
             call("cuMemMap", address, size, 0, handle, 0)
-            call("cuMemSetAccess", address, size, [access], 1)
+            access = self._access()
+            call("cuMemSetAccess", address, size, access, len(access))
             descriptor = int(call("cuMemExportToShareableHandle", handle, _descriptor_type(), 0))
         except GpuFailed:
             self.free(address, size)
@@ -146,6 +165,19 @@ class Device:
         finally:
             call("cuMemRelease", handle)  # the mapping keeps the memory
         return Allocation(address, size, descriptor)
+
+    def _access(self) -> list[Any]:
+        """Access for this GPU and, as with a framework's own memory, for those that reach it."""
+        driver, found = load(), []
+        for ordinal in range(call("cuDeviceGetCount")):
+            other = call("cuDeviceGet", ordinal)
+            if ordinal == self.ordinal or call("cuDeviceCanAccessPeer", other, self._handle):
+                access = driver.CUmemAccessDesc()
+                access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+                access.location.id = ordinal
+                access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                found.append(access)
+        return found
 
     def free(self, address: int, size: int) -> None:
         """Let go of an allocation. Whoever has it open keeps the memory until it closes it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
-from allfold._arena import GRANULE, Arena, Share
+from allfold._arena import GRANULE, Arena, Block, Share
 from allfold._cuda import paths
 from allfold._cuda.device import Device, Event, order
 from allfold._cuda.driver import CudaUnavailable, load
@@ -23,6 +23,7 @@ log = logging.getLogger("allfold")
 
 _FIRST_ON_GPU = 32 << 20
 _WRAP = 1 << 32
+_LEGACY_STREAM = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,22 @@ class Gpu:
         ordinal: its number in this process.
         path: the way its tensors take; with :data:`Path.HOST` there is nothing else here.
         why: the reason for it.
-        arena: what lies here is not copied.
-        pinned: in the host's memory; the same arena, unless the agent has the GPU's memory open.
+        staging: where tensors are copied to, on the GPU or, if the agent cannot have its memory
+            open, in the host's memory. Only our stream touches it.
+        pinned: the same, always in the host's memory.
+        arrays: on the GPU; what users have here is not copied.
     """
 
-    arena: Arena
+    staging: Arena
     pinned: Arena
+    arrays: Arena
     device: Device
 
     def __init__(self, ordinal: int, agent: Agent) -> None:
         self.ordinal = ordinal
         self._lock = RLock()
         self._passed = 0
+        self._array_streams: set[int] = set()
         self.path, self.why = self._open(ordinal, agent)
         level = logging.INFO if self.path is Path.IPC else logging.WARNING
         log.log(
@@ -87,7 +92,7 @@ class Gpu:
 
     def _open_pinned(self, agent: Agent) -> None:
         grow = pinned_memory(self.device, agent.share)
-        self.pinned = self.arena = Arena(grow, agent.numbers, GRANULE)
+        self.pinned = self.staging = Arena(grow, agent.numbers, GRANULE)
         self._word = self.pinned.allocate(FENCE_WORD.size)
         assert isinstance(self._word.owner, PinnedMemory)
         self._word_on_gpu = self._word.owner.on_gpu + self._word.region.offset
@@ -99,14 +104,16 @@ class Gpu:
             raise
 
     def _open_shared(self, agent: Agent, choice: Choice) -> Choice:
-        arena = Arena(device_memory(self.device, agent.share_gpu), agent.numbers, _FIRST_ON_GPU)
+        grow = device_memory(self.device, agent.share_gpu)
+        staging = Arena(grow, agent.numbers, _FIRST_ON_GPU)
         try:
-            arena.free(arena.allocate(1))
+            staging.free(staging.allocate(1))
         except (GpuFailed, ArenaExhausted, InvalidArgument) as error:
             return Choice(
                 Path.PINNED, f"its memory cannot be shared with the agent: {error.message}"
             )
-        self.arena = arena
+        self.staging = staging
+        self.arrays = Arena(grow, agent.numbers, _FIRST_ON_GPU)
         return choice
 
     @contextmanager
@@ -120,6 +127,24 @@ class Gpu:
         self._passed = self._passed % (_WRAP - 1) + 1  # never 0, which stands for no fence
         self.device.write(self._word_on_gpu, self._passed)
         return Fence(self._word.region, self._passed)
+
+    def allocate_array(self, nbytes: int) -> Block:
+        """Memory for a tensor of the user's, ready for the current stream.
+
+        As with torch's own allocator, what was freed may still be in use by the stream on which it
+        was allocated. Here, other streams wait for that one.
+        """
+        with self.turn() as device:
+            block = self.arrays.allocate(nbytes)
+            current = self.current_stream() if _torch_uses_gpus() else _LEGACY_STREAM
+            for stream in self._array_streams - {current}:
+                try:
+                    order(current, Event(device, stream))
+                except GpuFailed:  # there is no such stream any more
+                    self._array_streams.discard(stream)
+            self._array_streams.add(current)
+            device.wait_for(current)  # so that the memory is not freed while that stream uses it
+            return block
 
     def order_callers(self, event: Event, streams: Collection[int | None]) -> None:
         """The streams of results wait for an event; ``None`` is torch's current one."""
@@ -139,6 +164,14 @@ class Gpu:
 
     def close(self) -> None:
         """Let go of the memory."""
-        if self.path is not Path.HOST:
-            self.arena.close()
-            self.pinned.close()
+        if self.path is Path.HOST:
+            return
+        if self.shares_memory:
+            self.arrays.close()
+            self.staging.close()
+        self.pinned.close()
+
+
+def _torch_uses_gpus() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())

@@ -18,7 +18,6 @@ log = logging.getLogger("allfold")
 
 _PATIENCE_SECONDS = 10.0
 _PROOF_BYTES = 16
-_DEFAULT_STREAM = 0
 _kept: list[PinnedMemory] = []
 
 ShareGpu = Callable[[int, int, str, int, bytes], None]
@@ -72,8 +71,8 @@ class DeviceMemory:
     def __del__(self) -> None:
         if self.address:
             with suppress(GpuFailed), self._device.current():  # unless the driver is gone
-                # What the default stream was given may still use arrays that were in it.
-                self._device.wait_for(_DEFAULT_STREAM)
+                # What streams were given may still use arrays that were in it.
+                self._device.wait_for_users()
                 if self._device.finished_within(_PATIENCE_SECONDS):
                     self._device.free(self.address, self.size)
 
@@ -117,8 +116,10 @@ def device_memory(device: Device, share: ShareGpu) -> Grow:
 def _written(device: Device, memory: DeviceMemory) -> bytes:
     """What was written at the beginning of memory, which nobody else could guess."""
     proof = np.frombuffer(secrets.token_bytes(_PROOF_BYTES), np.uint8)
+    source, side = proof.__array_interface__["data"][0], device.side_stream
     with device.current():
-        device.copy(memory.address, proof.__array_interface__["data"][0], _PROOF_BYTES)
-        if not device.finished_within(_PATIENCE_SECONDS):
+        # Our stream may have to wait for what the caller's was given.
+        device.copy(memory.address, source, _PROOF_BYTES, side)
+        if not device.finished_within(_PATIENCE_SECONDS, side):
             raise GpuFailed(f"cuda:{device.ordinal} is busy for {_PATIENCE_SECONDS:g} s now")
     return proof.tobytes()

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from allfold._arena import Arena, Block
+from allfold._arena import Block
 from allfold._calls.call import Call, PairCall
 from allfold._cuda.gpu import Gpu
 from allfold._staging import Staged, nothing
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
+from allfold_core.local_wire import Region
 
 
 class CudaStaged(Staged):
@@ -36,15 +37,17 @@ class CudaStaged(Staged):
     def __init__(self, gpu: Gpu, call: Call, nodes: int) -> None:
         self._gpu = gpu
         self._kept: list[Any] = []
-        arena: Arena = gpu.pinned if isinstance(call, PairCall) else gpu.arena
+        arena = gpu.pinned if isinstance(call, PairCall) else gpu.staging
         with gpu.turn() as device:
             for stream in {view.stream for view in call.inputs + call.outputs}:
                 device.wait_for(gpu.current_stream() if stream is None else stream)
             super().__init__(arena, call, apart=nodes > 1 and gpu.shares_memory)
             self.fence = gpu.fence()
 
-    def _address(self, view: TensorView) -> int:
-        return view.address
+    def _locate(self, view: TensorView, nbytes: int) -> Region | None:
+        if not view.address or self._arena is self._gpu.pinned:
+            return None
+        return self._gpu.arrays.locate(view.address, nbytes)
 
     def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         address = view.address
@@ -79,7 +82,8 @@ class CudaStaged(Staged):
                 packed = _packed_like(given)
                 self._gpu.device.copy(packed.data_ptr(), source, view.nbytes)
                 given.copy_(packed)
-        if view.is_torch:  # whose memory goes to somebody else when the caller drops it now
+        # Memory of torch goes to somebody else when the caller drops it now.
+        if view.is_torch and self._locate(view, view.nbytes) is None:
             view.tensor.record_stream(self._our_stream())
 
     def _on_our_stream(self) -> Any:

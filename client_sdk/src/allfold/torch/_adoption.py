@@ -62,7 +62,7 @@ def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
         gpu = session.gpu(tensor.get_device())
         if not gpu.shares_memory:
             return True
-        arena = gpu.arena
+        arena = gpu.arrays
     return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
 
 

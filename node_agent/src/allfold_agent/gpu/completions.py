@@ -40,6 +40,13 @@ class Completions:
         self._watch = watch
         self._lock = Lock()
         self._expected: deque[_Expected] = deque()
+        # What a stuck GPU may still use must live as long as it does.
+        self._stuck: list[_Expected] = []
+
+    @property
+    def count(self) -> int:
+        """How many points are waited for."""
+        return len(self._expected)
 
     def add(self, point: Reachable, then: Then, seconds: float) -> None:
         """Call ``then(None)`` when the point is reached, from the watch's thread.
@@ -76,5 +83,7 @@ class Completions:
         except Exception:
             log.exception("what waited for a GPU failed")
         with self._lock:
-            self._expected.popleft()
+            first = self._expected.popleft()
+            if isinstance(error, TimeoutError):
+                self._stuck.append(first)
             return bool(self._expected)

@@ -23,6 +23,8 @@ from allfold_core.parts import End, Layout, Part, Piece
 
 Done = Callable[[Exception | None], None]
 
+_MOST_IN_FLIGHT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class GpuRange:
@@ -147,10 +149,18 @@ class GpuJob:
     def is_quick(self, pieces: Iterable[Piece]) -> bool:
         """Whether :meth:`fold_locally` has nothing to prepare that takes long."""
         places = [*self._inputs.values(), *self._outputs.values()]
-        return all(isinstance(each, GpuRange) for each in places) and all(
-            self._device.has(folding(self._arithmetic, len(part.sources)))
-            for part, _, _ in pieces
-            if part.targets and part.sources
+        at_hand = all(
+            isinstance(each, GpuRange) and not self._is_out_of_reach(each) for each in places
+        )
+        idle = self._device.completions.count < _MOST_IN_FLIGHT  # else a launch may have to wait
+        return (
+            idle
+            and at_hand
+            and all(
+                self._device.has(folding(self._arithmetic, len(part.sources)))
+                for part, _, _ in pieces
+                if part.targets and part.sources
+            )
         )
 
     def release(self) -> None:
@@ -218,7 +228,12 @@ class GpuJob:
         }
 
     def _is_out_of_reach(self, place: Place) -> bool:
-        return isinstance(place, GpuRange) and not self._device.reaches(place.memory.device)
+        """Whether there are bytes that the folding GPU cannot use where they are."""
+        return (
+            isinstance(place, GpuRange)
+            and place.nbytes > 0
+            and not self._device.reaches(place.memory.device)
+        )
 
     def _address(self, place: Place) -> int:
         if isinstance(place, GpuRange):
@@ -238,14 +253,11 @@ class GpuJob:
         """Where the inputs are by the time that the GPU comes to what it is given next."""
         with self._lock:
             if self._sources is None:
-                self._sources = self._addresses(self._inputs, is_output=False)
+                sources = self._addresses(self._inputs, is_output=False)
                 for rank, place in self._inputs.items():
-                    if (
-                        place.nbytes
-                        and isinstance(place, GpuRange)
-                        and self._is_out_of_reach(place)
-                    ):
-                        self._fetch(place, self._sources[rank])
+                    if isinstance(place, GpuRange) and self._is_out_of_reach(place):
+                        self._fetch(place, sources[rank])
+                self._sources = sources
             return self._sources
 
     def _fetch(self, place: GpuRange, detour: int) -> None:
