@@ -44,6 +44,14 @@ def test_a_gpu_that_is_late_for_one_op_fails_that_one_for_all(nodes: tuple[int, 
         assert "the GPU of rank 0 on node node0 is busy" in first[1]
 
 
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
+def test_the_time_that_a_rank_waits_for_its_gpu_is_counted_once(nodes: tuple[int, ...]) -> None:
+    """That is about 2 s here: more than half of the op's time, so twice that would be too much."""
+    with machine(delay_us=100_000) as pool, pool.job(nodes) as job:
+        found = job.run(programs.late_but_in_time, timeout=3.5, rounds=40)
+        assert found == ["done", "done"]
+
+
 def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over() -> None:
     variables = {"ALLFOLD_GPU_PATH": "pinned"}
     with machine(variables, hang_device_after=0) as pool, pool.unregistered((0, 0)) as job:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.waiting import wait_until
 
+from allfold_agent.gpu import completions as completions_module
 from allfold_agent.gpu.completions import Completions, Then
 from allfold_agent.watch import Watch
 from allfold_core.errors import GpuFailed
@@ -111,10 +112,36 @@ def test_those_behind_one_that_is_late_have_their_own_time(completions: Completi
         completions.add(points[number], hear(told, number), seconds)
     number, error = told.get(timeout=SECONDS)
     assert (number, type(error)) == (0, TimeoutError)
+    number, error = told.get(timeout=SECONDS)
+    assert (number, type(error)) == (2, TimeoutError)
     points[1].reach()
-    (one, none), (other, error) = take(told, 2)
-    assert (one, none) == (1, None)
-    assert (other, type(error)) == (2, TimeoutError)
+    assert take(told, 1) == [(1, None)]
+
+
+def test_a_shorter_time_behind_a_longer_one_is_over_in_time(completions: Completions) -> None:
+    told: Told = Queue()
+    first = Point()
+    completions.add(first, hear(told, 0), SECONDS)
+    completions.add(Point(), hear(told, 1), 0.02)
+    number, error = told.get(timeout=SECONDS / 2)
+    assert (number, type(error)) == (1, TimeoutError)
+    first.reach()
+    assert take(told, 1) == [(0, None)]
+
+
+def test_a_gpu_is_stuck_until_it_has_done_what_nobody_waits_for_any_more(
+    completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions_module, "_QUIET_SECONDS", 0.05)
+    told: Told = Queue()
+    late = Point()
+    assert not completions.is_stuck
+    completions.add(late, hear(told, 0), 0.0)
+    take(told, 1)
+    assert completions.is_stuck
+    late.reach()
+    assert completions.is_stuck, "memory of ranks may have been written just now"
+    wait_until(lambda: not completions.is_stuck, "the GPU is trusted again")
 
 
 def test_what_is_reached_in_the_end_has_not_timed_out(completions: Completions) -> None:
@@ -186,8 +213,11 @@ def test_everybody_is_told_the_end_of_its_own_point(fates: list[str], order: ran
             point.reach(GpuFailed("no") if fate == "failed" else None)
         expected = {"reached": type(None), "failed": GpuFailed, "late": TimeoutError}
         heard = take(told, len(fates))
-        assert [number for number, _ in heard] == list(range(len(fates)))
-        assert [type(error) for _, error in heard] == [expected[fate] for fate in fates]
+        assert {number: type(error) for number, error in heard} == {
+            number: expected[fate] for number, fate in enumerate(fates)
+        }
+        in_time = [number for number, error in heard if not isinstance(error, TimeoutError)]
+        assert in_time == sorted(in_time)
     finally:
         watch.close()
 

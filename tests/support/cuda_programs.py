@@ -378,6 +378,15 @@ def late_for_one(group: allfold.Group) -> list[str]:
     return said
 
 
+def late_but_in_time(group: allfold.Group, timeout: float, rounds: int) -> str:
+    """What becomes of an op for which one rank's GPU is ready when most of its time is over."""
+    tensor = FakeTensor(64, own_stream=True).put(1)
+    group.all_reduce(tensor, timeout=20.0)
+    if group.rank == 0:
+        _keep_busy(tensor, rounds)
+    return _outcome(group, tensor, timeout)
+
+
 def memory_after(group: allfold.Group, numel: int, fails: bool) -> list[str]:
     """Memory for a new array is nobody else's, whatever is still on its way through the arena.
 

@@ -78,7 +78,7 @@ class Staged:
         if not nbytes:
             return _NOWHERE, None
         if len(views) == 1 and not _overlap(views[0], beside):
-            region = self._locate(views[0], nbytes)
+            region = self._locate(views[0])
             if region is not None:
                 return region, None
         block = self._arena.allocate(nbytes)
@@ -111,10 +111,10 @@ class Staged:
 
     # Where a tensor is, and how it is copied: here, in the memory of the host
 
-    def _locate(self, view: TensorView, nbytes: int) -> Region | None:
+    def _locate(self, view: TensorView) -> Region | None:
         """Where the agent finds the tensor as it is; ``None`` where it does not."""
         address = view.host_address
-        return self._arena.locate(address, nbytes) if address else None
+        return self._arena.locate(address, view.nbytes) if address else None
 
     def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         view.copy_to(block, start)

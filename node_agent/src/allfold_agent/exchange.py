@@ -206,11 +206,12 @@ class Exchange:
                 return
             self._handing_out += 1
             self.buffer.hold()
+            on_gpu = self._on_gpu
         layout = job.layout
         pieces = [each for task in tasks for each in layout.parts_in(task.start, task.stop)]
         due = [(part, start, stop) for part, start, stop in pieces if part.targets]
-        if self._on_gpu is not None:
-            self._on_gpu(due, partial(self._handed_out, len(tasks)))
+        if on_gpu is not None:
+            on_gpu(due, partial(self._handed_out, len(tasks)))
             return
         error: Exception | None = None
         try:

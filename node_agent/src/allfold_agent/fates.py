@@ -38,7 +38,7 @@ class Fates:
     def _missing_for(self, seq: int) -> PeerLost | None:
         if not self.left:
             return None
-        gone = sorted(rank for rank, last in self.left.items() if last < seq)
+        gone = sorted(rank for rank, last in list(self.left.items()) if last < seq)
         if not gone:
             return None
         return PeerLost(

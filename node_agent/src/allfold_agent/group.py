@@ -104,17 +104,31 @@ class Group:
     # Calls of the local ranks
 
     def submit(
-        self, rank: int, connection: RankConnection, number: int, message: OpMessage
+        self,
+        rank: int,
+        connection: RankConnection,
+        number: int,
+        message: OpMessage,
+        called: float | None = None,
     ) -> None:
-        """A local rank has called an op; when it was the last one, the op starts."""
+        """A local rank has called an op; when it was the last one, the op starts.
+
+        Args:
+            called: when, if it was not just now (monotonic).
+        """
         try:
-            self._submit(rank, connection, number, message)
+            self._submit(rank, connection, number, message, called)
         except Exception as error:
             log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
             self.cannot_run(message.seq, error)
 
     def _submit(
-        self, rank: int, connection: RankConnection, number: int, message: OpMessage
+        self,
+        rank: int,
+        connection: RankConnection,
+        number: int,
+        message: OpMessage,
+        called: float | None,
     ) -> None:
         try:
             contract = self._checked(message)
@@ -128,7 +142,10 @@ class Group:
             # It is not among those that called, so no verdict on the op would reach it.
             self._refuse(connection, number, message.seq, self._breakdown(message.seq, error))
             raise
-        arrival = Arrival(rank, connection, number, message, contract, source, target, monotonic())
+        now = monotonic()
+        arrival = Arrival(
+            rank, connection, number, message, contract, source, target, now, called or now
+        )
         with self._lock:
             failure = self.fates.of(message.seq) or self._repetition(rank, message.seq)
             self.last_seq[rank] = max(self.last_seq[rank], message.seq)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.group import Group
+from allfold_agent.group import CASES_AT_ONCE, Group
 from allfold_agent.ranks import Call, HeldCall, Membership, RankProcess
 from allfold_agent.reactor import READABLE, WRITABLE, Reactor
 from allfold_agent.watch import Watch
@@ -51,6 +51,8 @@ _DESCRIPTOR = struct.Struct("i")
 _ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 _JUDGE_AGAIN_SECONDS = 1.0
+_LOOK_AT_ALL_SECONDS = 0.01
+_LONGEST_LOOK_SECONDS = 3600.0
 _LEAST_SECONDS = 0.001
 
 
@@ -222,7 +224,7 @@ class Hub:
         if passed and not process.held:
             self._submit(process, message)
             return
-        process.held.append(HeldCall(message, monotonic() + message.timeout))
+        process.held.append(HeldCall(message, monotonic()))
         if (membership := process.memberships.get(message.group)) is not None:
             membership.group.held.add((membership.rank, message.seq))
         if len(process.held) == 1:
@@ -231,11 +233,22 @@ class Hub:
     def _await_gpu(self, process: RankProcess) -> None:
         """Go on when the first call that is held may begin, or the time of one of them is over."""
         first = process.held[0].message
-        due = min(held.due for held in process.held)
+        look_at_all = 0.0
+
+        def has_to_go_on() -> bool:
+            nonlocal look_at_all
+            if process.is_closed or process.has_passed(first.fence):
+                return True
+            now = monotonic()
+            if now < look_at_all:
+                return False
+            look_at_all = now + _LOOK_AT_ALL_SECONDS
+            return any(_has_to_be_seen_to(process, held, now) for held in list(process.held))
+
         self._watch_gpus.when(
-            lambda: process.is_closed or process.has_passed(first.fence) or _has_failed(process),
+            has_to_go_on,
             lambda _: self._reactor.call(lambda: self._release(process)),
-            max(0.0, due - monotonic()),
+            _LONGEST_LOOK_SECONDS,
         )
 
     def _release(self, process: RankProcess) -> None:
@@ -243,30 +256,29 @@ class Hub:
         try:
             while process.held and process.has_passed(process.held[0].message.fence):
                 held = self._let_go(process, process.held[0])
-                left = max(held.deadline - monotonic(), _LEAST_SECONDS)
-                self._submit(process, held.message._replace(timeout=left))
-            now = monotonic()
-            for held in list(process.held):
-                self._see_to(process, held, now)
+                self._submit(process, held.message, held.called)
+            self._see_to_all(process)
         finally:
             if process.held:
                 self._await_gpu(process)
 
-    def _see_to(self, process: RankProcess, held: HeldCall, now: float) -> None:
-        """Give a call up whose op has failed; have its op judged if it is late."""
-        message, membership = held.message, process.memberships.get(held.message.group)
-        error = _fate_of(membership, message)
-        if error is None and now >= held.due:
-            if isinstance(message, PairMessage):
-                error = _late(membership, message)
-            else:
+    def _see_to_all(self, process: RankProcess) -> None:
+        """Give calls up whose op has failed; have those judged that are late, some at a time."""
+        now, cases = monotonic(), 0
+        for held in list(process.held):
+            message, membership = held.message, process.memberships.get(held.message.group)
+            error = _fate_of(membership, message)
+            if error is None and now >= held.due:
                 held.due = now + _JUDGE_AGAIN_SECONDS
-                assert membership is not None  # else its fate would be known
-                group = membership.group
-                self._registrar.suspect(group, message.seq, "deadline", message.timeout)
-        if error is not None:
-            self._let_go(process, held)
-            _fail(process, message, error)
+                if isinstance(message, PairMessage):
+                    error = _late(membership, message)
+                elif cases < CASES_AT_ONCE and membership is not None:
+                    cases += 1
+                    group = membership.group
+                    self._registrar.suspect(group, message.seq, "deadline", message.timeout)
+            if error is not None:
+                self._let_go(process, held)
+                _fail(process, message, error)
 
     @staticmethod
     def _let_go(process: RankProcess, held: HeldCall) -> HeldCall:
@@ -276,7 +288,8 @@ class Hub:
             membership.group.held.discard((membership.rank, held.message.seq))
         return held
 
-    def _submit(self, process: RankProcess, message: Call) -> None:
+    def _submit(self, process: RankProcess, message: Call, called: float | None = None) -> None:
+        """Hand a call to its group, which the rank made at some time before, if not just now."""
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
@@ -285,9 +298,12 @@ class Hub:
         self._watch_deadlines()
         group, rank = membership.group, membership.rank
         if isinstance(message, OpMessage):
-            group.submit(rank, process, message.group, message)
-        else:
-            group.pairs.submit(rank, process, message.group, message)
+            group.submit(rank, process, message.group, message, called)
+            return
+        if called is not None:
+            left = max(called + message.timeout - monotonic(), _LEAST_SECONDS)
+            message = message._replace(timeout=left)
+        group.pairs.submit(rank, process, message.group, message)
 
     def _answer(self, process: RankProcess, data: bytes, descriptors: list[int]) -> None:
         """Do what a rare message asks; what goes wrong is answered, with the request's number."""
@@ -454,10 +470,10 @@ def _fail(process: RankProcess, message: Call, error: AllfoldError) -> None:
     process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
 
 
-def _has_failed(process: RankProcess) -> bool:
-    """Whether a call that is held can only fail."""
-    calls = [held.message for held in list(process.held)]
-    return any(_fate_of(process.memberships.get(each.group), each) for each in calls)
+def _has_to_be_seen_to(process: RankProcess, held: HeldCall, now: float) -> bool:
+    """Whether a call that is held is late, or can only fail."""
+    membership = process.memberships.get(held.message.group)
+    return now >= held.due or _fate_of(membership, held.message) is not None
 
 
 def _fate_of(membership: Membership | None, message: Call) -> AllfoldError | None:

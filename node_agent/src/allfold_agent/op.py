@@ -57,7 +57,10 @@ class RankConnection(Protocol):
 
 @dataclass(slots=True)
 class Arrival:
-    """One local rank's call; ``source`` and ``target`` are raw bytes in its arena, or on a GPU."""
+    """One local rank's call; ``source`` and ``target`` are raw bytes in its arena, or on a GPU.
+
+    It counts from ``at``, when its data were there; its timeout from when it was ``called``.
+    """
 
     rank: int
     connection: RankConnection
@@ -67,6 +70,7 @@ class Arrival:
     source: torch.Tensor | GpuRange
     target: torch.Tensor | GpuRange
     at: float
+    called: float
 
     def source_place(self) -> Place:
         """Where the input is, for a GPU."""
@@ -114,6 +118,7 @@ class Op:
     error: AllfoldError | None = None
     started_at: float = field(default_factory=time)
     first_arrival: float = field(default_factory=monotonic)
+    first_call: float = float("inf")
     stalled_since: float = 0.0
     patience: float = STALL_SECONDS
     timeout: float = field(init=False, default=float("inf"))
@@ -139,7 +144,8 @@ class Op:
         if self._contract is None:
             self._contract = arrival.contract
         self.timeout = min(self.timeout, arrival.message.timeout)
-        self.next_deadline = self.first_arrival + self.timeout
+        self.first_call = min(self.first_call, arrival.called)
+        self.next_deadline = self.first_call + self.timeout
 
     def agrees(self) -> bool:
         """Whether the calls of the local ranks so far fit together."""

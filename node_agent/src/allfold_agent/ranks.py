@@ -45,16 +45,16 @@ class HeldCall:
     """A call that waits for the GPU of its rank.
 
     Attributes:
-        deadline: until when its outcome is due (monotonic).
-        due: when somebody has to see to it, for the first time or again.
+        called: when the rank called (monotonic).
+        due: when somebody has to see to it: as it is late, or again.
     """
 
     message: Call
-    deadline: float
+    called: float
     due: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.due = self.deadline
+        self.due = self.called + self.message.timeout
 
 
 class RankProcess:

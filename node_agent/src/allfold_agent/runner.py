@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -25,9 +24,6 @@ from allfold_agent.workers import WorkerPool
 from allfold_core.errors import GpuFailed
 from allfold_core.parts import Part, Piece
 from allfold_core.plan import Plan
-
-# A GPU has so long, however late its ranks came.
-_LEAST_SECONDS = 1.0
 
 # Less is handed out when all of it is there: at once.
 EARLY_BYTES = 256 * 1024
@@ -112,7 +108,7 @@ class Runner:
             {rank: arrival.target_place() for rank, arrival in arrivals},
             buffers=self._buffers,
             pins=self._pins,
-            seconds=max(op.first_arrival + op.timeout - monotonic(), _LEAST_SECONDS),
+            until=op.first_call + op.timeout,
         )
 
     def _residual(self, contract: Contract, compiled: Compiled) -> Residual | None:

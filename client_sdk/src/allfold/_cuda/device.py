@@ -62,7 +62,7 @@ class Device:
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = call("cuStreamCreate", flags)
             self.side_stream = call("cuStreamCreate", flags)
-        self._used = {_DEFAULT_STREAM}
+        self._used: dict[int, Event] = {}
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -81,19 +81,28 @@ class Device:
         Raises:
             InvalidArgument: that stream records a graph, which would record our work as well.
         """
-        if int(call("cuStreamIsCapturing", stream)):
+        self.check_not_recording(stream)
+        self._used[int(stream)] = event = Event(self, stream)
+        order(self.stream, event)
+
+    def check_not_recording(self, stream: Any) -> None:
+        """``InvalidArgument`` where a stream records a graph."""
+        if is_recording(stream):
             raise InvalidArgument(
                 "the current stream records a CUDA graph, of which a collective cannot be a part; "
                 "call it before or after"
             )
-        self._used.add(int(stream))
-        order(self.stream, Event(self, stream))
 
     def wait_for_users(self) -> None:
-        """What comes on our stream waits for every stream that it has waited for before."""
-        for stream in list(self._used):
-            with suppress(AllfoldError):  # it is gone, and so is what it did
-                self.wait_for(stream)
+        """What comes on our stream waits for what all streams of users were given so far.
+
+        Of others than the default one, for what they had been given when we last saw them: their
+        owners may have destroyed them since.
+        """
+        with suppress(AllfoldError):
+            self.wait_for(_DEFAULT_STREAM)
+        for event in list(self._used.values()):
+            order(self.stream, event)
 
     def mark(self) -> Event:
         """The present point of our stream."""
@@ -195,6 +204,11 @@ def _uuid(handle: Any) -> str:
 
 def _descriptor_type() -> Any:
     return load().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def is_recording(stream: Any) -> bool:
+    """Whether what a stream is given becomes a part of a graph, and is not done."""
+    return bool(int(call("cuStreamIsCapturing", stream)))
 
 
 def order(stream: int, after: Event) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from allfold._arena import GRANULE, Arena, Block, Share
 from allfold._cuda import paths
-from allfold._cuda.device import Device, Event, order
+from allfold._cuda.device import Device, Event, is_recording, order
 from allfold._cuda.driver import CudaUnavailable, load
 from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
 from allfold._cuda.paths import Choice, Path
@@ -135,11 +135,13 @@ class Gpu:
         was allocated. Here, other streams wait for that one.
         """
         with self.turn() as device:
-            block = self.arrays.allocate(nbytes)
             current = self.current_stream() if _torch_uses_gpus() else _LEGACY_STREAM
+            device.check_not_recording(current)
+            block = self.arrays.allocate(nbytes)
             for stream in self._array_streams - {current}:
                 try:
-                    order(current, Event(device, stream))
+                    if not is_recording(stream):  # else all would become part of its graph
+                        order(current, Event(device, stream))
                 except GpuFailed:  # there is no such stream any more
                     self._array_streams.discard(stream)
             self._array_streams.add(current)

@@ -42,12 +42,20 @@ class CudaStaged(Staged):
             for stream in {view.stream for view in call.inputs + call.outputs}:
                 device.wait_for(gpu.current_stream() if stream is None else stream)
             super().__init__(arena, call, apart=nodes > 1 and gpu.shares_memory)
-            self.fence = gpu.fence()
+            try:
+                self.fence = gpu.fence()
+            except BaseException:
+                self.free()
+                raise
 
-    def _locate(self, view: TensorView, nbytes: int) -> Region | None:
-        if not view.address or self._arena is self._gpu.pinned:
+    def _locate(self, view: TensorView) -> Region | None:
+        return None if self._arena is self._gpu.pinned else self._in_arena(view)
+
+    def _in_arena(self, view: TensorView) -> Region | None:
+        """Where a tensor lies that ``allfold.empty`` has made."""
+        if not view.address or not self._gpu.shares_memory:
             return None
-        return self._gpu.arrays.locate(view.address, nbytes)
+        return self._gpu.arrays.locate(view.address, view.nbytes)
 
     def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         address = view.address
@@ -83,7 +91,7 @@ class CudaStaged(Staged):
                 self._gpu.device.copy(packed.data_ptr(), source, view.nbytes)
                 given.copy_(packed)
         # Memory of torch goes to somebody else when the caller drops it now.
-        if view.is_torch and self._locate(view, view.nbytes) is None:
+        if view.is_torch and self._in_arena(view) is None:
             view.tensor.record_stream(self._our_stream())
 
     def _on_our_stream(self) -> Any:

@@ -13,6 +13,9 @@ from allfold_agent.watch import Watch
 
 log = logging.getLogger(__name__)
 
+_QUIET_SECONDS = 1.0
+_LONGEST_LOOK_SECONDS = 3600.0
+
 Then = Callable[[Exception | None], None]
 
 
@@ -40,13 +43,28 @@ class Completions:
         self._watch = watch
         self._lock = Lock()
         self._expected: deque[_Expected] = deque()
-        # What a stuck GPU may still use must live as long as it does.
         self._stuck: list[_Expected] = []
+        self._quiet_since = 0.0
 
     @property
     def count(self) -> int:
         """How many points are waited for."""
         return len(self._expected)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the GPU may still do what nobody waits for any more, or did so just now.
+
+        Ranks that were told of a failure use their memory again; work that comes late would spoil
+        it. They may have done so a moment before it came.
+        """
+        if not self._stuck:
+            return monotonic() < self._quiet_since + _QUIET_SECONDS
+        with self._lock:
+            # They must live, with all that they use, until the GPU is done with them.
+            self._stuck = [each for each in self._stuck if not _is_over(each.point)]
+            self._quiet_since = monotonic()
+        return True
 
     def add(self, point: Reachable, then: Then, seconds: float) -> None:
         """Call ``then(None)`` when the point is reached, from the watch's thread.
@@ -60,30 +78,58 @@ class Completions:
             self._await_first()
 
     def _await_first(self) -> None:
-        point, _, deadline = self._expected[0]
-        self._watch.when(point.is_reached, self._advance, max(0.0, deadline - monotonic()))
+        first = self._expected[0].point
+        self._watch.when(
+            lambda: first.is_reached() or self._is_any_late(), self._advance, _LONGEST_LOOK_SECONDS
+        )
+
+    def _is_any_late(self) -> bool:
+        now = monotonic()
+        with self._lock:
+            late = [each for each in self._expected if now >= each.deadline]
+        return any(not _is_over(each.point) for each in late)
 
     def _advance(self, error: Exception | None) -> None:
-        """The first one is over; so may be some behind it."""
-        more = self._finish_first(error)
+        """The first one is over, or some are late."""
+        more = True
+        over = error is not None and not isinstance(error, TimeoutError)
         while more:
+            first = self._expected[0]
             try:
-                if not self._expected[0].point.is_reached():
-                    self._await_first()
-                    return
+                over = over or first.point.is_reached()
             except Exception as problem:  # noqa: BLE001 - it is handed on
-                more = self._finish_first(problem)
-            else:
-                more = self._finish_first(None)
+                error, over = problem, True
+            if not over:
+                more = self._give_up_late()
+                break
+            more = self._finish(first, error)
+            error, over = None, False
+        if more:
+            self._await_first()
 
-    def _finish_first(self, error: Exception | None) -> bool:
-        """Tell of the first one; whether there are more, which whoever asks has to see to."""
+    def _give_up_late(self) -> bool:
+        """Tell those whose time is over; whether there are others."""
+        now, more = monotonic(), True
+        late = [each for each in list(self._expected) if now >= each.deadline]
+        for each in [each for each in late if not _is_over(each.point)]:
+            self._stuck.append(each)
+            more = self._finish(each, TimeoutError())
+        return more
+
+    def _finish(self, expected: _Expected, error: Exception | None) -> bool:
+        """Tell of one; whether there are more, which whoever asks has to see to."""
         try:
-            self._expected[0].then(error)
+            expected.then(error)
         except Exception:
             log.exception("what waited for a GPU failed")
         with self._lock:
-            first = self._expected.popleft()
-            if isinstance(error, TimeoutError):
-                self._stuck.append(first)
+            self._expected.remove(expected)
             return bool(self._expected)
+
+
+def _is_over(point: Reachable) -> bool:
+    """Whether a GPU does nothing more for it, be it that it has come to grief."""
+    try:
+        return point.is_reached()
+    except Exception:  # noqa: BLE001 - whoever used it has been told of an error already
+        return True

@@ -24,8 +24,8 @@ from allfold_core.errors import GpuFailed
 _UUID_BYTES = 16
 _PATIENCE_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 0.0002
-# What a stuck GPU may still write to.
-_given_up: list[mmap.mmap] = []
+# What a stuck GPU may still use.
+_given_up: list[object] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,11 @@ class RankMemory:
 
     def begins_with(self, proof: bytes) -> bool:
         """Whether these bytes are at its beginning."""
-        return self.device.read(self.address, len(proof)) == proof
+        try:
+            return self.device.read(self.address, len(proof)) == proof
+        except GpuFailed:
+            _given_up.append(self)  # the GPU may still read it
+            raise
 
     def __del__(self) -> None:
         if self.address:

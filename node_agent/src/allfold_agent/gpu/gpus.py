@@ -69,7 +69,7 @@ class Gpus:
         name = self.names.get(uuid)
         if name is None:
             raise InvalidArgument(f"the agent does not fold on the GPU {uuid}")
-        if len(proof) < _PROOF_BYTES:
+        if len(proof) != _PROOF_BYTES:
             raise InvalidArgument(f"a proof has {_PROOF_BYTES} bytes, got {len(proof)}")
         try:
             memory = RankMemory(self._device(name), descriptor, size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from time import monotonic
 
 from allfold_agent.buffers import Buffer, BufferPool
 from allfold_agent.folding import Arithmetic
@@ -24,6 +25,7 @@ from allfold_core.parts import End, Layout, Part, Piece
 Done = Callable[[Exception | None], None]
 
 _MOST_IN_FLIGHT = 64
+_LEAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class GpuJob:
         inputs: what each local rank brings.
         outputs: where each gets its result.
         buffers: for what has to be copied through the host.
-        seconds: until the GPU counts as stuck.
+        until: when the op has to be over (monotonic). What is given to the GPU has a second in any
+            case, then it counts as stuck.
     """
 
     def __init__(
@@ -73,13 +76,13 @@ class GpuJob:
         *,
         buffers: BufferPool,
         pins: Pins,
-        seconds: float,
+        until: float,
     ) -> None:
         self._layout = layout
         self._arithmetic = arithmetic
         self._buffers = buffers
         self._pins = pins
-        self._seconds = seconds
+        self._until = until
         self._inputs = inputs
         self._outputs = outputs
         homes = _homes(inputs, outputs)
@@ -173,6 +176,9 @@ class GpuJob:
 
     def _give(self, work: Callable[[], list[Point]], done: Done) -> None:
         """Give the GPU work, and call ``done`` when that is done."""
+        if self._device.completions.is_stuck:
+            done(GpuFailed(f"{self._device.name.name} is stuck with what it was given before"))
+            return
         try:
             with self._device.current():
                 points = work()
@@ -189,22 +195,26 @@ class GpuJob:
         except GpuFailed:  # the error that is known already says why
             done(error)
             return
-        self._await(given, lambda _: done(error))
+        # If the GPU is stuck as well, that matters more: it may still use the memory.
+        self._await(given, lambda late: done(late or error))
 
     def _await(self, points: Sequence[Point], done: Done) -> None:
         """Call ``done`` when all points are reached; those of several GPUs one after the other."""
         first, *others = points
+        seconds = max(self._until - monotonic(), _LEAST_SECONDS)
 
         def reached(error: Exception | None) -> None:
             if isinstance(error, TimeoutError):
-                name, seconds = first.device.name.name, self._seconds
-                error = GpuFailed(f"{name} is stuck: it has not done its work after {seconds:g} s")
+                name = first.device.name.name
+                error = GpuFailed(
+                    f"{name} is stuck: it has not done its work after {seconds:.1f} s"
+                )
             if error is None and others:
                 self._await(others, done)
             else:
                 done(error)
 
-        first.device.completions.add(first, reached, self._seconds)
+        first.device.completions.add(first, reached, seconds)
 
     def _launch(
         self, variant: Variant, inputs: Sequence[int], outputs: Sequence[int], numel: int
