@@ -32,13 +32,13 @@ class Memory:
     Args:
         place: ``"gpu"``, ``"arena"`` (the one on the GPU), ``"cpu"``; or ``"mixed"``: every other
             rank has a GPU.
-        devices: GPUs of the machine; ranks take turns.
+        devices: GPUs of the machine; ranks take turns, from the second one on.
     """
 
     def __init__(self, group: allfold.Group, place: str = "gpu", devices: int = 1) -> None:
         self.group = group
         self.place = ("cpu", "gpu")[group.rank % 2] if place == "mixed" else place
-        self.device = group.rank % devices
+        self.device = (group.rank + 1) % devices
 
     def new(self, values: Any, dtype: Any = np.float32) -> Any:
         """A tensor with these values."""

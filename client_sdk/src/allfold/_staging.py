@@ -141,12 +141,15 @@ def stage(session: Session, call: Call, nodes: int) -> Staged:
 
 
 def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nodes: int) -> Staged:
+    views = [view for view in views if view.nbytes] or views  # nothing may be anywhere
     first = views[0].gpu
-    if first is None or any(view.gpu != first for view in views):
+    if any(view.gpu != first for view in views):
         places = sorted({view.place for view in views})
         raise InvalidArgument(
             f"the tensors of one call are in one place, got {' and '.join(places)}; move them first"
         )
+    if first is None:
+        return Staged(session.arena, call)
     gpu = session.gpu(first)
     from allfold._cuda.paths import Path
     from allfold._cuda.staging import CudaStaged

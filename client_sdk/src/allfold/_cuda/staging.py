@@ -39,7 +39,7 @@ class CudaStaged(Staged):
         self._kept: list[Any] = []
         arena = gpu.pinned if isinstance(call, PairCall) else gpu.staging
         with gpu.turn() as device:
-            for stream in {view.stream for view in call.inputs + call.outputs}:
+            for stream in {view.stream for view in call.inputs + call.outputs if view.nbytes}:
                 device.wait_for(gpu.current_stream() if stream is None else stream)
             super().__init__(arena, call, apart=nodes > 1 and gpu.shares_memory)
             try:
@@ -75,7 +75,7 @@ class CudaStaged(Staged):
         with self._gpu.turn() as device:
             super().bring_home()
             event = device.mark()
-        streams = {view.stream for view in self._call.outputs}
+        streams = {view.stream for view in self._call.outputs if view.nbytes}
         return partial(self._gpu.order_callers, event, streams)
 
     def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
