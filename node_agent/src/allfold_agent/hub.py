@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.group import CASES_AT_ONCE, Group
-from allfold_agent.ranks import Call, HeldCall, Membership, RankProcess
+from allfold_agent.group import Group
+from allfold_agent.held_calls import HeldCalls, refuse
+from allfold_agent.ranks import Call, Membership, RankProcess
 from allfold_agent.reactor import READABLE, WRITABLE, Reactor
 from allfold_agent.watch import Watch
 from allfold_agent.workers import WorkerPool
@@ -25,7 +26,6 @@ from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
     MultipleUnregister,
-    PeerMissing,
     RegisterNotFirstOperation,
 )
 from allfold_core.local_wire import (
@@ -38,10 +38,8 @@ from allfold_core.local_wire import (
     PairMessage,
     check_timeout,
     pack_json,
-    pack_outcome,
     unpack_json,
 )
-from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +48,6 @@ GAVE_UP = "it left the group while ops of its own were in flight"
 _DESCRIPTOR = struct.Struct("i")
 _ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
-_JUDGE_AGAIN_SECONDS = 1.0
-_LOOK_AT_ALL_SECONDS = 0.01
-_LONGEST_LOOK_SECONDS = 3600.0
 _LEAST_SECONDS = 0.001
 
 
@@ -116,7 +111,7 @@ class Hub:
         self._welcome = {**welcome, **gpus.welcome(), "protocol": PROTOCOL_VERSION}
         self._reactor = reactor
         self._workers = workers
-        self._watch_gpus = watch
+        self._held = HeldCalls(reactor, watch, self._submit, registrar.suspect)
         self._gpus = gpus
         self._processes: dict[int, RankProcess] = {}
         self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
@@ -219,81 +214,19 @@ class Hub:
             check_timeout(message.timeout)
             passed = process.has_passed(message.fence)
         except InvalidArgument as error:
-            _fail(process, message, error)
+            refuse(process, message, error)
             return
         if passed and not process.held:
             self._submit(process, message)
-            return
-        process.held.append(HeldCall(message, monotonic()))
-        if (membership := process.memberships.get(message.group)) is not None:
-            membership.group.held.add((membership.rank, message.seq))
-        if len(process.held) == 1:
-            self._await_gpu(process)
-
-    def _await_gpu(self, process: RankProcess) -> None:
-        """Go on when the first call that is held may begin, or the time of one of them is over."""
-        first = process.held[0].message
-        look_at_all = 0.0
-
-        def has_to_go_on() -> bool:
-            nonlocal look_at_all
-            if process.is_closed or process.has_passed(first.fence):
-                return True
-            now = monotonic()
-            if now < look_at_all:
-                return False
-            look_at_all = now + _LOOK_AT_ALL_SECONDS
-            return any(_has_to_be_seen_to(process, held, now) for held in list(process.held))
-
-        self._watch_gpus.when(
-            has_to_go_on,
-            lambda _: self._reactor.call(lambda: self._release(process)),
-            _LONGEST_LOOK_SECONDS,
-        )
-
-    def _release(self, process: RankProcess) -> None:
-        """Begin what may begin, and see to what is late."""
-        try:
-            while process.held and process.has_passed(process.held[0].message.fence):
-                held = self._let_go(process, process.held[0])
-                self._submit(process, held.message, held.called)
-            self._see_to_all(process)
-        finally:
-            if process.held:
-                self._await_gpu(process)
-
-    def _see_to_all(self, process: RankProcess) -> None:
-        """Give calls up whose op has failed; have those judged that are late, some at a time."""
-        now, cases = monotonic(), 0
-        for held in list(process.held):
-            message, membership = held.message, process.memberships.get(held.message.group)
-            error = _fate_of(membership, message)
-            if error is None and now >= held.due:
-                held.due = now + _JUDGE_AGAIN_SECONDS
-                if isinstance(message, PairMessage):
-                    error = _late(membership, message)
-                elif cases < CASES_AT_ONCE and membership is not None:
-                    cases += 1
-                    group = membership.group
-                    self._registrar.suspect(group, message.seq, "deadline", message.timeout)
-            if error is not None:
-                self._let_go(process, held)
-                _fail(process, message, error)
-
-    @staticmethod
-    def _let_go(process: RankProcess, held: HeldCall) -> HeldCall:
-        process.held.remove(held)
-        membership = process.memberships.get(held.message.group)
-        if membership is not None:
-            membership.group.held.discard((membership.rank, held.message.seq))
-        return held
+        else:
+            self._held.hold(process, message)
 
     def _submit(self, process: RankProcess, message: Call, called: float | None = None) -> None:
         """Hand a call to its group, which the rank made at some time before, if not just now."""
         membership = process.memberships.get(message.group)
         if membership is None:
             error = RegisterNotFirstOperation("this process is not in the group of its call")
-            process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+            refuse(process, message, error)
             return
         self._watch_deadlines()
         group, rank = membership.group, membership.rank
@@ -464,35 +397,6 @@ class Hub:
         for membership in process.memberships.values():
             self._registrar.lose(membership)
         process.memberships.clear()
-
-
-def _fail(process: RankProcess, message: Call, error: AllfoldError) -> None:
-    process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
-
-
-def _has_to_be_seen_to(process: RankProcess, held: HeldCall, now: float) -> bool:
-    """Whether a call that is held is late, or can only fail."""
-    membership = process.memberships.get(held.message.group)
-    return now >= held.due or _fate_of(membership, held.message) is not None
-
-
-def _fate_of(membership: Membership | None, message: Call) -> AllfoldError | None:
-    """Why a call that is held can only fail; ``None`` for one that may still begin."""
-    if membership is None:
-        return RegisterNotFirstOperation("this process has left the group of its call")
-    fates = membership.group.fates
-    return fates.broken if isinstance(message, PairMessage) else fates.of(message.seq)
-
-
-def _late(membership: Membership | None, message: PairMessage) -> PeerMissing:
-    """The error of a send or receive whose tensor the GPU is not done with."""
-    ranks = [membership.rank] if membership else []
-    return PeerMissing(
-        f"the GPU of {name_ranks(ranks)} has not come to the call within {message.timeout:g} s: "
-        "it is still busy with what it was given before",
-        missing_ranks=ranks,
-        timeout=message.timeout,
-    )
 
 
 def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
