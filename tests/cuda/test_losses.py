@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.cuda.conftest import machine
 from tests.support import cuda_programs as programs
-from tests.support.ranks import RankPool, failures
+from tests.support.ranks import Call, RankPool, failures
 from tests.support.waiting import wait_until
 
 from allfold_core.errors import PeerLost
@@ -18,20 +18,50 @@ CASES = [("float32", "sum")]
 def test_a_rank_may_die_while_the_agent_has_its_memory_open(
     pool: RankPool, nodes: tuple[int, ...], numel: int
 ) -> None:
+    """Its op cannot begin, because the last rank calls when the others know of the loss."""
     with pool.unregistered(nodes) as job:
         job.enter(pool.services)
         assert job.run(programs.all_reduces, numel=10, cases=CASES) == [[]] * len(nodes)
-        job.ranks[0].start(programs.die_in_flight, job.name, numel=numel)
-        others = [
-            rank.start(programs.all_reduces, job.name, numel=numel + 1, cases=CASES)
-            for rank in job.ranks[1:]
+        *between, last = range(1, len(nodes))
+        calls = [
+            job.start(rank, programs.all_reduces, numel=numel, cases=CASES) for rank in between
         ]
+        job.start(0, programs.die_in_flight, numel=numel)
+        found = failures(calls)
         wait_until(lambda: job.ranks[0].ended, "the rank is dead")
-        for failure in failures(others):
+        found += failures([job.start(last, programs.all_reduces, numel=numel, cases=CASES)])
+        for failure in found:
             assert isinstance(failure.error, PeerLost)
             assert failure.error.details["ranks"] == [0]
     with pool.job(nodes) as job:
         assert job.run(programs.collectives, numel=1000) == [[]] * len(nodes)
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 0), (0, 0, 1, 1)], ids=str)
+@pytest.mark.parametrize("numel", [10, 3_000_000])
+def test_an_op_that_a_rank_dies_in_has_one_outcome_for_the_others(
+    pool: RankPool, nodes: tuple[int, ...], numel: int
+) -> None:
+    """All have the exact result, or all hear of the loss; the rank dies at any point of the op."""
+    with pool.unregistered(nodes) as job:
+        job.enter(pool.services)
+        others = [
+            job.start(rank, programs.all_reduces, numel=numel, cases=CASES)
+            for rank in range(1, len(nodes))
+        ]
+        job.start(0, programs.die_in_flight, numel=numel)
+        found = [outcome(call) for call in others]
+        wait_until(lambda: job.ranks[0].ended, "the rank is dead")
+        assert found in ([[]] * len(others), [(PeerLost.code, [0])] * len(others))
+
+
+def outcome(call: Call) -> object:
+    """What the program returned; or the code of its error, and the ranks that are lost."""
+    answer = call.answer()
+    if "result" in answer:
+        return answer["result"]
+    error = call.failure().error
+    return error.code, error.details.get("ranks")
 
 
 @pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)

@@ -330,8 +330,8 @@ def hang(group: allfold.Group, timeout: float) -> str:
 
 
 def die_in_flight(group: allfold.Group, numel: int) -> None:
-    """Call an op, and end at once."""
-    group.all_reduce(Memory(group).new(np.ones(numel)), async_op=True)
+    """Call the op of :func:`all_reduces` for a sum, and end at once."""
+    group.all_reduce(Memory(group).new(_given(group.rank, numel, 1)), async_op=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -129,7 +129,10 @@ class Rank:
                     return answer
                 continue
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-            received = self._channel.recv(1 << 20)
+            try:
+                received = self._channel.recv(1 << 20)
+            except ConnectionResetError:  # it left a request unread
+                return None
             if not received:
                 return None
             self._unread += received
