@@ -5,49 +5,23 @@ Everything runs in child processes: a driver is loaded once, and some of its err
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Protocol, Unpack
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.support import fake_cuda
-from tests.support.fake_cuda.processes import Process, receive, send, serve
+from tests.support.fake_cuda import programs
+from tests.support.fake_cuda.processes import Process
 from tests.support.require import requires
 
-from allfold_agent.gpu import kernels
-from allfold_core.dtypes import DType
-from allfold_core.operations import ReduceOp
-
 with suppress(ImportError):  # each test says that it needs them
-    from cuda.bindings import driver
-    from tests.support.fake_cuda.arrays import FakeTensor, check
-    from tests.support.fake_cuda.mappings import (
-        GRANULE,
-        create,
-        descriptor_type,
-        exported,
-        give_access,
-        mapping,
-        name_of,
-        reserve,
-        use_device,
-    )
+    from tests.support.fake_cuda.mappings import GRANULE, give_access
 
-MODULE = "tests.node_agent.test_fake_cuda"
-SECONDS = 60.0
-NUMEL = 1000
-NBYTES = 4 * NUMEL
-ROUNDS = 20
-KERNEL = "fold_float32_float32_float32_sum_2_0_0"
 KERNEL_SOURCE = """
 template <int INPUTS>
 struct Arguments {
@@ -62,451 +36,6 @@ extern "C" __global__ void ALLFOLD_NAME(const Arguments<ALLFOLD_INPUTS> argument
         arguments.output[i] = arguments.inputs[0][i] + arguments.inputs[1][i];
 }
 """
-
-# ------------------------------------------------------------------- what the child processes run
-
-kept: dict[str, Any] = {}
-"""What outlives one program of a process."""
-
-
-def host_memory(nbytes: int, file: int = -1) -> NDArray[np.int32]:
-    """Memory of the host that the device may use, part of a file where one is given."""
-    memory = np.frombuffer(mmap.mmap(file, nbytes), np.int32)
-    check(driver.cuMemHostRegister(memory.ctypes.data, nbytes, 0))
-    kept.setdefault("registered", []).append(memory)  # mapped as long as it is registered
-    return memory
-
-
-def new_stream(blocking: bool = False) -> int:
-    return int(check(driver.cuStreamCreate(0 if blocking else 1)))
-
-
-def device_memory(nbytes: int = NBYTES) -> int:
-    return int(check(driver.cuMemAlloc(nbytes)))
-
-
-def versions() -> list[Any]:
-    """What a caller sees first; the last one is a function that is not there."""
-    answers = [driver.cuInit(0)[0].name, driver.cuDriverGetVersion()[1]]
-    try:
-        driver.cuCtxGetCacheConfig()
-    except RuntimeError as error:
-        return [*answers, str(error)]
-    return answers
-
-
-def devices() -> list[str]:
-    """Their UUIDs in the order in which this process numbers them."""
-    check(driver.cuInit(0))
-    numbers = range(check(driver.cuDeviceGetCount()))
-    newest = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
-    return [bytes(check(newest(each)).bytes).hex() for each in numbers]
-
-
-def stale_copies(waits: bool) -> int:
-    """How often a stream read what another one had not written yet."""
-    use_device()
-    writer, reader = new_stream(), new_stream()
-    event = check(driver.cuEventCreate(0))
-    memory, seen = device_memory(), host_memory(NBYTES)
-    stale = 0
-    for number in range(ROUNDS):
-        check(driver.cuMemsetD8Async(memory, number, NBYTES, writer))
-        check(driver.cuEventRecord(event, writer))
-        if waits:
-            check(driver.cuStreamWaitEvent(reader, event, 0))
-        check(driver.cuMemcpyAsync(seen.ctypes.data, memory, NBYTES, reader))
-        check(driver.cuStreamSynchronize(reader))
-        stale += not (seen.view(np.uint8) == number).all()
-        check(driver.cuEventSynchronize(event))
-    return stale
-
-
-def stale_copies_of_the_default_stream(blocking: bool) -> int:
-    """The same, where the reader is the legacy default stream."""
-    use_device()
-    writer = new_stream(blocking)
-    memory, seen = device_memory(), host_memory(NBYTES)
-    stale = 0
-    for number in range(ROUNDS):
-        check(driver.cuMemsetD8Async(memory, number, NBYTES, writer))
-        check(driver.cuMemcpyAsync(seen.ctypes.data, memory, NBYTES, 0))
-        check(driver.cuStreamSynchronize(0))
-        stale += not (seen.view(np.uint8) == number).all()
-        check(driver.cuStreamSynchronize(writer))
-    return stale
-
-
-def late_event() -> bool:
-    """Whether a wait is for the record before it, and not for one that comes later."""
-    use_device()
-    first, second = new_stream(), new_stream()
-    event, flag = check(driver.cuEventCreate(0)), host_memory(mmap.PAGESIZE)
-    check(driver.cuStreamWaitEvent(second, event, 0))  # never recorded: nothing to wait for
-    check(driver.cuStreamWaitValue32(first, flag.ctypes.data, 1, 0))
-    check(driver.cuEventRecord(event, first))
-    check(driver.cuStreamSynchronize(second))
-    early = name_of(driver.cuEventQuery(event)) == "NOT_READY"
-    flag[0] = 1
-    check(driver.cuEventSynchronize(event))
-    return early and name_of(driver.cuStreamQuery(first)) == "SUCCESS"
-
-
-def touch() -> None:
-    """What no host code may do."""
-    use_device()
-    ctypes.memset(device_memory(), 0, 1)
-
-
-def misuse() -> dict[str, str]:
-    """What the driver says to calls that are wrong, by what is wrong about them."""
-    context = use_device()
-    stream, event = new_stream(), check(driver.cuEventCreate(0))
-    memory, pinned, pageable = device_memory(), host_memory(NBYTES), np.zeros(NUMEL, np.int32)
-    host, device = pinned.ctypes.data, memory + NBYTES // 2
-    freed, gone = device_memory(), new_stream()
-    (mapped, _), handle = mapping(), check(create())
-    check(driver.cuMemFree(freed))
-    check(driver.cuStreamDestroy(gone))
-    check(driver.cuMemRelease(handle))
-    answers = {
-        "behind the end": driver.cuMemcpyAsync(device, host, NBYTES, stream),
-        "freed": driver.cuMemcpyAsync(freed, host, NBYTES, stream),
-        "freed twice": driver.cuMemFree(freed),
-        "not the start": driver.cuMemFree(device),
-        "half registered": driver.cuMemcpyAsync(memory, host + NBYTES // 2, NBYTES, stream),
-        "a host's address": driver.cuMemcpyHtoD(pageable.ctypes.data, host, NBYTES),
-        "too much": driver.cuMemAlloc(1 << 40),
-        "nothing": driver.cuMemAlloc(0),
-        "destroyed stream": driver.cuStreamSynchronize(gone),
-        "event as a stream": driver.cuStreamSynchronize(int(event)),
-        "made up": driver.cuEventRecord(4096, stream),
-        "registered twice": driver.cuMemHostRegister(host, NBYTES, 0),
-        "not registered": driver.cuMemHostUnregister(pageable.ctypes.data),
-        "not mapped": driver.cuMemHostRegister(4096, NBYTES, 0),
-        "flag not registered": driver.cuStreamWriteValue32(stream, pageable.ctypes.data, 1, 0),
-        "flag at an odd place": driver.cuStreamWriteValue32(stream, host + 1, 1, 0),
-        "part of a granule": create(NBYTES),
-        "more than there is": create(1 << 40),
-        "reserved in part": driver.cuMemAddressReserve(NBYTES, 0, 0, 0),
-        "mapped twice": driver.cuMemMap(mapped, GRANULE, 0, check(create()), 0),
-        "mapped nowhere": driver.cuMemMap(memory, GRANULE, 0, check(create()), 0),
-        "released": driver.cuMemMap(reserve(), GRANULE, 0, handle, 0),
-        "released twice": driver.cuMemRelease(handle),
-        "still mapped": driver.cuMemAddressFree(mapped, GRANULE),
-        "unmapped in part": driver.cuMemUnmap(mapped, GRANULE // 2),
-        "freed as if allocated": driver.cuMemFree(mapped),
-        "unmapped as if mapped": driver.cuMemUnmap(memory, NBYTES),
-        "unknown kernel": driver.cuModuleGetFunction(check(driver.cuModuleLoadData(b"x")), b"fold"),
-    }
-    thread = threading.Thread(target=lambda: answers.update(elsewhere=driver.cuMemAlloc(1)))
-    thread.start()
-    thread.join(SECONDS)
-    check(driver.cuDevicePrimaryCtxRelease(0))
-    answers["destroyed context"] = driver.cuMemAlloc(1)
-    answers["set again"] = driver.cuCtxSetCurrent(context)
-    return {what: name_of(answer) for what, answer in answers.items()}
-
-
-def pageable_copies() -> bool:
-    """Whether they are done when the call returns, and new memory has garbage in it."""
-    use_device()
-    memory, stream = device_memory(), new_stream()
-    given, seen = np.arange(NUMEL, dtype=np.int32), np.zeros(NUMEL, np.int32)
-    check(driver.cuMemcpyDtoHAsync(seen.ctypes.data, memory, NBYTES, stream))
-    garbage = bool((seen.view(np.uint8) == 0xCD).all())
-    check(driver.cuMemcpyHtoDAsync(memory, given.ctypes.data, NBYTES, 0))
-    check(driver.cuMemcpyDtoHAsync(seen.ctypes.data, memory, NBYTES, 0))
-    return garbage and bool((seen == given).all())
-
-
-def tensors() -> bool:
-    """Whether the arrays that other tests use keep what they are given."""
-    given = np.arange(12).reshape(3, 4)
-    tensor = FakeTensor((3, 4), np.int64, own_stream=True).put(given)
-    described = tensor.__cuda_array_interface__
-    empty, plain = FakeTensor(0), FakeTensor(5, np.float16)
-    same = (tensor.get() == given).all() and empty.get().shape == (0,)
-    tensor.free()
-    return bool(same and described["stream"] > 2 and plain.__cuda_array_interface__["stream"] == 1)
-
-
-def export(value: int, ordinal: int = 0, times: int = 1) -> None:
-    """Make memory, fill it and hand over descriptors that stand for it."""
-    use_device(ordinal)
-    kept["memory"], handle = mapping(ordinal)
-    assert fill(kept["memory"], value) == "SUCCESS"
-    for _ in range(times):
-        send(exported(handle))
-    check(driver.cuMemRelease(handle))
-
-
-def export_unshareable() -> str:
-    use_device()
-    handle = check(create(shareable=False))
-    return name_of(driver.cuMemExportToShareableHandle(handle, descriptor_type(), 0))
-
-
-def open_memory(ordinal: int = 0, granules: int = 1, user: int | None = None) -> Any:
-    """The address of memory whose descriptor was handed over, or why there is none.
-
-    Args:
-        user: the device that gets access, if not ``ordinal``; -1 for none.
-    """
-    use_device(ordinal)
-    descriptor, size = receive(), granules * GRANULE
-    answer = driver.cuMemImportFromShareableHandle(descriptor, descriptor_type())
-    os.close(descriptor)
-    if answer[0]:
-        return name_of(answer)
-    address = reserve(size)
-    mapped = name_of(driver.cuMemMap(address, size, 0, answer[1], 0))
-    check(driver.cuMemRelease(answer[1]))
-    if mapped == "SUCCESS" and user != -1:
-        mapped = give_access(address, ordinal if user is None else user, size)
-    return address if mapped == "SUCCESS" else mapped
-
-
-def unmap(address: int | None = None) -> list[str]:
-    """Let go of a mapping, of what was exported if of no other, and of its address."""
-    address = kept.pop("memory") if address is None else address
-    calls = (driver.cuMemUnmap, driver.cuMemAddressFree)
-    return [name_of(call(address, GRANULE)) for call in calls]
-
-
-def fill(address: int, value: int) -> str:
-    answer = driver.cuMemsetD8Async(address, value, NBYTES, 0)
-    return name_of(answer if answer[0] else driver.cuStreamSynchronize(0))
-
-
-def read(address: int) -> Any:
-    """The one byte that all of shared memory consists of, or why it cannot be read."""
-    seen = np.zeros(NBYTES, np.uint8)
-    answer = driver.cuMemcpyDtoH(seen.ctypes.data, address, NBYTES)
-    return name_of(answer) if answer[0] else [*map(int, np.unique(seen))]
-
-
-def place(address: int) -> list[int]:
-    kinds: Any = driver.CUpointer_attribute
-    kind = check(driver.cuPointerGetAttribute(kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address))
-    number = check(driver.cuPointerGetAttribute(kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address))
-    return [int(kind), int(number)]
-
-
-def read_exported() -> Any:
-    return read(kept["memory"])
-
-
-def granules() -> list[int]:
-    """What memory is shared in units of, and what of the device 3 MiB of it take and give back."""
-    use_device()
-    wanted, kinds = driver.CUmemAllocationProp(), driver.CUmemAllocationGranularity_flags
-    free, _ = check(driver.cuMemGetInfo())
-    address, size = reserve(2 * GRANULE), 2 * GRANULE
-    handle = check(create(size))
-    check(driver.cuMemMap(address, size, 0, handle, 0))
-    check(driver.cuMemRelease(handle))
-    between, _ = check(driver.cuMemGetInfo())
-    check(driver.cuMemUnmap(address, size))
-    after, _ = check(driver.cuMemGetInfo())
-    granule = driver.cuMemGetAllocationGranularity(wanted, kinds.CU_MEM_ALLOC_GRANULARITY_MINIMUM)
-    return [int(check(granule)), free - between, free - after]
-
-
-def contexts_in_use() -> list[int]:
-    """Whether a device has a context, before and while it is retained, and afterwards."""
-    check(driver.cuInit(0))
-    states = [check(driver.cuDevicePrimaryCtxGetState(0))[1]]
-    use_device()
-    states.append(check(driver.cuDevicePrimaryCtxGetState(0))[1])
-    check(driver.cuDevicePrimaryCtxRelease(0))
-    return [*states, check(driver.cuDevicePrimaryCtxGetState(0))[1]]
-
-
-def unmapped_too_early(work: str, waits: bool) -> list[str]:
-    """What calls say when memory goes that work is still to come for.
-
-    Args:
-        waits: whether all of the work is, and not only some that is behind what is under way.
-    """
-    use_device()
-    stream, (address, _), flag = new_stream(), mapping(), host_memory(mmap.PAGESIZE)
-    seen = kept["seen"] = host_memory(GRANULE)
-    if waits:
-        check(driver.cuStreamWaitValue32(stream, flag.ctypes.data, 1, 0))
-    for _ in range(1 if waits else 20 * ROUNDS):
-        if work == "kernel":
-            launch([address, address], address, stream, numel=GRANULE // 4)
-        elif work == "copy":
-            check(driver.cuMemcpyAsync(seen.ctypes.data, address, GRANULE, stream))
-        else:
-            check(driver.cuMemsetD8Async(address, 1, GRANULE, stream))
-    answers = [name_of(driver.cuMemUnmap(address, GRANULE))]
-    flag[0] = 1
-    return [*answers, name_of(driver.cuStreamSynchronize(stream)), name_of(driver.cuMemAlloc(1))]
-
-
-def produce(file: int, ordered: bool) -> None:
-    """Fill memory again and again, and tell each time by a flag in a file.
-
-    The second word of the file says how far the consumer is.
-    """
-    export(0)
-    kept["flags"] = host_memory(mmap.PAGESIZE, file)
-    data = new_stream()
-    kept["producer"] = threading.Thread(
-        target=_produce, args=(data, data if ordered else new_stream())
-    )
-    kept["producer"].start()
-
-
-def _produce(data: int, flag: int) -> None:
-    use_device()
-    flags = kept["flags"]
-    for number in range(1, ROUNDS + 1):
-        check(driver.cuMemsetD8Async(kept["memory"], number, NBYTES, data))
-        check(driver.cuStreamWriteValue32(flag, flags.ctypes.data, number, 0))
-        # Not before the consumer has read it; and neither may be a round ahead of the other.
-        check(driver.cuStreamWaitValue32(data, flags.ctypes.data + 4, number, 0))
-        check(driver.cuStreamSynchronize(data))
-        check(driver.cuStreamSynchronize(flag))
-
-
-def consume(file: int) -> int:
-    """How often the memory did not have what the flag said."""
-    memory, flags = open_memory(), np.frombuffer(mmap.mmap(file, mmap.PAGESIZE), np.int32)
-    wrong = 0
-    deadline = time.monotonic() + SECONDS
-    for number in range(1, ROUNDS + 1):
-        while flags[0] < number:
-            assert time.monotonic() < deadline, "the flag did not come"
-        wrong += read(memory) != [number]
-        flags[1] = number
-    return wrong
-
-
-def launch(inputs: list[int], output: int, stream: int = 0, numel: int = NUMEL) -> None:
-    if "kernel" not in kept:
-        module = check(driver.cuModuleLoadData(b"not read"))
-        kept["kernel"] = check(driver.cuModuleGetFunction(module, KERNEL.encode()))
-    _launch(np.array([numel, output, *inputs], np.uint64), stream)
-
-
-def _launch(arguments: NDArray[np.uint64], stream: int) -> None:
-    taken = arguments.copy()
-    pointers = np.array([taken.ctypes.data], np.uint64)
-    shape = (3, 1, 1, 32, 1, 1)
-    check(driver.cuLaunchKernel(kept["kernel"], *shape, 0, stream, pointers.ctypes.data, 0))
-    taken[:] = 0  # the call has taken them
-
-
-def kernel_sum(own_device: int) -> list[float]:
-    """Fold memory of another process, of this one and of the host into this one's."""
-    address = open_memory(own_device)
-    given = FakeTensor(NUMEL, device=own_device).put(np.arange(NUMEL))
-    target = FakeTensor(NUMEL, device=own_device)
-    host = host_memory(NBYTES).view(np.float32)
-    host[:] = 0.5
-    launch([given.address, address], target.address)
-    launch([target.address, host.ctypes.data], target.address)
-    other = np.frombuffer(bytes([1] * 4), np.float32)[0]
-    errors = target.get() - (np.arange(NUMEL, dtype=np.float32) + other + np.float32(0.5))
-    return [float(np.abs(errors).max())]
-
-
-def real_fold(compiles: bool) -> list[float]:
-    """What the agent's own kernel makes of three ranks' tensors, for two of them."""
-    context = use_device()
-    numel = 1003
-    given = [FakeTensor(numel).put(np.arange(numel) + rank) for rank in range(3)]
-    single = DType.FLOAT32
-    variant = kernels.Variant(single, single, single, ReduceOp.MEAN, 3, divided=True)
-    image = kernels.compile_image(variant, "sm_90") if compiles else b"not read"
-    check(driver.cuCtxSetCurrent(context))
-    module = check(driver.cuModuleLoadData(np.frombuffer(image + b"\0", np.uint8).ctypes.data))
-    kept["kernel"] = check(driver.cuModuleGetFunction(module, variant.name.encode()))
-    if compiles:
-        assert name_of(driver.cuModuleGetFunction(module, KERNEL.encode())) == "NOT_FOUND"
-    addresses = [tensor.address for tensor in given]
-    packed = kernels.arguments(variant, addresses, addresses[1:], numel, divisor=3.0)
-    _launch(np.frombuffer(packed, np.uint64), 0)
-    errors = [tensor.get() - (np.arange(numel) + 1) for tensor in given[1:]]
-    return [float(np.abs(each).max()) for each in errors]
-
-
-def kernel_errors(mistake: str) -> list[str]:
-    """What later calls say after a kernel got a bad address."""
-    context = use_device()
-    stream, memory = new_stream(), device_memory()
-    pinned = host_memory(NBYTES)
-    if mistake == "other device":
-        use_device(1)
-        bad = device_memory()
-        check(driver.cuCtxSetCurrent(context))
-    elif mistake in ("mapped for another device", "mapped for none"):
-        bad = reserve()
-        check(driver.cuMemMap(bad, GRANULE, 0, check(create()), 0))
-        if mistake != "mapped for none":
-            assert give_access(bad, 1) == "SUCCESS"
-    else:
-        bad = {"pageable": np.zeros(NUMEL).ctypes.data, "made up": memory + (1 << 40)}.get(
-            mistake, device_memory()
-        )
-    if mistake == "freed":
-        check(driver.cuMemFree(bad))
-    if mistake == "unregistered":
-        bad = pinned.ctypes.data
-        check(driver.cuMemHostUnregister(bad))
-    launch([memory, memory], memory, stream)
-    check(driver.cuStreamSynchronize(stream))
-    launch([memory, bad], memory, stream)
-    calls: list[Callable[[], tuple[Any, ...]]] = [
-        lambda: driver.cuStreamSynchronize(stream),
-        lambda: driver.cuStreamQuery(0),
-        lambda: driver.cuMemAlloc(1),
-        lambda: driver.cuMemFree(memory),
-    ]
-    return sorted({name_of(call()) for call in calls})
-
-
-def behind_the_end() -> None:
-    """A kernel writes more than there is memory."""
-    use_device()
-    memory = device_memory()
-    launch([memory, memory], memory, numel=NUMEL + 128)
-    check(driver.cuCtxSynchronize())
-
-
-def hung() -> list[str]:
-    """One of two operations is done; the process must be able to end nevertheless."""
-    use_device()
-    stream, flags = new_stream(), host_memory(mmap.PAGESIZE)
-    events = [check(driver.cuEventCreate(0)) for _ in range(2)]
-    for event in events:
-        check(driver.cuEventRecord(event, stream))
-    check(driver.cuEventSynchronize(events[0]))
-    check(driver.cuStreamWriteValue32(new_stream(), flags.ctypes.data, 1, 0))
-    deadline = time.monotonic() + 0.1  # what must not happen cannot be awaited
-    while time.monotonic() < deadline:
-        assert flags[0] == 0
-    return [name_of(driver.cuEventQuery(event)) for event in events]
-
-
-def refused(call: str) -> str:
-    use_device()
-    if call == "word":
-        flag = host_memory(mmap.PAGESIZE)
-        return name_of(driver.cuStreamWriteValue32(new_stream(), flag.ctypes.data, 1, 0))
-    if call == "register":
-        memory = np.frombuffer(mmap.mmap(-1, NBYTES), np.int32)
-        return name_of(driver.cuMemHostRegister(memory.ctypes.data, NBYTES, 0))
-    free, total = check(driver.cuMemGetInfo())
-    check(driver.cuMemAlloc(free - 1))
-    assert total == free
-    return name_of(driver.cuMemAlloc(1))
-
-
-# ------------------------------------------------------------------------------------------- tests
 
 
 class Start(Protocol):
@@ -537,59 +66,59 @@ def start(shared_file: int, tmp_path: Path) -> Start:
         values = fake_cuda.environment(**settings)
         header = values["FAKE_CUDA_SOURCES"].split(":")[1]
         values["FAKE_CUDA_SOURCES"] = f"{tmp_path / 'sum.cu'}:{header}"
-        return Process(MODULE, values, (shared_file,))
+        return Process(programs.__name__, values, (shared_file,))
 
     return _start
 
 
 def test_the_bindings_load_it_and_name_what_it_does_not_have(start: Start) -> None:
     with start() as process:
-        result, version, missing = process.run(versions)
+        result, version, missing = process.run(programs.versions)
     assert (result, version) == ("CUDA_SUCCESS", 12090)
     assert "cuCtxGetCacheConfig" in missing
 
 
 def test_all_processes_agree_on_the_names_of_devices(start: Start) -> None:
     with start(devices=3) as one, start(devices=3, visible="2,0,9,1") as other:
-        names = one.run(devices)
+        names = one.run(programs.devices)
         assert len(set(names)) == 3
-        assert other.run(devices) == [names[2], names[0]]
+        assert other.run(programs.devices) == [names[2], names[0]]
 
 
 def test_a_missing_wait_shows_as_old_data(start: Start) -> None:
     with start(delay_us=2000) as process:
-        assert process.run(stale_copies, waits=True) == 0
-        assert process.run(stale_copies, waits=False) > 0
+        assert process.run(programs.stale_copies, waits=True) == 0
+        assert process.run(programs.stale_copies, waits=False) > 0
 
 
 def test_the_default_stream_waits_for_blocking_streams_alone(start: Start) -> None:
     with start(delay_us=2000) as process:
-        assert process.run(stale_copies_of_the_default_stream, blocking=True) == 0
-        assert process.run(stale_copies_of_the_default_stream, blocking=False) > 0
+        assert process.run(programs.stale_copies_of_the_default_stream, blocking=True) == 0
+        assert process.run(programs.stale_copies_of_the_default_stream, blocking=False) > 0
 
 
 def test_a_wait_is_for_what_was_recorded_before_it(start: Start) -> None:
     with start() as process:
-        assert process.run(late_event)
+        assert process.run(programs.late_event)
 
 
 def test_the_host_cannot_touch_device_memory(start: Start) -> None:
     with start() as process:
         with pytest.raises(EOFError):
-            process.run(touch)
+            process.run(programs.touch)
         assert process.end() == -signal.SIGSEGV
 
 
 def test_a_kernel_that_writes_behind_the_end_crashes(start: Start) -> None:
     with start() as process:
         with pytest.raises(EOFError):
-            process.run(behind_the_end)
+            process.run(programs.behind_the_end)
         assert process.end() == -signal.SIGSEGV
 
 
 def test_wrong_calls_are_refused_by_the_right_name(start: Start) -> None:
     with start() as process:
-        assert process.run(misuse) == {
+        assert process.run(programs.misuse) == {
             "behind the end": "INVALID_VALUE",
             "freed": "INVALID_VALUE",
             "freed twice": "INVALID_VALUE",
@@ -626,82 +155,82 @@ def test_wrong_calls_are_refused_by_the_right_name(start: Start) -> None:
 
 def test_copies_of_pageable_memory_are_done_on_return(start: Start) -> None:
     with start(delay_us=5000) as process:
-        assert process.run(pageable_copies)
+        assert process.run(programs.pageable_copies)
 
 
 def test_tensors_keep_what_they_are_given(start: Start) -> None:
     with start() as process:
-        assert process.run(tensors)
+        assert process.run(programs.tensors)
 
 
 def test_memory_is_shared_by_its_descriptor(start: Start) -> None:
     with start() as owner, start() as user:
-        owner.run(export, value=7, times=2)
+        owner.run(programs.export, value=7, times=2)
         owner.hand_on(user)
         owner.hand_on(user)
-        one, other = user.run(open_memory), user.run(open_memory)
+        one, other = user.run(programs.open_memory), user.run(programs.open_memory)
         assert one != other
-        assert user.run(read, address=one) == [7]
-        assert user.run(place, address=one) == [2, 0]
-        assert user.run(fill, address=other, value=8) == "SUCCESS"
-        assert user.run(read, address=one) == [8]
-        assert owner.run(read_exported) == [8]
-        assert user.run(unmap, address=one) == ["SUCCESS", "SUCCESS"]
-        assert user.run(read, address=one) == "INVALID_VALUE"
-        assert user.run(read, address=other) == [8]
+        assert user.run(programs.read, address=one) == [7]
+        assert user.run(programs.place, address=one) == [2, 0]
+        assert user.run(programs.fill, address=other, value=8) == "SUCCESS"
+        assert user.run(programs.read, address=one) == [8]
+        assert owner.run(programs.read_exported) == [8]
+        assert user.run(programs.unmap, address=one) == ["SUCCESS", "SUCCESS"]
+        assert user.run(programs.read, address=one) == "INVALID_VALUE"
+        assert user.run(programs.read, address=other) == [8]
 
 
 def test_shared_memory_stays_when_its_owner_lets_go_of_it(start: Start) -> None:
     with start() as owner, start() as user, start() as late:
-        owner.run(export, value=5, times=2)
+        owner.run(programs.export, value=5, times=2)
         owner.hand_on(user)
-        address = user.run(open_memory)
-        assert owner.run(unmap) == ["SUCCESS", "SUCCESS"]
-        assert user.run(read, address=address) == [5]
+        address = user.run(programs.open_memory)
+        assert owner.run(programs.unmap) == ["SUCCESS", "SUCCESS"]
+        assert user.run(programs.read, address=address) == [5]
         owner.hand_on(late)
-        assert late.run(read, address=late.run(open_memory)) == [5]
+        assert late.run(programs.read, address=late.run(programs.open_memory)) == [5]
 
 
 def test_shared_memory_outlives_its_owner(start: Start) -> None:
     with start() as owner, start() as user, start() as late:
-        owner.run(export, value=9, times=2)
+        owner.run(programs.export, value=9, times=2)
         owner.hand_on(user)
-        address = user.run(open_memory)
+        address = user.run(programs.open_memory)
         owner.kill()
-        assert user.run(read, address=address) == [9]
+        assert user.run(programs.read, address=address) == [9]
         owner.hand_on(late)
-        assert late.run(read, address=late.run(open_memory)) == [9]
+        assert late.run(programs.read, address=late.run(programs.open_memory)) == [9]
 
 
 def test_memory_is_not_exported_unless_it_was_made_for_that(start: Start) -> None:
     with start() as owner:
-        assert owner.run(export_unshareable) == "INVALID_VALUE"
+        assert owner.run(programs.export_unshareable) == "INVALID_VALUE"
 
 
 def test_no_more_is_mapped_than_there_is(start: Start) -> None:
     with start() as owner, start() as user:
-        owner.run(export, value=1, times=2)
+        owner.run(programs.export, value=1, times=2)
         owner.hand_on(user)
         owner.hand_on(user)
-        assert user.run(open_memory, granules=2) == "INVALID_VALUE"
-        assert isinstance(user.run(open_memory), int)
+        assert user.run(programs.open_memory, granules=2) == "INVALID_VALUE"
+        assert isinstance(user.run(programs.open_memory), int)
 
 
 def test_any_other_file_is_no_memory(start: Start, shared_file: int) -> None:
     with start() as user:
         user.hand(shared_file)
-        assert user.run(open_memory) == "INVALID_VALUE"
+        assert user.run(programs.open_memory) == "INVALID_VALUE"
 
 
 def test_mapped_memory_cannot_be_used_without_access(start: Start) -> None:
     with start() as owner, start() as user:
-        owner.run(export, value=1)
+        owner.run(programs.export, value=1)
         owner.hand_on(user)
-        address = user.run(open_memory, user=-1)
-        assert user.run(read, address=address) == "INVALID_VALUE"
-        assert user.run(fill, address=address, value=2) == "INVALID_VALUE"
+        address = user.run(programs.open_memory, user=-1)
+        assert user.run(programs.read, address=address) == "INVALID_VALUE"
+        assert user.run(programs.fill, address=address, value=2) == "INVALID_VALUE"
         assert user.run(give_access, address=address, ordinal=0) == "SUCCESS"
-        assert user.run(read, address=address) == [1]
+        assert user.run(programs.read, address=address) == [1]
 
 
 def test_memory_of_another_device_needs_peer_access(start: Start) -> None:
@@ -710,43 +239,43 @@ def test_memory_of_another_device_needs_peer_access(start: Start) -> None:
         start(devices=2) as user,
         start(devices=2, peers="none") as lone,
     ):
-        owner.run(export, value=3, ordinal=1, times=3)
+        owner.run(programs.export, value=3, ordinal=1, times=3)
         for process in (user, lone, lone):
             owner.hand_on(process)
-        address = user.run(open_memory, ordinal=0)
-        assert user.run(place, address=address) == [2, 1]
-        assert user.run(read, address=address) == [3]
-        assert lone.run(open_memory, ordinal=0) == "PEER_ACCESS_UNSUPPORTED"
-        assert lone.run(read, address=lone.run(open_memory, ordinal=1)) == [3]
+        address = user.run(programs.open_memory, ordinal=0)
+        assert user.run(programs.place, address=address) == [2, 1]
+        assert user.run(programs.read, address=address) == [3]
+        assert lone.run(programs.open_memory, ordinal=0) == "PEER_ACCESS_UNSUPPORTED"
+        assert lone.run(programs.read, address=lone.run(programs.open_memory, ordinal=1)) == [3]
 
 
 def test_what_a_machine_does_not_allow_is_refused(start: Start) -> None:
     forbidden: fake_cuda.Settings = {"ipc": False, "register": False, "memory_mb": 16}
     with start() as owner, start(**forbidden) as process:
-        owner.run(export, value=1)
+        owner.run(programs.export, value=1)
         owner.hand_on(process)
-        assert process.run(open_memory) == "NOT_SUPPORTED"
-        assert process.run(refused, call="register") == "NOT_PERMITTED"
-        assert process.run(refused, call="allocate") == "OUT_OF_MEMORY"
+        assert process.run(programs.open_memory) == "NOT_SUPPORTED"
+        assert process.run(programs.refused, call="register") == "NOT_PERMITTED"
+        assert process.run(programs.refused, call="allocate") == "OUT_OF_MEMORY"
     with start(stream_words=False) as process:
-        assert process.run(refused, call="word") == "NOT_SUPPORTED"
+        assert process.run(programs.refused, call="word") == "NOT_SUPPORTED"
 
 
 def test_shared_memory_is_counted_as_long_as_it_is_mapped(start: Start) -> None:
     with start() as process:
-        assert process.run(granules) == [GRANULE, 2 * GRANULE, 0]
+        assert process.run(programs.granules) == [GRANULE, 2 * GRANULE, 0]
 
 
 def test_a_device_has_a_context_while_somebody_retains_it(start: Start) -> None:
     with start() as process:
-        assert process.run(contexts_in_use) == [0, 1, 0]
+        assert process.run(programs.contexts_in_use) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("work", ["copy", "fill", "kernel"])
 def test_to_unmap_memory_in_use_spoils_the_process(start: Start, work: str, waits: bool) -> None:
     with start(delay_us=0) as process:
-        answers = process.run(unmapped_too_early, work=work, waits=waits)
+        answers = process.run(programs.unmapped_too_early, work=work, waits=waits)
         assert answers == ["SUCCESS", "ILLEGAL_ADDRESS", "ILLEGAL_ADDRESS"]
 
 
@@ -755,26 +284,26 @@ def test_a_flag_comes_after_the_data_of_its_own_stream_alone(
     start: Start, shared_file: int, ordered: bool
 ) -> None:
     with start(delay_us=10_000) as owner, start() as user:
-        owner.run(produce, file=shared_file, ordered=ordered)
+        owner.run(programs.produce, file=shared_file, ordered=ordered)
         owner.hand_on(user)
-        wrong = user.run(consume, file=shared_file)
+        wrong = user.run(programs.consume, file=shared_file)
         assert (wrong == 0) is ordered
 
 
 @pytest.mark.parametrize("own_device", [0, 1])
 def test_a_kernel_folds_memory_of_processes_and_of_the_host(start: Start, own_device: int) -> None:
     with start(devices=2) as owner, start(devices=2) as user:
-        owner.run(export, value=1)
+        owner.run(programs.export, value=1)
         owner.hand_on(user)
-        assert user.run(kernel_sum, own_device=own_device) == [0.0]
+        assert user.run(programs.kernel_sum, own_device=own_device) == [0.0]
 
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_the_kernel_of_the_agent_runs_on_it(compiles: bool) -> None:
     if compiles:
         requires("nvrtc")
-    with Process(MODULE, fake_cuda.environment()) as process:
-        assert process.run(real_fold, compiles=compiles) == [0.0, 0.0]
+    with Process(programs.__name__, fake_cuda.environment()) as process:
+        assert process.run(programs.real_fold, compiles=compiles) == [0.0, 0.0]
 
 
 MISTAKES = [
@@ -786,14 +315,10 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_bad_address_in_a_kernel_spoils_the_process(start: Start, mistake: str) -> None:
     with start(devices=2) as process:
-        assert process.run(kernel_errors, mistake=mistake) == ["ILLEGAL_ADDRESS"]
+        assert process.run(programs.kernel_errors, mistake=mistake) == ["ILLEGAL_ADDRESS"]
 
 
 def test_a_hung_device_does_nothing_more_and_the_process_can_end(start: Start) -> None:
     with start(hang_device_after=1) as process:
-        assert process.run(hung) == ["SUCCESS", "NOT_READY"]
+        assert process.run(programs.hung) == ["SUCCESS", "NOT_READY"]
         assert process.end() == 0
-
-
-if __name__ == "__main__":
-    serve(globals())

@@ -66,8 +66,10 @@ def library_folder() -> Path:
         BuildError: it cannot be compiled.
         OSError: there is no g++, or no place for the library.
     """
-    key = sha256(_SOURCE.read_bytes() + " ".join(_COMMAND).encode()).hexdigest()[:16]
-    folder = _cache() / key
+    key = sha256(" ".join(_COMMAND).encode())
+    for source in (_SOURCE, *sorted(_HERE.glob("driver/*.h"))):
+        key.update(source.read_bytes())
+    folder = _cache() / key.hexdigest()[:16]
     library = folder / _NAME
     if library.exists():
         return folder
