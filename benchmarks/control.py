@@ -7,11 +7,15 @@ and who waits here sleeps: no waiting rank takes time from another one.
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import time
-from typing import Any, Self
+import traceback
+from typing import Any, Protocol, Self
 
 _LARGEST = 1 << 20
+_CONNECT_SECONDS = 30.0
 
 Message = dict[str, Any]
 
@@ -52,6 +56,41 @@ class Line:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class Rank(Protocol):
+    """What does the conductor's bidding."""
+
+    def obey(self, message: Message) -> Message:
+        """Do what a message says; the answer."""
+
+    def leave(self) -> None:
+        """Leave what has been joined."""
+
+
+def serve(control: str, number: int, rank: Rank, seconds: float) -> None:
+    """Serve the conductor until it says ``leave``.
+
+    The process ends when the conductor is gone or is silent for ``seconds``; and when something
+    fails, whatever it is, which the conductor is told.
+    """
+    line = Line.connect(control, _CONNECT_SECONDS)
+    line.send({"rank": number, "pid": os.getpid()})
+    try:
+        while (message := line.receive(seconds)) != {"do": "leave"}:
+            line.send(_answer(rank, message, line))
+        rank.leave()
+        line.send({})
+    except (EOFError, ConnectionError):
+        sys.exit(f"rank {number}: the benchmark has ended without a word")
+
+
+def _answer(rank: Rank, message: Message, line: Line) -> Message:
+    try:
+        return rank.obey(message)
+    except Exception:  # noqa: BLE001  (the conductor shows it)
+        line.send({"error": traceback.format_exc()})
+        sys.exit(1)
 
 
 def sleep_until(moment: float) -> None:

@@ -11,18 +11,16 @@ import gc
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import allfold
-from benchmarks.control import Line, Message, sleep_until
+from benchmarks.control import Message, serve, sleep_until
 from benchmarks.libraries import Library
 from benchmarks.plan import DDP, DECODE, Case
 from benchmarks.workloads import Workload
 
 _CONDUCTOR_SECONDS = 3600.0
-_CONNECT_SECONDS = 30.0
 
 
 class Rank:
@@ -137,21 +135,9 @@ class Rank:
 
 
 def main() -> None:
-    """Serve the conductor until it says ``leave``, or is gone."""
     control, *given = sys.argv[1:]
     number = int(given[0] if given else os.environ["PMI_RANK"])
-    line = Line.connect(control, _CONNECT_SECONDS)
-    line.send({"rank": number, "pid": os.getpid()})
-    rank = Rank(number)
-    while (message := line.receive(_CONDUCTOR_SECONDS)) != {"do": "leave"}:
-        try:
-            answer = rank.obey(message)
-        except Exception:  # noqa: BLE001  (the conductor shows it, whatever it is)
-            line.send({"error": traceback.format_exc()})
-            sys.exit(1)
-        line.send(answer)
-    rank.leave()
-    line.send({})
+    serve(control, number, Rank(number), _CONDUCTOR_SECONDS)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 import torch
 
 import allfold
-from benchmarks.control import Line, Message, sleep_until
+from benchmarks.control import Message, serve, sleep_until
 from benchmarks.gpu import copy_limit, devices, plan
 from benchmarks.gpu.checking import Checker
 from benchmarks.gpu.devices import Device, Gpu, Host
@@ -25,7 +24,6 @@ from benchmarks.gpu.plan import AUTO, CPU, OTHERS
 from benchmarks.gpu.timing import AllReduce
 
 _CONDUCTOR_SECONDS = 900.0
-_CONNECT_SECONDS = 30.0
 # Who sleeps wakes up some 0.1 ms late; the rest of the wait is spent awake.
 _AWAKE_SECONDS = 0.001
 _SHOWN = 5
@@ -77,7 +75,7 @@ class Rank:
         }
         return do[message.pop("do")](**message) or {}
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Leave what has been joined."""
         self._part()
 
@@ -211,27 +209,8 @@ def _start_at(moment: float) -> None:
 
 
 def main() -> None:
-    """Serve the conductor until it says ``leave``, or is gone."""
     control, number = sys.argv[1], int(sys.argv[2])
-    line = Line.connect(control, _CONNECT_SECONDS)
-    line.send({"rank": number, "pid": os.getpid()})
-    rank = Rank(number)
-    try:
-        _serve(rank, line)
-    except (EOFError, ConnectionError):
-        sys.exit(f"rank {number}: the benchmark has ended without a word")
-
-
-def _serve(rank: Rank, line: Line) -> None:
-    while (message := line.receive(_CONDUCTOR_SECONDS)) != {"do": "leave"}:
-        try:
-            answer = rank.obey(message)
-        except Exception:  # noqa: BLE001  (the conductor shows it, whatever it is)
-            line.send({"error": traceback.format_exc()})
-            sys.exit(1)
-        line.send(answer)
-    rank.end()
-    line.send({})
+    serve(control, number, Rank(number), _CONDUCTOR_SECONDS)
 
 
 if __name__ == "__main__":

@@ -267,11 +267,11 @@ def check_mismatch(job: Job, device: str) -> None:
 
 HERE = "tests.gpu.torch_programs"
 COLLECTIVES = "tests.torch_backend.collective_programs"
+TRAINING = "tests.torch_backend.training_programs"
 FAILURES = "tests.torch_backend.failing_programs"
 
 OF_TORCH = (
     (HERE, "all_reduce_of_torch"),
-    (HERE, "functional"),
     (COLLECTIVES, "tensors_of_every_layout"),
     (COLLECTIVES, "rooted"),
     (COLLECTIVES, "gathered"),
@@ -284,6 +284,7 @@ OF_TORCH = (
     (COLLECTIVES, "groups"),
     (COLLECTIVES, "unusual_dtypes"),
     (COLLECTIVES, "objects"),
+    (TRAINING, "functional"),
 )
 
 

@@ -15,6 +15,7 @@ from tests.gpu.test_collectives import (
     INTEGERS,
     ODD,
     OPS,
+    TRAINING,
     check,
     check_in_place,
     check_messages,
@@ -104,9 +105,11 @@ def test_fsdp2_in_half_precision(two_nodes: TorchJob) -> None:
     two_nodes.run(training_programs.fsdp2_in_half_precision, device=CPU)
 
 
-@pytest.mark.parametrize("function", ["all_reduce_of_torch", "functional"])
-def test_programs_of_torch(two_nodes: TorchJob, function: str) -> None:
-    run_of_torch(two_nodes, HERE, function, CPU)
+@pytest.mark.parametrize(
+    ("module", "function"), [(HERE, "all_reduce_of_torch"), (TRAINING, "functional")]
+)
+def test_programs_of_torch(two_nodes: TorchJob, module: str, function: str) -> None:
+    run_of_torch(two_nodes, module, function, CPU)
 
 
 def test_losses(pool: RankPool, tmp_path: Path) -> None:

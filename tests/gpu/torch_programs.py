@@ -14,12 +14,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional_collectives
 from tests.gpu.devices import lies_in_arena, new_stream, on, path_of, take
 from tests.support import collective_programs, reference, tensors
 from tests.support.cases import digest
 from tests.support.reference import Collective
-from tests.torch_backend.in_group import check, in_group, total, world
+from tests.torch_backend.in_group import check, in_group, total
 
 import allfold
 from allfold_core.errors import AllfoldError
@@ -42,7 +41,7 @@ def run(group: allfold.Group, rows: Sequence[dict[str, Any]], device: str) -> di
     return {"path": path_of(group, home), "found": found}
 
 
-class _Call(collective_programs._Call):
+class _Call(collective_programs.CollectiveCall):
     """A call whose tensors are on a device, at places that need not be aligned."""
 
     def __init__(self, group: allfold.Group, case: Collective, device: torch.device) -> None:
@@ -272,24 +271,3 @@ def all_reduce_of_torch(rank: int, size: int) -> None:
             tensor = torch.full((3, 5), mine, dtype=dtype)
             dist.all_reduce(tensor, op)
             check(tensor, torch.full((3, 5), expected))
-
-
-@in_group
-def functional(rank: int, size: int) -> None:
-    """What DTensor is made of."""
-    group = world()
-    mine = torch.full((2,), float(rank + 1))
-    check(functional_collectives.all_reduce(mine, "sum", group), [total(size)] * 2)
-    check(
-        functional_collectives.all_gather_tensor(mine, 0, group),
-        [each + 1 for each in range(size) for _ in range(2)],
-    )
-    check(
-        functional_collectives.reduce_scatter_tensor(mine.repeat(size), "avg", 0, group),
-        [total(size) / size] * 2,
-    )
-    check(functional_collectives.broadcast(mine, size - 1, group), [size] * 2)
-    blocks = functional_collectives.all_to_all_single(
-        torch.arange(float(size)) + 10 * rank, None, None, group
-    )
-    check(blocks, [10 * source + rank for source in range(size)])

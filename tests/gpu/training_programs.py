@@ -22,9 +22,10 @@ from tests.gpu.devices import (
     take,
 )
 from tests.torch_backend.in_group import in_group, world
+from tests.torch_backend.training_programs import Network, layers, shard_layers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import allfold
@@ -35,23 +36,9 @@ RELATIVE = 1e-6
 _WIDE = 600  # a layer of it fills a bucket that is moved to the arena
 
 
-class _Network(nn.Module):
-    """Four layers, one of which is used in every second step alone."""
-
-    def __init__(self, sometimes: bool = False) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 64)
-        self.norm = nn.LayerNorm(64)
-        self.other = nn.Linear(64, 64)
-        self.last = nn.Linear(64, 4)
-        self.sometimes = sometimes
-
-    def forward(self, batch: torch.Tensor, step: int) -> torch.Tensor:
-        hidden = self.norm(self.first(batch).relu())
-        if not self.sometimes or step % 2:
-            hidden = self.other(hidden).relu()
-        result: torch.Tensor = self.last(hidden)
-        return result
+def _network(sometimes: bool = False) -> Network:
+    """Without statistics of a batch, which a single process would gather otherwise."""
+    return Network(sometimes, nn.LayerNorm)
 
 
 def _seeded(make: Callable[[], nn.Module], home: torch.device) -> nn.Module:
@@ -109,7 +96,7 @@ def ddp(
 ) -> str:
     """Gradients, losses and weights of every step, with several buckets; returns the path."""
     home = take(device, rank)
-    alone = _seeded(lambda: _Network(sometimes), home)
+    alone = _seeded(lambda: _network(sometimes), home)
     model = DistributedDataParallel(
         deepcopy(alone),
         **_on_devices(home),
@@ -193,7 +180,7 @@ def ddp_hook(rank: int, size: int, *, device: str, wire: str | None) -> float:
     group = allfold.init(
         rank=rank, world_size=size, group=f"{cast(Any, world()).group.name}.{wire}"
     )
-    alone = _seeded(_Network, home)
+    alone = _seeded(_network, home)
     model = DistributedDataParallel(deepcopy(alone), **_on_devices(home), bucket_cap_mb=0.004)
     model.register_comm_hook(HookState(group, wire=wire), hook)
     worst = 0.0
@@ -242,25 +229,14 @@ def futures(rank: int, size: int, *, device: str) -> list[float]:
 # FSDP2
 
 
-def _layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 33), nn.Linear(33, 4))
-
-
-def _sharded(model: nn.Module, mesh: Any, policy: MixedPrecisionPolicy) -> Any:
-    for layer in model.children():
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
 @in_group
 def fsdp2(rank: int, size: int, *, device: str, mesh: list[int]) -> str:
     """Losses and weights of every step; over one dimension, or replicated over another."""
     home = take(device, rank)
-    alone = _seeded(_layers, home)
+    alone = _seeded(layers, home)
     names = ("shard",) if len(mesh) == 1 else ("replicate", "shard")
     over = init_device_mesh(home.type, tuple(mesh), mesh_dim_names=names)
-    model = _sharded(deepcopy(alone), over, MixedPrecisionPolicy())
+    model = shard_layers(deepcopy(alone), over, MixedPrecisionPolicy())
     optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (model, alone)]
     for step in range(STEPS):
 
@@ -291,9 +267,11 @@ def fsdp2_in_half_precision(rank: int, size: int, *, device: str) -> None:
     GPU multiplies it with.
     """
     home = take(device, rank)
-    alone = _seeded(_layers, home)
+    alone = _seeded(layers, home)
     mesh = init_device_mesh(home.type, (size,))
-    model = _sharded(deepcopy(alone), mesh, MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
+    model = shard_layers(
+        deepcopy(alone), mesh, MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+    )
     alone = alone.bfloat16()
     for step in range(3):
         batch = _batch(rank, step, home).bfloat16()

@@ -46,14 +46,14 @@ def _sub_group(group: allfold.Group, members: Sequence[int]) -> allfold.Group | 
 
 
 def _one(group: allfold.Group, case: Collective) -> list[str]:
-    call = _Call(group, case)
+    call = CollectiveCall(group, case)
     got = getattr(call, case.kind)()
     call.check_surroundings()
     data = b"".join(tensors.to_bytes(each) for each in got)
     return [digest(data), data[:_SHOWN].hex()]
 
 
-class _Call:
+class CollectiveCall:
     """The tensors of one call of this rank, and the call itself."""
 
     def __init__(self, group: allfold.Group, case: Collective) -> None:

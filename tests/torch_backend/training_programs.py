@@ -39,11 +39,11 @@ RELATIVE = 1e-6
 class Network(nn.Module):
     """Three layers, one of which is used in every second step alone."""
 
-    def __init__(self, sometimes: bool = False) -> None:
+    def __init__(self, sometimes: bool = False, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
         super().__init__()
         self.first = nn.Linear(16, 64)
         self.other = nn.Linear(64, 64)
-        self.norm = nn.BatchNorm1d(64)
+        self.norm = norm(64)
         self.last = nn.Linear(64, 4)
         self.sometimes = sometimes
 
@@ -184,17 +184,20 @@ def ddp_with_uneven_inputs(rank: int, size: int) -> None:
     _close(list(models[0].parameters()), list(models[1].parameters()), RELATIVE)
 
 
-def _layers() -> nn.Sequential:
+def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 33), nn.Linear(33, 4))
 
 
-def _sharded(group: Any, policy: MixedPrecisionPolicy) -> Any:
-    mesh = DeviceMesh.from_group(group, "cpu")
-    model = _seeded(_layers)
-    for layer in model:
+def shard_layers(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Any:
+    """The model, each linear layer of it sharded, and then the whole."""
+    for layer in model.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def _sharded(group: Any, policy: MixedPrecisionPolicy) -> Any:
+    return shard_layers(_seeded(layers), DeviceMesh.from_group(group, "cpu"), policy)
 
 
 @in_group
@@ -222,7 +225,7 @@ def fsdp2(rank: int, size: int, *, compute: str = "float32") -> None:
 def fsdp2_in_half_precision(rank: int, size: int) -> None:
     """Gradients are bfloat16, and so is their mean: what float64 finds, rounded once."""
     model = _sharded(world(), MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
-    alone = _seeded(_layers).bfloat16()
+    alone = _seeded(layers).bfloat16()
     rounded_otherwise = 0
     for batch in _batches(rank):
         for each in (model, alone):
