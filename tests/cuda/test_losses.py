@@ -95,12 +95,18 @@ def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over()
 
 
 def test_an_agent_whose_gpu_does_nothing_any_more_says_so_when_the_time_is_over() -> None:
-    variables = {"FAKE_CUDA_HANG_DEVICE_AFTER": "4"}
+    """And serves others: to let go of memory of ranks that end, it would have to wait for ever."""
+    variables = {"FAKE_CUDA_HANG_DEVICE_AFTER": "12", "FAKE_CUDA_RELEASE_WAITS": "1"}
     with machine(agent_variables=variables) as pool, pool.unregistered((0, 0)) as job:
         job.enter(pool.services)
-        for _ in range(10):  # the proofs of two segments, and some ops
+        assert job.run(programs.keep_array) == [True, True]  # which no op uses
+        for _ in range(10):  # the proofs of four segments, and some ops
             said = job.run(programs.hang, timeout=1.0)
             if said != ["done", "done"]:
                 break
         for each in said:
             assert "Fake GPU 0 is stuck" in each
+        for rank in job.ranks:
+            rank.kill()
+        with pool.job((0, 0)) as others:
+            assert others.run(programs.collectives, numel=1000, place="cpu") == [[]] * 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import threading
 from collections.abc import Iterator
 from queue import Queue
 from threading import Event, Thread
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -142,6 +144,25 @@ def test_a_gpu_is_stuck_until_it_has_done_what_nobody_waits_for_any_more(
     late.reach()
     assert completions.is_stuck, "memory of ranks may have been written just now"
     wait_until(lambda: not completions.is_stuck, "the GPU is trusted again")
+
+
+def test_what_a_stuck_gpu_may_use_is_kept_until_it_is_done(completions: Completions) -> None:
+    class Memory:
+        """What an op uses."""
+
+    memory, late = Memory(), Point()
+    used, told = ref(memory), Event()
+
+    def then(_error: Exception | None, _memory: Memory = memory) -> None:
+        told.set()
+
+    completions.add(late, then, 0.0)
+    del memory, then
+    assert told.wait(SECONDS)
+    gc.collect()
+    assert used() is not None
+    late.reach()
+    wait_until(lambda: used() is None, "the memory is let go of, though nobody has asked")
 
 
 def test_what_is_reached_in_the_end_has_not_timed_out(completions: Completions) -> None:

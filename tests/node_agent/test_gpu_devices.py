@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -19,7 +20,9 @@ import pytest
 from tests.support import fake_cuda
 from tests.support.fake_cuda.processes import Process, receive, send, serve
 from tests.support.require import requires
+from tests.support.waiting import wait_until
 
+from allfold_agent.gpu import proof as proof_module
 from allfold_agent.gpu.device import Device, Point, RankMemory
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.gpu.kernels import Variant
@@ -84,8 +87,11 @@ def known() -> list[str]:
     return [*kept["gpus"].names]
 
 
-def open_memory(uuid: str, proof: str, size: int | None = None) -> str | None:
+def open_memory(
+    uuid: str, proof: str, size: int | None = None, patience: float = SECONDS
+) -> str | None:
     """Open memory of which a descriptor was handed over; why that is refused."""
+    proof_module._PATIENCE_SECONDS = patience
     descriptor = receive()
     try:
         memory = kept["gpus"].open(uuid, descriptor, size or GRANULE, bytes.fromhex(proof))
@@ -114,9 +120,18 @@ def on_gpu(memory: RankMemory) -> Any:
 
 def drop_all() -> list[int]:
     """What is mapped of shared memory, before and after all of it is dropped."""
-    before = mapped_files()
+    before, devices = mapped_files(), [memory.device for memory in kept["opened"]]
     kept["opened"].clear()
+    for device in devices:
+        await_releases(device)
     return [before, mapped_files()]
+
+
+def await_releases(device: Device) -> None:
+    """Return when the device has let go of all that was dropped."""
+    done = Event()
+    device.releases.later(done.set)
+    assert done.wait(SECONDS), "nothing is let go of"
 
 
 def mapped_files() -> int:
@@ -224,6 +239,7 @@ def pin_again() -> bool:
     before = Mapped(mmap.mmap(-1, NBYTES))
     address = pins.address(before, device)
     del before
+    await_releases(device)
     elsewhere: list[Mapped] = []
     while len(elsewhere) < 100:
         memory = Mapped(mmap.mmap(-1, NBYTES))
@@ -257,6 +273,7 @@ def unpinned_first() -> list[str]:
     try:
         del memory
         gc.collect()
+        await_releases(device)
     finally:
         driver.cuMemHostUnregister = calls["unregister"]
     return events
@@ -313,6 +330,14 @@ def test_devices_are_found_by_their_uuid(start: Start) -> None:
         assert other.run(find, wanted=True)["named"] == {second: [0, "Fake GPU 1"]}
 
 
+def test_a_gpu_without_kernels_is_left_out(start: Start) -> None:
+    with start(devices=2, old_device=0) as agent, start(old_device=0) as other:
+        assert [*agent.run(find, wanted=True)["named"].values()] == [[1, "Fake GPU 1"]]
+        found = other.run(find, wanted=True)
+    assert found["named"] == {}
+    assert "newer, not for sm_61" in found["welcome"]["no_gpu"]
+
+
 def test_who_wants_no_gpu_gets_none(start: Start) -> None:
     with start() as agent:
         found = agent.run(find, wanted=False)
@@ -348,7 +373,7 @@ def test_memory_of_a_rank_is_opened_if_it_has_what_the_rank_says(start: Start) -
         rank.hand_on(agent)
         refusal = agent.run(open_memory, uuid=uuid, proof="00" * 16)
         assert "stands for other memory" in refusal
-        assert agent.run(mapped_files) == 1, "what was refused is still mapped"
+        wait_until(lambda: agent.run(mapped_files) == 1, "what was refused is not mapped any more")
 
 
 def test_what_is_no_memory_of_a_known_gpu_is_refused(start: Start, tmp_path: Path) -> None:
@@ -367,7 +392,7 @@ def test_what_is_no_memory_of_a_known_gpu_is_refused(start: Start, tmp_path: Pat
             agent.hand(file.fileno())
         refusal = agent.run(open_memory, uuid=uuid, proof=proof)
         assert "cuMemImportFromShareableHandle failed" in refusal
-        assert agent.run(mapped_files) == 0
+        wait_until(lambda: agent.run(mapped_files) == 0, "nothing is mapped any more")
         assert agent.run(descriptors) == before
 
 
@@ -378,6 +403,26 @@ def test_memory_of_a_gpu_that_only_the_rank_sees_is_refused(start: Start) -> Non
         rank.hand_on(agent)
         refusal = agent.run(open_memory, uuid=uuid, proof=proof)
         assert "cuMemImportFromShareableHandle failed with CUDA_ERROR_INVALID_DEVICE" in refusal
+
+
+def test_memory_that_the_agent_cannot_look_at_is_refused_and_not_kept(start: Start) -> None:
+    with start(register=False) as agent, start() as rank:
+        (uuid,) = uuids(agent)
+        proof = rank.run(share, value=1)
+        rank.hand_on(agent)
+        refusal = agent.run(open_memory, uuid=uuid, proof=proof)
+        assert "cuMemHostRegister failed with CUDA_ERROR_NOT_PERMITTED" in refusal
+        wait_until(lambda: agent.run(mapped_files) == 0, "nothing is mapped any more")
+
+
+def test_memory_that_the_gpu_does_not_come_to_is_refused_and_kept(start: Start) -> None:
+    with start(hang_device_after=0) as agent, start() as rank:
+        (uuid,) = uuids(agent)
+        proof = rank.run(share, value=1)
+        rank.hand_on(agent)
+        refusal = agent.run(open_memory, uuid=uuid, proof=proof, patience=0.05)
+        assert "Fake GPU 0 is busy" in refusal
+        assert agent.run(mapped_files) == 1, "the GPU may still read it"
 
 
 def test_a_machine_that_shares_no_memory_is_refused(start: Start) -> None:

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Barrier, BrokenBarrierError, Thread
 from types import SimpleNamespace
 from typing import Any
 
 from allfold_agent.gpu.job import GpuJob, GpuRange, HostRange, Place
+from allfold_core.dtypes import DType
+from allfold_core.errors import GpuFailed
+from allfold_core.operations import ReduceOp
+from allfold_core.parts import End, Part, Piece
+from allfold_core.schedule import Slice
 
 
 class Device:
-    """A GPU that reaches some others."""
+    """A GPU that reaches some others, and knows all kernels.
+
+    Attributes:
+        completions: of itself: ``waiting`` has who is to be told of the points that it marked.
+    """
+
+    is_stuck = False
 
     def __init__(self, ordinal: int, *reached: int) -> None:
         self.ordinal = ordinal
         self._reached = {ordinal, *reached}
+        self.completions = self
+        self.waiting: list[Callable[[Exception | None], None]] = []
+        self.count = 0
 
     def reaches(self, other: Device) -> bool:
         return other.ordinal in self._reached
+
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def has(self, variant: object) -> bool:
+        return True
+
+    def mark(self) -> Any:
+        return SimpleNamespace(device=self)
+
+    def add(self, point: object, then: Callable[[Exception | None], None], seconds: float) -> None:
+        self.waiting.append(then)
 
 
 class Pool:
@@ -35,19 +62,31 @@ class Pool:
 
 class Pins:
     def address(self, mapping: object, gpu: Device) -> int:
+        if mapping is None:
+            raise GpuFailed("there is no memory")
         return id(mapping)
 
 
 def on(device: Device, nbytes: int = 4) -> Place:
-    memory: Any = SimpleNamespace(device=device, address=0)
+    memory: Any = SimpleNamespace(device=device, address=0, allow=lambda user: None)
     return GpuRange(memory, 0, nbytes)
 
 
 def job(inputs: dict[int, Place], outputs: dict[int, Place]) -> Any:
-    nothing: Any = None
+    layout: Any = SimpleNamespace(place=lambda start: start)
+    single = DType.FLOAT32
+    sums: Any = SimpleNamespace(
+        given=single,
+        kept_type=single,
+        reduce_op=ReduceOp.SUM,
+        factor=1.0,
+        divisor=0,
+        itemsize=4,
+        kept_itemsize=4,
+    )
     buffers: Any = Pool()
     pins: Any = Pins()
-    return GpuJob(nothing, nothing, inputs, outputs, buffers=buffers, pins=pins, until=0.0)
+    return GpuJob(layout, sums, inputs, outputs, buffers=buffers, pins=pins, until=0.0)
 
 
 HOST: Place = HostRange(None, 0, 0)
@@ -92,3 +131,31 @@ def test_threads_that_hand_out_at_once_have_one_detour() -> None:
         thread.join(10)
     assert len(found) == 2
     assert len(set(found)) == 1
+
+
+def pieces(count: int) -> list[Piece]:
+    """Parts of one element, which each go from rank 0 to rank 0."""
+    ends = (End(0, 0),)
+    return [(Part(Slice(each, each + 1), ends, ends), each, each + 1) for each in range(count)]
+
+
+def test_an_op_of_many_pieces_is_not_quick() -> None:
+    ranks = {0: on(Device(0))}
+    one = job(ranks, ranks)
+    assert one.is_quick(pieces(4))
+    assert not one.is_quick(pieces(100)), "a launch may have to wait for room"
+
+
+def test_what_cannot_be_given_is_told_when_all_gpus_are_done_with_what_they_were_given() -> None:
+    first, second = Device(0), Device(1)
+    ranks = {0: on(first), 1: on(second)}
+    told: list[Exception | None] = []
+    buffer: Any = SimpleNamespace(mapping=None)
+    job(ranks, ranks).hand_out(pieces(1), buffer, told.append)
+    for device in (first, second):
+        assert not told, "a GPU may still write to the memory of a rank"
+        (then,) = device.waiting
+        then(None)
+    (error,) = told
+    assert isinstance(error, GpuFailed)
+    assert error.message == "there is no memory"

@@ -240,6 +240,7 @@ class Group:
     def tell_end(self, op: Op, error: Exception | None) -> None:
         """The local ranks have their result, or this node failed to give it to them."""
         if error is not None:
+            log.error("op %d has no result for the ranks of this node", op.seq, exc_info=error)
             op.error = ServiceError(
                 f"op {op.seq} of group '{self.name}': node {self.plan.members[self.me].node} "
                 f"could not hand out the result: {error!r}; its log has the traceback",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 import torch
@@ -197,8 +198,15 @@ class RankProcess:
         self._segments.clear()
         self._mappings.clear()
         self._views.clear()
-        self._on_gpus.clear()  # before the socket: its end tells the rank that they are closed
-        self.socket.close()
+        self._end_socket()
+
+    def _end_socket(self) -> None:
+        """After the memory on GPUs: the socket's end tells the rank that it is closed."""
+        end: Callable[[], None] = self.socket.close
+        for releases in {memory.device.releases for memory in self._on_gpus.values()}:
+            end = partial(releases.later, end)
+        self._on_gpus.clear()
+        end()
 
     def _try(self, message: bytes) -> bool:
         try:

@@ -222,6 +222,9 @@ class Runner:
             self._outcomes.tell_end(op, error)
 
         due = compiled.rest if exchange.early else compiled.results
+        if not due:  # a GPU need not be asked, which may be busy with other ops
+            finish(None)
+            return
         if op.gpu_job is not None:
             hand_out = op.gpu_job.hand_out
             self._workers.submit(partial(hand_out, due, exchange.buffer, finish))
@@ -233,7 +236,7 @@ class Runner:
         over_pieces(
             due,
             job.arithmetic.kept_itemsize,
-            0 if exchange.early and not compiled.rest else compiled.copy_bytes,
+            compiled.copy_bytes,
             self._workers,
             copy,
             finish,

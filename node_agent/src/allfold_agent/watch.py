@@ -75,14 +75,21 @@ class Watch:
             thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while watched := self._next():
-            now = monotonic()
-            over = [each for each in watched if self._look(each, now)]
-            if over:
-                with self._changed:
-                    self._watched = [each for each in self._watched if each not in over]
-            else:
-                sleep(_pause(now - max(each.since for each in watched)))
+        while self._look_at_all():
+            pass  # and keep nothing of what is over
+
+    def _look_at_all(self) -> bool:
+        """False where the thread has to end."""
+        if not (watched := self._next()):
+            return False
+        now = monotonic()
+        over = [each for each in watched if self._look(each, now)]
+        if over:
+            with self._changed:
+                self._watched = [each for each in self._watched if each not in over]
+        else:
+            sleep(_pause(now - max(each.since for each in watched)))
+        return True
 
     def _next(self) -> list[_Watched]:
         """What to look at; an empty list where the thread has to end."""

@@ -50,6 +50,10 @@ class Settings(TypedDict, total=False):
     """A stream waits up to so many microseconds before each operation (200)."""
     seed: int
     """Of these delays (a different one each time)."""
+    release_waits: bool
+    """Whether to unmap and to unregister memory waits for all work, as with real drivers (no)."""
+    old_device: int
+    """The number of a GPU for which there are no kernels any more (none)."""
     hang_device_after: int
     """So many operations on streams are done, and then none any more (never)."""
 
@@ -93,7 +97,8 @@ def environment(**settings: Unpack[Settings]) -> dict[str, str]:
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     others = [path for path in inherited.split(os.pathsep) if path and path != folder]
     visible = settings.pop("visible", ",".join(map(str, range(settings.get("devices", 1)))))
-    values: dict[str, object] = {"SEED": "", "HANG_DEVICE_AFTER": "", **_DEFAULTS}
+    unset = ("SEED", "HANG_DEVICE_AFTER", "OLD_DEVICE")
+    values: dict[str, object] = {**dict.fromkeys(unset, ""), **_DEFAULTS}
     values |= {name.upper(): value for name, value in settings.items()}
     return {
         "LD_LIBRARY_PATH": os.pathsep.join([folder, *others]),
@@ -128,6 +133,7 @@ _DEFAULTS = {
     "IPC": True,
     "REGISTER": True,
     "STREAM_WORDS": True,
+    "RELEASE_WAITS": False,
     "MEMORY_MB": 4096,
     "DELAY_US": 200,
 }

@@ -58,13 +58,7 @@ class Completions:
         Ranks that were told of a failure use their memory again; work that comes late would spoil
         it. They may have done so a moment before it came.
         """
-        if not self._stuck:
-            return monotonic() < self._quiet_since + _QUIET_SECONDS
-        with self._lock:
-            # They must live, with all that they use, until the GPU is done with them.
-            self._stuck = [each for each in self._stuck if not _is_over(each.point)]
-            self._quiet_since = monotonic()
-        return True
+        return bool(self._stuck) or monotonic() < self._quiet_since + _QUIET_SECONDS
 
     def add(self, point: Reachable, then: Then, seconds: float) -> None:
         """Call ``then(None)`` when the point is reached, from the watch's thread.
@@ -112,9 +106,21 @@ class Completions:
         now, more = monotonic(), True
         late = [each for each in list(self._expected) if now >= each.deadline]
         for each in [each for each in late if not _is_over(each.point)]:
-            self._stuck.append(each)
+            self._await_stuck(each)
             more = self._finish(each, TimeoutError())
         return more
+
+    def _await_stuck(self, stuck: _Expected) -> None:
+        """Keep it, with all that it uses, until the GPU is done with it."""
+        self._stuck.append(stuck)
+
+        def then(error: Exception | None) -> None:
+            self._quiet_since = monotonic()
+            self._stuck.remove(stuck)
+            if error is not None:  # the time is over, and it is not
+                self._await_stuck(stuck)
+
+        self._watch.when(lambda: _is_over(stuck.point), then, _LONGEST_LOOK_SECONDS)
 
     def _finish(self, expected: _Expected, error: Exception | None) -> bool:
         """Tell of one; whether there are more, which whoever asks has to see to."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,11 @@ from allfold_agent.gpu import kernels
 from allfold_agent.gpu.completions import Completions
 from allfold_agent.gpu.driver import call, load
 from allfold_agent.gpu.kernels import Variant
-from allfold_agent.mapped import Mapped
+from allfold_agent.gpu.releases import Releases
 from allfold_agent.watch import Watch
 from allfold_core.errors import GpuFailed
 
 _UUID_BYTES = 16
-_PATIENCE_SECONDS = 10.0
-_LOOK_AGAIN_SECONDS = 0.0002
-# What a stuck GPU may still use.
-_given_up: list[object] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +30,13 @@ class GpuName:
     Attributes:
         ordinal: its number in this process.
         uuid: of the GPU, or of the part of one (MIG) that this process sees as one; in hex.
+        architecture: that kernels are compiled for, such as ``sm_90``.
     """
 
     ordinal: int
     uuid: str
     name: str
+    architecture: str
 
 
 def find() -> list[GpuName]:
@@ -55,7 +52,14 @@ def _name(ordinal: int) -> GpuName:
         ordinal,
         string_at(uuid.getPtr(), _UUID_BYTES).hex(),
         call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(),
+        f"sm_{_attribute(handle, 'COMPUTE_CAPABILITY_MAJOR')}"
+        f"{_attribute(handle, 'COMPUTE_CAPABILITY_MINOR')}",
     )
+
+
+def _attribute(handle: Any, name: str) -> int:
+    which = getattr(load().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call("cuDeviceGetAttribute", which, handle))
 
 
 class Point:
@@ -116,19 +120,15 @@ class RankMemory:
             call("cuMemSetAccess", self.address, self.size, [access], 1)
             self._users.add(device.ordinal)
 
-    def begins_with(self, proof: bytes) -> bool:
-        """Whether these bytes are at its beginning."""
-        try:
-            return self.device.read(self.address, len(proof)) == proof
-        except GpuFailed:
-            _given_up.append(self)  # the GPU may still read it
-            raise
-
     def __del__(self) -> None:
         if self.address:
-            with suppress(GpuFailed), self.device.current():  # unless the driver is gone
-                load().cuMemUnmap(self.address, self.size)
-                load().cuMemAddressFree(self.address, self.size)
+            self.device.releases.later(partial(_unmap, self.device, self.address, self.size))
+
+
+def _unmap(device: Device, address: int, size: int) -> None:
+    with device.current():
+        load().cuMemUnmap(address, size)  # nothing may be mapped there yet
+        call("cuMemAddressFree", address, size)
 
 
 class Device:
@@ -136,29 +136,24 @@ class Device:
 
     Attributes:
         completions: tells when it has done something.
+        releases: lets go of memory that it used.
     """
 
     def __init__(self, name: GpuName, watch: Watch) -> None:
         driver = load()
         self.name = name
         self.completions = Completions(watch)
+        self.releases = Releases(f"gpu{name.ordinal}-releases")
         self.ordinal = name.ordinal
         self._handle = call("cuDeviceGet", name.ordinal)
         self._context = call("cuDevicePrimaryCtxRetain", self._handle)
         with self.current():
             self.stream = call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        attributes = driver.CUdevice_attribute
-        self._processors = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        major = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
-        minor = self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-        self.architecture = f"sm_{major}{minor}"
+        self._processors = _attribute(self._handle, "MULTIPROCESSOR_COUNT")
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
         self._compiling = Lock()
         self._peers: dict[int, bool] = {}
-
-    def _attribute(self, which: Any) -> int:
-        return int(call("cuDeviceGetAttribute", which, self._handle))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -218,38 +213,12 @@ class Device:
         """The present point."""
         return Point(self)
 
-    def read(self, address: int, nbytes: int) -> bytes:
-        """A few bytes of the GPU's memory.
-
-        Raises:
-            GpuFailed: the GPU does not come to it for some seconds.
-        """
-        page = mmap.mmap(-1, mmap.PAGESIZE)
-        place = Mapped(page).address
-        with self.current():
-            register(place, mmap.PAGESIZE)
-            try:
-                self.copy(place, address, nbytes)
-                self._await(self.mark())
-            except GpuFailed:
-                _given_up.append(page)  # the copy may still come
-                raise
-            unregister(place)
-        return page[:nbytes]
-
-    def _await(self, point: Point) -> None:
-        deadline = monotonic() + _PATIENCE_SECONDS
-        while not point.is_reached():
-            if monotonic() > deadline:
-                raise GpuFailed(f"{self.name.name} is busy for {_PATIENCE_SECONDS:g} s now")
-            sleep(_LOOK_AGAIN_SECONDS)  # CUDA's own way of waiting has no deadline
-
     def _function(self, variant: Variant) -> Any:
         function = self._functions.get(variant.name)
         if function is None:
             with self._compiling:
                 if variant.name not in self._functions:
-                    image = kernels.compile_image(variant, self.architecture)
+                    image = kernels.compile_image(variant, self.name.architecture)
                     module = call("cuModuleLoadData", np.frombuffer(image, np.uint8).ctypes.data)
                     self._modules.append(module)
                     self._functions[variant.name] = call(

@@ -8,25 +8,25 @@ from typing import Any
 from allfold_core.errors import GpuFailed
 
 
-class NoCuda(Exception):
+class CudaUnavailable(Exception):
     """This process has no CUDA; says why."""
 
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """The driver's functions, ready for use; :class:`NoCuda` where there are none."""
+    """The driver's functions, ready for use; :class:`CudaUnavailable` where there are none."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NoCuda("cuda-bindings is not installed (allfold-agent[cuda12])") from error
+        raise CudaUnavailable("cuda-bindings is not installed (allfold-agent[cuda12])") from error
     try:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding
-        raise NoCuda("there is no NVIDIA driver") from error
+        raise CudaUnavailable("there is no NVIDIA driver") from error
     if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise NoCuda("the NVIDIA driver shows no GPU")
+        raise CudaUnavailable("the NVIDIA driver shows no GPU")
     if code:
-        raise NoCuda(f"the NVIDIA driver does not work: {code.name}")
+        raise CudaUnavailable(f"the NVIDIA driver does not work: {code.name}")
     return driver
 
 

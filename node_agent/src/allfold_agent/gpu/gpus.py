@@ -7,9 +7,10 @@ from threading import Lock
 
 from allfold_agent.gpu import kernels
 from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
-from allfold_agent.gpu.driver import NoCuda
+from allfold_agent.gpu.driver import CudaUnavailable
 from allfold_agent.gpu.kernels import KernelError, Variant
 from allfold_agent.gpu.pins import Pins
+from allfold_agent.gpu.proof import begins_with
 from allfold_agent.watch import Watch
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, InvalidArgument
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 _PROBE = Variant(
     DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, ReduceOp.SUM, 2, scaled=False, divided=False
 )
-_PROBE_ARCHITECTURE = "sm_75"
 _PROOF_BYTES = 16
 
 
@@ -73,7 +73,7 @@ class Gpus:
             raise InvalidArgument(f"a proof has {_PROOF_BYTES} bytes, got {len(proof)}")
         try:
             memory = RankMemory(self._device(name), descriptor, size)
-            if not memory.begins_with(proof):
+            if not begins_with(memory, proof, self.pins):
                 raise InvalidArgument("the file descriptor stands for other memory here")
         except GpuFailed as error:
             raise InvalidArgument(error.message) from error
@@ -92,11 +92,22 @@ def _probe(wanted: bool) -> tuple[dict[str, GpuName], str]:
     if not wanted:
         return {}, "ALLFOLD_AGENT_GPU says so"
     try:
-        names = {each.uuid: each for each in find()}
-        if names:
-            kernels.compile_image(_PROBE, _PROBE_ARCHITECTURE)
-    except (NoCuda, GpuFailed) as error:
+        found = find()
+    except (CudaUnavailable, GpuFailed) as error:
         return {}, str(error)
+    problems = {each: _problem(each) for each in {each.architecture for each in found}}
+    for each in found:
+        if problem := problems[each.architecture]:
+            log.warning("does not fold on %s: %s", each.name, problem)
+    names = {each.uuid: each for each in found if not problems[each.architecture]}
+    reasons = [*filter(None, problems.values())] if found else ["the NVIDIA driver shows no GPU"]
+    return names, "; ".join(reasons)
+
+
+def _problem(architecture: str) -> str:
+    """Why there are no kernels for GPUs of a kind; empty where there are."""
+    try:
+        kernels.compile_image(_PROBE, architecture)
     except KernelError as error:
-        return {}, f"kernels cannot be compiled: {error}"
-    return names, "" if names else "the NVIDIA driver shows no GPU"
+        return f"kernels cannot be compiled: {error}"
+    return ""

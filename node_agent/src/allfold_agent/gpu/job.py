@@ -8,6 +8,7 @@ of an exchange with other nodes. What it does not reach is copied through the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import RLock
 from time import monotonic
@@ -25,6 +26,7 @@ from allfold_core.parts import End, Layout, Part, Piece
 Done = Callable[[Exception | None], None]
 
 _MOST_IN_FLIGHT = 64
+_MOST_PIECES = 16  # of an op: with a launch each, the GPU has room for all that are in flight
 _LEAST_SECONDS = 1.0
 
 
@@ -91,7 +93,8 @@ class GpuJob:
             [home.ordinal for home in homes],
             lambda one, other: devices[one].reaches(devices[other]),
         )
-        self._device = devices[chosen]
+        self._device = devices.pop(chosen)
+        self._others = [*devices.values()]
         self._lock = RLock()  # of the two below
         self._sources: dict[int, int] | None = None
         # Memory of the host in place of what the GPU does not reach.
@@ -149,13 +152,14 @@ class GpuJob:
         """Whether no rank gets its result where its input lies."""
         return not any(_overlap(self._inputs[rank], out) for rank, out in self._outputs.items())
 
-    def is_quick(self, pieces: Iterable[Piece]) -> bool:
+    def is_quick(self, pieces: Sequence[Piece]) -> bool:
         """Whether :meth:`fold_locally` has nothing to prepare that takes long."""
         places = [*self._inputs.values(), *self._outputs.values()]
         at_hand = all(
             isinstance(each, GpuRange) and not self._is_out_of_reach(each) for each in places
         )
-        idle = self._device.completions.count < _MOST_IN_FLIGHT  # else a launch may have to wait
+        # Else a launch may have to wait.
+        idle = self._device.completions.count < _MOST_IN_FLIGHT and len(pieces) <= _MOST_PIECES
         return (
             idle
             and at_hand
@@ -189,17 +193,18 @@ class GpuJob:
 
     def _give_up(self, error: Exception, done: Done) -> None:
         """Something could not be given; what was given before it still has to end."""
-        try:
-            with self._device.current():
-                given = [self._device.mark()]
-        except GpuFailed:  # the error that is known already says why
-            done(error)
-            return
-        # If the GPU is stuck as well, that matters more: it may still use the memory.
+        given = []
+        for device in (self._device, *self._others):
+            with suppress(GpuFailed):  # the error that is known already says why
+                given.append(_mark(device))
+        # If a GPU is stuck as well, that matters more: it may still use the memory.
         self._await(given, lambda late: done(late or error))
 
     def _await(self, points: Sequence[Point], done: Done) -> None:
         """Call ``done`` when all points are reached; those of several GPUs one after the other."""
+        if not points:
+            done(None)
+            return
         first, *others = points
         seconds = max(self._until - monotonic(), _LEAST_SECONDS)
 
@@ -209,10 +214,7 @@ class GpuJob:
                 error = GpuFailed(
                     f"{name} is stuck: it has not done its work after {seconds:.1f} s"
                 )
-            if error is None and others:
-                self._await(others, done)
-            else:
-                done(error)
+            self._await(others, lambda later: done(error or later))
 
         first.device.completions.add(first, reached, seconds)
 

@@ -21,6 +21,7 @@ MAX_OPERANDS = 128
 THREADS = 256
 _BLOCKS_PER_MULTIPROCESSOR = 4
 _VECTOR_BYTES = 16
+_OLDEST = 70  # architecture; __grid_constant__ needs it
 
 _HEADER = struct.Struct("<QQddQ")
 # Bits must equal those of the CPU: no fused multiply-add, no flushed subnormals, IEEE division.
@@ -178,7 +179,7 @@ def _target(architecture: str) -> str:
     match = re.fullmatch(r"sm_(\d+)", architecture)
     if not match:
         raise ValueError(f"no architecture: {architecture!r}; expected such as sm_90")
-    wanted, known = int(match[1]), _supported()
+    wanted, known = int(match[1]), [each for each in _supported() if each >= _OLDEST]
     if wanted in known:
         return architecture
     older = [each for each in known if each < wanted]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
 import weakref
+from functools import partial
 from threading import RLock
 
 from allfold_agent.gpu import device
 from allfold_agent.gpu.device import Device
 from allfold_agent.mapped import Mapped
-from allfold_core.errors import GpuFailed
-
-log = logging.getLogger(__name__)
 
 
 class Pins:
@@ -35,10 +32,11 @@ class Pins:
             return mapping.address + offset
 
 
-def _release(_memory: mmap.mmap, address: int, gpu: Device) -> None:
+def _release(memory: mmap.mmap, address: int, gpu: Device) -> None:
+    gpu.releases.later(partial(_unlock, memory, address, gpu))
+
+
+def _unlock(_memory: mmap.mmap, address: int, gpu: Device) -> None:
     """Unlock what is about to be unmapped; has the memory, so that it is not unmapped before."""
-    try:
-        with gpu.current():
-            device.unregister(address)
-    except GpuFailed as error:
-        log.warning("memory that is unmapped stays page-locked: %s", error.message)
+    with gpu.current():
+        device.unregister(address)

@@ -76,9 +76,13 @@ API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
         {91, 1},                        // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         {92, 1},     {99, 1},           // CAN_USE_STREAM_MEM_OPS, HOST_REGISTER_SUPPORTED
     };
-    return about_device(device, [&](Context&) {
+    return about_device(device, [&](Context& context) {
         const auto found = values.find(attribute);
         *value = found == values.end() ? 0 : found->second;
+        if (context.physical == driver().settings.old_device) {
+            if (attribute == 75) *value = 6;
+            if (attribute == 76) *value = 1;
+        }
         return SUCCESS;
     });
 }

@@ -205,10 +205,11 @@ API cuMemSetAccess(CUdeviceptr address, size_t size, const Access* wanted, size_
     });
 }
 
-// Nothing waits for work that is still to come. What runs there already does so to its end, lest
+// Unless it is asked to, nothing waits for work that is still to come. What runs there already does so to its end, lest
 // this process crash; it is wrong nevertheless.
 API cuMemUnmap(CUdeviceptr address, size_t size) {
-    return work_in_context([&](Lock& held, Context&) -> CUresult {
+    return work_in_context([&](Lock& held, Context& context) -> CUresult {
+        if (driver().settings.release_waits) wait_for(held, all_work_of(context));
         const auto found = mapped_at(address, size);
         if (!found) return ERROR_INVALID_VALUE;
         found->unmapped = true;

@@ -93,7 +93,8 @@ API cuMemHostRegister_v2(void* pointer, size_t size, unsigned flags) {
 }
 
 API cuMemHostUnregister(void* pointer) {
-    return work_in_context([&](Lock&, Context&) {
+    return work_in_context([&](Lock& held, Context& context) {
+        if (driver().settings.release_waits) wait_for(held, all_work_of(context));
         const bool found = driver().registered.erase(reinterpret_cast<uintptr_t>(pointer));
         return found ? SUCCESS : ERROR_HOST_MEMORY_NOT_REGISTERED;
     });

@@ -27,6 +27,8 @@ struct Settings {
     size_t memory = static_cast<size_t>(number_setting("FAKE_CUDA_MEMORY_MB", 4096)) << 20;
     long delay_us = number_setting("FAKE_CUDA_DELAY_US", 200);
     long seed = number_setting("FAKE_CUDA_SEED", std::random_device()() & 0x7fffffff);
+    bool release_waits = number_setting("FAKE_CUDA_RELEASE_WAITS", 0);
+    long old_device = number_setting("FAKE_CUDA_OLD_DEVICE", -1);
     long hang_after = number_setting("FAKE_CUDA_HANG_DEVICE_AFTER", -1);
 };
 
