@@ -18,7 +18,9 @@ def load() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise CudaUnavailable("cuda-bindings is not installed (allfold-agent[cuda12])") from error
+        raise CudaUnavailable(
+            "cuda-bindings is not installed: see the extras cuda13 and cuda12 in docs/gpu.md"
+        ) from error
     try:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding

@@ -11,9 +11,9 @@
 //   ALLFOLD_SCALED    1: each input is multiplied by the factor first
 //   ALLFOLD_DIVIDED   1: the result is divided by the divisor before it is rounded
 //
-// Its results are, bit for bit, those of folding.py on the CPU, but for the payload of a NaN. So it
-// must be compiled without contraction to fused multiply-adds, without flushing of subnormals and
-// with IEEE division.
+// Its results are, bit for bit, those of folding.py on the CPU, but for the sign of a zero that is a
+// minimum or maximum and for which bits a NaN has. So it must be compiled without contraction to
+// fused multiply-adds, without flushing of subnormals and with IEEE division.
 //
 // An output may be the memory of an input: no pointer is __restrict__, and every thread reads its
 // elements of all inputs before it writes them to any output.
