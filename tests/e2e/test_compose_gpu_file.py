@@ -34,6 +34,20 @@ def default(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
+def mounted(service: dict[str, Any], folder: str) -> tuple[str, bool]:
+    """The volume that a service has at a folder, and whether it may only be read."""
+    (found,) = (each for each in map(mount, service["volumes"]) if each[1] == folder)
+    return found[0], found[2]
+
+
+def mount(volume: str | dict[str, Any]) -> tuple[str, str, bool]:
+    """Source, target and whether it is read-only, of both forms that Compose has."""
+    if isinstance(volume, str):
+        source, target, mode = f"{volume}:rw".split(":")[:3]
+        return source, target, mode == "ro"
+    return volume["source"], volume["target"], volume.get("read_only", False)
+
+
 def test_agents_and_jobs_see_the_gpus_and_nothing_else_does() -> None:
     assert GPU.keys() == {*AGENTS, *JOBS}
     for service in GPU.values():
@@ -90,6 +104,18 @@ def test_compose_keeps_what_the_first_file_says(name: str) -> None:
     assert BASE[name]["environment"].keys() < service["environment"].keys()
     assert Path(service["build"]["dockerfile"]).name == Path(BASE[name]["build"]["dockerfile"]).name
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+
+
+@pytest.mark.docker
+def test_compose_lets_each_job_reach_the_socket_of_its_agent() -> None:
+    for agent, job in zip(AGENTS, JOBS, strict=True):
+        socket = Path(merged()[agent]["environment"]["ALLFOLD_SOCKET"])
+        command = merged()[job]["command"]
+        assert command[command.index("--agent") + 1] == str(socket)
+        volume, read_only = mounted(merged()[agent], str(socket.parent))
+        assert not read_only
+        assert mounted(merged()[job], str(socket.parent)) == (volume, True)
+    assert len({mounted(merged()[agent], "/run/allfold") for agent in AGENTS}) == len(AGENTS)
 
 
 @pytest.mark.docker
