@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figures
-from benchmarks.gpu.plan import BANDWIDTH, LATENCY, OTHERS, SWEEP, TARGET, copy_bytes, fold_bytes
+from benchmarks.gpu.plan import (
+    ARENA,
+    BANDWIDTH,
+    LATENCY,
+    OTHERS,
+    SWEEP,
+    TARGET,
+    copy_bytes,
+    fold_bytes,
+)
 from benchmarks.plan import Shape, human_size
 
 _FORMAT = 1
@@ -171,11 +180,12 @@ def _bandwidth(report: Report) -> Iterator[str]:
     if not found:
         return
     yield "-- all-reduce float32 of large tensors on one agent; rate: each tensor read and written"
+    yield f"   ({TARGET:.0%} of a copy are asked of {ARENA} alone: others are copied as well)"
     yield f"{'':<10}{'ranks':>6}{'size':>9}{'path':>8}{'ms':>9}{'p90':>9}{'GB/s':>7}{'of copy':>9}"
     for timing in found:
         figures, ratio = timing.figures, report.ratio(timing.rate)
         verdict = ""
-        if ratio is not None:
+        if ratio is not None and timing.contestant == ARENA:
             verdict = f"{'reaches' if ratio >= TARGET else 'BELOW'} {TARGET:.0%}"
         yield (
             f"{timing.contestant:<10}{timing.shape.world:>6}{human_size(timing.size):>9}"

@@ -101,7 +101,10 @@ class SanitizedStage(Stage):
 
 
 def _agents_of(session: int) -> list[int]:
-    """The agents among the processes of a session, which do not include the tool itself."""
+    """The agents among the processes of a session.
+
+    The tool, and what it starts itself, may have an agent's whole command among their arguments.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -113,6 +116,6 @@ def _agents_of(session: int) -> list[int]:
             continue
         # Behind the name, which may have blanks: state, parent, group, session.
         is_ours = int(stat.rpartition(")")[2].split()[3]) == session
-        if is_ours and _AGENT.encode() in command and b"--log-file" not in command:
+        if is_ours and command[0] == os.fsencode(sys.executable) and _AGENT.encode() in command:
             found.append(int(folder.name))
     return found

@@ -12,6 +12,9 @@ from typing import Any
 
 log = logging.getLogger("allfold")
 
+DEVICES = ("cpu", "cuda", "xpu", "mps")
+"""Where the backend takes tensors. Those of the last two are copied by torch itself."""
+
 
 def register() -> None:
     """Register the backend with ``torch.distributed``, where torch has that."""
@@ -19,7 +22,7 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available():
-            dist.Backend.register_backend("allfold", _create, devices=["cpu"])
+            dist.Backend.register_backend("allfold", _create, devices=[*DEVICES])
     except Exception:
         log.debug("the backend is not registered", exc_info=True)
 

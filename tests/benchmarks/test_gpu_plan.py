@@ -315,7 +315,15 @@ def test_the_rate_is_held_against_a_plain_copy() -> None:
     assert "80.0%" in row
     assert row.endswith(f"reaches {TARGET:.0%}")
     found.timings[0] = timing("bandwidth", "1x4", GIB, "arena", 8e-3)
-    assert any(line.endswith(f"BELOW {TARGET:.0%}") for line in report.lines(found))
+    (below,) = [line for line in report.lines(found) if line.endswith(f"BELOW {TARGET:.0%}")]
+    assert below.startswith("arena")
+
+
+def test_a_tensor_that_is_copied_as_well_is_not_held_against_the_target() -> None:
+    found = full_report()
+    found.timings = [timing("bandwidth", "1x4", GIB, "plain", 80e-3)]
+    (row,) = [line for line in report.lines(found) if line.startswith("plain  ")]
+    assert row.rstrip().endswith("5.0%")
 
 
 def test_the_table_of_a_whole_run_is_short() -> None:
@@ -378,6 +386,25 @@ def test_where_there_is_no_sanitizer_that_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(BenchmarkFailed, match="no compute-sanitizer"):
         sanitizer.find()
+
+
+@pytest.mark.parametrize(
+    ("command", "is_agent"),
+    [
+        ([sys.executable, "-c", "input()", "allfold_agent"], True),
+        ([sys.executable, "-c", "input()", "another"], False),
+        (["sh", "-c", "read line", sys.executable, "-m", "allfold_agent"], False),
+    ],
+    ids=["agent", "another", "helper"],
+)
+def test_an_agent_is_told_to_end_and_no_helper_of_the_tool(
+    command: list[str], is_agent: bool
+) -> None:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert sanitizer._agents_of(child.pid) == ([child.pid] if is_agent else [])
+        finally:
+            child.kill()
 
 
 # --- the packed folder

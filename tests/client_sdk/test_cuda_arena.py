@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, Unpack
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,12 +23,16 @@ from tests.support import fake_cuda
 from tests.support.fake_cuda.processes import Process, serve
 from tests.support.require import requires
 
+from allfold import _tensors
 from allfold._arena import GRANULE, Block
+from allfold._calls.call import Call
+from allfold._cuda import device as device_module
 from allfold._cuda.arrays import CudaArray, empty
 from allfold._cuda.device import Device, ordinal_of
 from allfold._cuda.gpu import Agent, Gpu
 from allfold._cuda.memory import DeviceMemory, PinnedMemory
 from allfold._cuda.paths import VARIABLE
+from allfold._cuda.staging import CudaStaged
 from allfold_core.errors import AllfoldError, ArenaExhausted, GpuFailed, InvalidArgument
 from allfold_core.local_wire import FENCE_WORD, Fence
 
@@ -137,6 +142,12 @@ def use_for_copies(gpu: Gpu, nbytes: int) -> tuple[Block, PinnedMemory, Any]:
     return gpu.staging.allocate(nbytes), memory, memory.bytes[:nbytes]
 
 
+def await_passed(listener: Listener, fence: Fence) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not listener.sees_passed(fence):
+        assert time.monotonic() < deadline, "the GPU does not pass the fence"
+
+
 def fences(rounds: int) -> list[bool]:
     """Whether all was copied when the agent saw each fence passed; they are counted from 1."""
     gpu, listener = opened()
@@ -147,9 +158,7 @@ def fences(rounds: int) -> list[bool]:
             check(driver.cuMemsetD8Async(block.address, number, 4096, device.stream))
             device.copy(memory.address, block.address, 4096)
             fence = gpu.fence()
-        deadline = time.monotonic() + SECONDS
-        while not listener.sees_passed(fence):
-            assert time.monotonic() < deadline, "the GPU does not pass the fence"
+        await_passed(listener, fence)
         results.append(bool((seen == number).all() and fence.value == number))
     memory.close()
     return results
@@ -173,12 +182,100 @@ def wrap_round() -> list[Any]:
     gpu._passed = (1 << 32) - 3
     with gpu.turn():
         given = [gpu.fence() for _ in range(4)]
-    deadline = time.monotonic() + SECONDS
-    while not listener.sees_passed(given[-1]):
-        assert time.monotonic() < deadline, "the GPU does not pass the fence"
+    await_passed(listener, given[-1])
     later = Fence(given[-1].word, given[-1].value + 1)
     passed = [listener.sees_passed(fence) for fence in (*given, later)]
     return [[fence.value for fence in given], passed]
+
+
+class OnStream:
+    """An array as a library has it that works on a stream of its own."""
+
+    def __init__(self, array: CudaArray, stream: int) -> None:
+        self._array = array
+        self.shape = array.shape
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+
+
+def staged_list(gpu: Gpu, nbytes: int) -> tuple[int, CudaStaged]:
+    """A list of arrays, which is copied where a single one is not, and the address of the first."""
+    with gpu.device.current():
+        stream = int(check(driver.cuStreamCreate(1)))
+    listed = [CudaArray(gpu, (nbytes,), np.uint8) for _ in range(2)]
+    views = tuple(_tensors.view(OnStream(each, stream)) for each in listed)
+    staged = CudaStaged(gpu, Call(inputs=views, outputs=views, in_place=True), 1)
+    return listed[0].__cuda_array_interface__["data"][0], staged
+
+
+def reuse_before_the_last_copy(nbytes: int) -> list[Any]:
+    """Drop a result that is still to be copied; whether a new array has its memory, unspoiled."""
+    gpu, listener = opened()
+    address, staged = staged_list(gpu, nbytes)
+    await_passed(listener, staged.fence)
+    busy = gpu.staging.allocate(1)
+    with gpu.turn() as device:
+        for _ in range(20):  # each takes its time
+            check(driver.cuMemsetD8Async(busy.address, 0, 1, device.stream))
+    show = staged.bring_home()
+    staged.free()
+    show()
+    del staged, show
+    gc.collect()
+    array = CudaArray(gpu, (nbytes,), np.uint8)
+    found = [array.__cuda_array_interface__["data"][0] == address]
+    given, got = np.full(nbytes, 7, np.uint8), np.empty(nbytes, np.uint8)
+    with gpu.device.current():
+        check(driver.cuMemcpyHtoDAsync(address, given.ctypes.data, nbytes, 0))
+        check(driver.cuStreamSynchronize(0))
+        check(driver.cuStreamSynchronize(gpu.device.stream))
+        check(driver.cuMemcpyDtoH(got.ctypes.data, address, nbytes))
+    return [*found, bool((got == given).all())]
+
+
+def wait_while_a_graph_is_recorded() -> str:
+    """What is said to whoever wants to see a result on a stream that records a graph."""
+    gpu, _ = opened()
+    _, staged = staged_list(gpu, 1000)
+    show = staged.bring_home()
+    try:
+        with mock.patch.object(device_module, "is_recording", lambda _: True):
+            show()
+    except InvalidArgument as error:
+        show()
+        return error.message
+    return "nothing"
+
+
+def close_stuck(operations: int, patience: float) -> dict[str, Any]:
+    """Leave a GPU that does nothing any more after so many operations.
+
+    Returns the memory that was there, for how long each piece was waited for, and what is logged.
+    """
+    lines = logged()
+    gpu, listener = opened()
+    del lines.lines[:]
+    CudaArray(gpu, (1000,), np.float32)
+    device = gpu.device
+    with gpu.turn():
+        for _ in range(operations):
+            gpu.fence()
+    waits, wait = [], device.finished_within
+
+    def waited(seconds: float, stream: Any = None) -> bool:
+        waits.append(seconds)
+        return wait(seconds, stream)
+
+    with (
+        mock.patch.object(device, "finished_within", waited),
+        mock.patch.object(device, "_patience", patience),
+    ):
+        gpu.close()
+        gc.collect()
+    return {
+        "segments": len(listener.shared) + len(listener.words),
+        "waits": waits,
+        "logged": lines.lines,
+    }
 
 
 def free_memory() -> int:
@@ -282,9 +379,7 @@ def many_gpus(rounds: int) -> list[dict[str, int]]:
             fence = gpu.fence()
         with suppress(InvalidArgument):
             empty(gpu, (10,), np.float32)
-        deadline = time.monotonic() + SECONDS
-        while not listener.sees_passed(fence):
-            assert time.monotonic() < deadline, "the GPU does not pass the fence"
+        await_passed(listener, fence)
         gpu.close()
         listener.close()
         kept.clear()
@@ -573,6 +668,28 @@ def test_a_full_gpu_is_named_and_what_is_freed_can_be_used(start: Start) -> None
 def test_a_segment_that_the_agent_refuses_is_given_back(start: Start) -> None:
     with start() as process:
         assert process.run(refused_later) == ["InvalidArgument", True, True]
+
+
+def test_memory_of_an_array_is_reused_after_the_last_copy_to_it(start: Start) -> None:
+    with start(delay_us=20_000) as process:
+        assert process.run(reuse_before_the_last_copy, nbytes=1 << 16) == [True, True]
+
+
+def test_a_stream_that_records_a_graph_waits_for_no_result(start: Start) -> None:
+    with start() as process:
+        said = process.run(wait_while_a_graph_is_recorded)
+    assert "records a CUDA graph" in said
+
+
+def test_a_gpu_that_hangs_holds_up_its_end_once_and_its_memory_is_kept(start: Start) -> None:
+    operations, patience = 100, 0.05
+    with start(hang_device_after=operations) as process:
+        found = process.run(close_stuck, operations=operations, patience=patience)
+        process.kill()
+    assert found["waits"] == [patience, 0.0, 0.0]
+    assert found["segments"] == 3
+    is_kept = ["ERROR", "memory is kept that a GPU may still use: cuda:0 does not finish its work"]
+    assert found["logged"] == [is_kept] * 3
 
 
 def test_a_gpu_that_hangs_is_noticed(start: Start) -> None:

@@ -17,7 +17,13 @@ from tests.support.fake_agent import FakeAgent
 import allfold
 from allfold._settings import socket_path
 from allfold_agent.settings import AgentSettings
-from allfold_core.errors import AgentLost, AgentUnreachable, InvalidArgument, PeerMissing
+from allfold_core.errors import (
+    AgentLost,
+    AgentUnreachable,
+    InvalidArgument,
+    MultipleUnregister,
+    PeerMissing,
+)
 from allfold_core.local_wire import MAX_MESSAGE, Message, OpMessage, pack_outcome
 
 LONG = 60.0
@@ -257,6 +263,31 @@ def test_a_group_that_was_left_by_its_own_method_is_no_default_any_more(agent: F
     leave(agent, again)
     leave(agent, second)
     assert not allfold.is_initialized()
+
+
+def test_others_can_go_on_while_a_connection_is_closed(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a while where a GPU does not come to an end."""
+    group = open_group(agent)
+    session, said = group.membership.session, []
+    close = session.close
+
+    def shutdown() -> None:
+        with pytest.raises(MultipleUnregister):
+            allfold.shutdown()
+        said.append("there is no group any more")
+
+    def close_late() -> None:
+        other = threading.Thread(target=shutdown, daemon=True)
+        other.start()
+        other.join(5)
+        said.append("closed")
+        close()
+
+    monkeypatch.setattr(session, "close", close_late)
+    leave(agent, group)
+    assert said == ["there is no group any more", "closed"]
 
 
 @pytest.mark.parametrize("runtime", ["/run/user/7", ""])

@@ -34,7 +34,8 @@ def warm(group: allfold.Group, device: str) -> list[float]:
     home = take(device, group.rank)
     delay_results(group, home, 0.001)
     keep_busy(home, 0.001)
-    return _ends(group.all_reduce(torch.ones(NUMEL, device=home)) + 0)
+    reduced = group.all_reduce(torch.ones(NUMEL, device=home))
+    return _ends(reduced * 2 - reduced + 0)
 
 
 def on_a_side_stream(group: allfold.Group, device: str, arena: bool) -> dict[str, Any]:
@@ -76,19 +77,22 @@ def waited_for_elsewhere(group: allfold.Group, device: str) -> dict[str, list[fl
     return found
 
 
-def memory_of_a_result(group: allfold.Group, device: str) -> dict[str, Any]:
-    """Dropped after it was waited for on another stream: who gets the memory then keeps it."""
+def memory_of_a_result(group: allfold.Group, device: str, arena: bool) -> dict[str, Any]:
+    """Dropped after it was waited for on another stream: who gets the memory then keeps it.
+
+    The tensors of a list are copied, those of the arena as well.
+    """
     home = take(device, group.rank)
     here, there = new_stream(home), new_stream(home)
     with on(here):
-        tensor = torch.full((NUMEL,), group.rank + 1.0, device=home)
-        work = group.all_reduce(tensor, async_op=True)
+        tensors = [_new(group, home, arena).fill_(group.rank + 1.0) for _ in range(2)]
+        work = group.all_reduce(tensors, async_op=True)
         hold_up(work, group, home, BUSY_SECONDS)
     with on(there):
         work.wait()
-    del tensor, work
+    del tensors, work
     with on(here):
-        others = [torch.full((NUMEL,), OTHER, device=home) for _ in range(4)]
+        others = [_new(group, home, arena).fill_(OTHER) for _ in range(4)]
     synchronize(home)
     return {"others": [_ends(each) for each in others]}
 
@@ -109,6 +113,22 @@ def memory_of_an_input(group: allfold.Group, device: str) -> list[float]:
         assert all((each == OTHER).all() for each in others)
         assert all(first == last for first, last in found)
         return [first for first, _ in found]
+
+
+def received_behind_other_work(group: allfold.Group, device: str) -> list[float]:
+    """Of a rank that brings nothing: what its stream was given before the call comes first."""
+    home = take(device, group.rank)
+    here, there = new_stream(home), new_stream(home)
+    with on(here):
+        tensor = torch.full((NUMEL,), OTHER, device=home)
+        if group.rank:
+            keep_busy(home, 0.5)
+            tensor.zero_()
+        work = group.broadcast(tensor, root=0, async_op=True)
+    with on(there):
+        work.wait()
+    synchronize(home)
+    return _ends(tensor)
 
 
 def nobody_waits(group: allfold.Group, device: str) -> dict[str, Any]:

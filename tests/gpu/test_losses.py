@@ -27,7 +27,9 @@ TOLD_SECONDS = 10.0
 WAIT_SECONDS = 30.0
 SHORT_SECONDS = 1.5
 TOO_LONG_SECONDS = 4.0
-LARGE_MIB = 1024
+# Ranks that end give the GPU back what their contexts took, too: some 500 MiB each. What is shared
+# has to be so much more that it is missed.
+LARGE_MIB = 4096
 SLACK_MIB = 256
 
 

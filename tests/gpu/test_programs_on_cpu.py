@@ -66,9 +66,11 @@ def test_streams(pool: RankPool) -> None:
         (found, _) = job.run(stream_programs.waited_for_elsewhere, device=CPU)
         assert found["there"] == found["elsewhere"] == [3.0, 3.0]
         assert found["new, there"] == found["new, elsewhere"] == [0.0] * 3 + [1.0] * 3
-        (found, _) = job.run(stream_programs.memory_of_a_result, device=CPU)
+        (found, _) = job.run(stream_programs.memory_of_a_result, device=CPU, arena=True)
         assert found["others"] == [[7.0, 7.0]] * 4
         assert job.run(stream_programs.memory_of_an_input, device=CPU) == [[0.0, 1.0]] * 2
+        received = job.run(stream_programs.received_behind_other_work, device=CPU)
+        assert received == [[7.0, 7.0]] * 2
         (found, _) = job.run(stream_programs.nobody_waits, device=CPU)
         assert found == {"late": [2.0, 2.0], "kept": [2.0, 2.0]}
         found = job.run(stream_programs.many_in_flight, device=CPU)[0]

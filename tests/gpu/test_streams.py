@@ -53,18 +53,27 @@ def test_whoever_waits_sees_the_result_on_the_stream_that_is_current_then(
                 assert found[f"new, {where}"] == gathered
 
 
+@pytest.mark.parametrize("arena", [False, True])
 def test_memory_of_a_dropped_result_is_reused_after_the_last_copy(
-    pool: RankPool, path: str
+    pool: RankPool, path: str, arena: bool
 ) -> None:
     with pool.job(SHAPES["1x2"], timeout=OP_SECONDS) as job:
         run(job, programs.warm)
-        for found in run(job, programs.memory_of_a_result):
+        for found in run(job, programs.memory_of_a_result, arena=arena):
             assert found["others"] == [[programs.OTHER] * 2] * 4
 
 
 def test_memory_of_a_dropped_input_is_reused_after_it_was_read(pool: RankPool, path: str) -> None:
     with pool.job(SHAPES["1x2"], timeout=OP_SECONDS) as job:
         assert run(job, programs.memory_of_an_input) == [[0.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("shape", ["1x2", "2x1"])
+def test_what_is_received_comes_after_the_work_of_the_callers_stream(
+    pool: RankPool, path: str, shape: str
+) -> None:
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        assert run(job, programs.received_behind_other_work) == [[programs.OTHER] * 2] * 2
 
 
 @pytest.mark.parametrize("shape", ["1x2", "2x2"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -368,3 +370,32 @@ def all_reduce_once(rank: int, size: int) -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     check(tensor, [size])
+
+
+def bound_to_a_gpu(rank: int, world_size: int, agent: str, store: str) -> list[float]:
+    """A default group with a ``device_id``, as torch advises; there need not be that device."""
+    os.environ["ALLFOLD_SOCKET"] = agent
+    accelerator: Any = torch.accelerator
+    gpu = torch.device("cuda", 0)
+    with (
+        mock.patch.object(accelerator, "current_accelerator", lambda *_: torch.device("cuda")),
+        mock.patch.object(accelerator, "device_count", lambda: 1),
+    ):
+        dist.init_process_group(
+            "allfold",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=TIMEOUT,
+            device_id=gpu,
+        )
+    try:
+        backend: Any = world()._get_backend(gpu)
+        assert not backend.supports_tensor_alloc(gpu)
+        assert not backend.supports_time_estimate
+        tensor = torch.tensor([rank + 1.0])
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=dist.new_group())
+        return [float(each) for each in tensor]
+    finally:
+        dist.destroy_process_group()

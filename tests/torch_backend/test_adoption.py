@@ -12,6 +12,7 @@ import torch
 
 from allfold import _tensors
 from allfold._arena import Arena, host_memory
+from allfold._cuda.staging import record_stream
 from allfold.torch._adoption import adopt
 
 LARGE = 1 << 18  # elements of float32
@@ -88,3 +89,58 @@ def test_what_has_no_large_storage_of_its_own_stays_where_it_is(
 ) -> None:
     adopt(group, tensor)
     assert not arena._segments.values()
+
+
+class OnGpu(torch.Tensor):
+    """Stands for a tensor on a GPU; notes who is said to use its memory, and where it is then."""
+
+    is_cpu, is_cuda = False, True
+    notes: list[Any]
+
+    def get_device(self) -> int:
+        return 0
+
+    def record_stream(self, stream: Any) -> None:
+        self.notes.append((stream, self.data_ptr()))
+
+
+@pytest.fixture
+def on_gpu(group: Any, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> OnGpu:
+    gpu = SimpleNamespace(shares_memory=True, arrays=arena)
+    group.membership.session.gpu = [gpu].__getitem__
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current one")
+    tensor = torch.Tensor._make_subclass(OnGpu, torch.ones(LARGE))
+    tensor.notes = []
+    return tensor
+
+
+def test_memory_on_a_gpu_that_is_left_goes_to_nobody_before_it_was_copied(
+    group: Any, arena: Arena, on_gpu: OnGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    before = on_gpu.data_ptr()
+    adopt(group, on_gpu)
+    assert arena.locate(on_gpu.data_ptr(), on_gpu.nbytes) is not None
+    assert on_gpu.notes == [("the current one", before)]
+
+
+def test_memory_on_a_gpu_stays_where_torch_takes_none_but_its_own(
+    group: Any, arena: Arena, on_gpu: OnGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    adopt(group, on_gpu)
+    assert arena.is_empty
+    assert on_gpu.notes == []
+
+
+def test_torch_need_not_have_allocated_what_a_stream_uses() -> None:
+    class Refusing:
+        def __init__(self, words: str) -> None:
+            self._words = words
+
+        def record_stream(self, stream: Any) -> None:
+            raise RuntimeError(self._words)
+
+    record_stream(Refusing("INTERNAL ASSERT FAILED: ptr not found in ptr_info"), None)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        record_stream(Refusing("CUDA error: out of memory"), None)

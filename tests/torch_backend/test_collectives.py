@@ -33,6 +33,10 @@ def test_torch_distributed(torch_job: TorchJob, program: Program) -> None:
     torch_job.run(program)
 
 
+def test_a_group_can_be_bound_to_a_gpu(two_nodes: TorchJob) -> None:
+    assert two_nodes.run(programs.bound_to_a_gpu) == [[40.0]] * 4
+
+
 def test_a_profile_has_every_call_with_its_shapes(two_nodes: TorchJob) -> None:
     block, whole = [2, 3], [8, 3]
     blocks = [block] * 4

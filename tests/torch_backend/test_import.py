@@ -25,7 +25,13 @@ def test_torch_knows_the_backend_and_imports_nothing_of_allfold(obstacle: str) -
         "print(torch.distributed.Backend('ALLFOLD'), 'allfold._api' in sys.modules, "
         "torch.distributed.Backend.backend_capability['allfold'])"
     )
-    assert run(program) == "allfold False ['cpu']\n"
+    assert run(program) == "allfold False ['cpu', 'cuda', 'xpu', 'mps']\n"
+
+
+def test_the_backend_is_registered_for_the_same_devices_in_either_way() -> None:
+    known = "torch.distributed.Backend.backend_capability['allfold']"
+    program = f"import torch; first = {known}; import allfold.torch; print(first == {known})"
+    assert run(program) == "True\n"
 
 
 def test_torch_can_be_imported_where_it_has_nothing_to_register_with() -> None:

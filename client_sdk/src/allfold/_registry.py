@@ -6,7 +6,8 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from threading import RLock
 
 from allfold._calls.call import Seat
@@ -32,7 +33,7 @@ class Registry:
     """Opens and leaves groups. The connection lasts from the first of them to the last.
 
     Threads may open and leave groups at the same time, and on every rank in another order: what
-    waits for other ranks does so without the lock.
+    waits for other ranks, or for a GPU, does so without the lock.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class Registry:
         Args:
             agent: path of the node agent's socket; by default what the environment says.
         """
+        self._forget_lost_agent()
         with self._lock:
-            self._forget_lost_agent()
             self._check_is_new(seat.group)
             session = self._connected(agent, settings.init_timeout)
             self._opening[seat.group] = seat
@@ -66,10 +67,9 @@ class Registry:
             membership = Membership.join(session, seat, settings)
             return self._opened(membership, settings.wire)
         finally:
-            with self._lock:
+            with self._closing_if_idle():
                 if self._opening.get(seat.group) is seat:
                     del self._opening[seat.group]
-                self._close_if_idle()
 
     def _opened(self, membership: Membership, wire: str) -> Group:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
@@ -133,22 +133,30 @@ class Registry:
 
     def _forget(self, group: Group) -> None:
         """A group was left, by whichever way."""
-        with self._lock:
+        with self._closing_if_idle():
             if self._groups.get(group.name) is group:
                 del self._groups[group.name]
-            self._close_if_idle()
 
     def _forget_lost_agent(self) -> None:
         """An agent that died took its groups along: they must not stand in the way of new ones."""
-        if self._session is not None and self._session.lost is not None:
-            self._groups.clear()
-            self._opening.clear()
-            self._close_if_idle()
+        with self._closing_if_idle():
+            if self._session is not None and self._session.lost is not None:
+                self._groups.clear()
+                self._opening.clear()
 
-    def _close_if_idle(self) -> None:
-        if not self._groups and not self._opening and self._session is not None:
-            self._session.close()
-            self._session = None
+    @contextmanager
+    def _closing_if_idle(self) -> Iterator[None]:
+        """With the lock; closes the connection afterwards if nobody needs it any more.
+
+        Without the lock, as that may take a while: a GPU may have work to finish before.
+        """
+        idle = None
+        with self._lock:
+            yield
+            if not self._groups and not self._opening:
+                idle, self._session = self._session, None
+        if idle is not None:
+            idle.close()
 
 
 def patience_at_exit() -> float:

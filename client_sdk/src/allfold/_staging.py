@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,6 +163,10 @@ def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nod
                 f"a {type(view.tensor).__name__} on {view.place} cannot be moved, because "
                 f"{gpu.why}; a torch tensor could, or copy it to the host"
             )
+    if not any(view.nbytes for view in call.inputs):
+        # The result is copied on whichever stream is current then. To copy an input waits for what
+        # the caller's stream was given; without one, some of that could still come to the result.
+        sys.modules["torch"].cuda.current_stream(first).synchronize()
     return Staged(session.arena, call)
 
 

@@ -199,15 +199,27 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
     strides = about.get("strides")
     if strides is not None and tuple(strides) != _c_strides(shape, dtype.itemsize):
         address = 0
-    from allfold._cuda.device import ordinal_of
-
     nbytes = prod(shape) * dtype.itemsize
     seen = TensorView(
         array, element.dtype, shape + element.inner, nbytes, address, False, element.is_complex
     )
-    seen.gpu = ordinal_of(about["data"][0]) if about["data"][0] else 0
+    seen.gpu = _ordinal_of(array, about["data"][0]) if about["data"][0] else 0
     seen.stream = about.get("stream") or _LEGACY_STREAM
     return seen
+
+
+def _ordinal_of(array: Any, address: int) -> int:
+    """The number of the GPU that has an array."""
+    from allfold._cuda.device import ordinal_of
+    from allfold._cuda.driver import CudaUnavailable
+
+    try:
+        return ordinal_of(address)
+    except CudaUnavailable as error:
+        raise InvalidArgument(
+            f"the {type(array).__name__} on a GPU cannot be reached: {error}; see to that, or copy "
+            "it to the host"
+        ) from error
 
 
 def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

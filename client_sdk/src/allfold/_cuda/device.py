@@ -15,6 +15,8 @@ from allfold_core.errors import AllfoldError, GpuFailed, InvalidArgument
 _UUID_BYTES = 16
 _DEFAULT_STREAM = 0
 _LOOK_AGAIN_SECONDS = 0.0002
+PATIENCE_SECONDS = 10.0
+"""How long somebody waits here for a GPU at most."""
 
 
 class Event:
@@ -63,6 +65,7 @@ class Device:
             self.stream = call("cuStreamCreate", flags)
             self.side_stream = call("cuStreamCreate", flags)
         self._used: dict[int, Event] = {}
+        self._patience = PATIENCE_SECONDS
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -120,6 +123,20 @@ class Device:
             if monotonic() > deadline:
                 return False
             sleep(_LOOK_AGAIN_SECONDS)  # CUDA's own way of waiting has no deadline
+
+    def finish(self) -> None:
+        """Wait for all that our stream has been given, so that memory can be let go.
+
+        There may be much of it, and all of it stays where the GPU is stuck: who comes after
+        somebody that has waited in vain does not wait as well.
+
+        Raises:
+            GpuFailed: the GPU does not come to an end.
+        """
+        finished = self.finished_within(self._patience)
+        self._patience = PATIENCE_SECONDS if finished else 0.0
+        if not finished:
+            raise GpuFailed(f"cuda:{self.ordinal} does not finish its work")
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any = None) -> None:
         """Copy on our stream, or another, between any addresses that the GPU reaches."""

@@ -23,7 +23,8 @@ def load() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise CudaUnavailable(
-            "the package cuda-bindings is not installed (pip install 'allfold[cuda12]')"
+            "the package cuda-bindings is not installed (pip install 'allfold[cuda13]', or cuda12 "
+            "for drivers before 580; see docs/gpu.md)"
         ) from error
     try:
         code, *_ = driver.cuInit(0)

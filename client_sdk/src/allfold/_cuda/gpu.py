@@ -56,12 +56,14 @@ class Gpu:
             open, in the host's memory. Only our stream touches it.
         pinned: the same, always in the host's memory.
         arrays: on the GPU; what users have here is not copied.
+        array_written: when our stream has made its last copy to such an array; ``None`` before.
     """
 
     staging: Arena
     pinned: Arena
     arrays: Arena
     device: Device
+    array_written: Event | None = None
 
     def __init__(self, ordinal: int, agent: Agent) -> None:
         self.ordinal = ordinal
@@ -132,7 +134,8 @@ class Gpu:
         """Memory for a tensor of the user's, ready for the current stream.
 
         As with torch's own allocator, what was freed may still be in use by the stream on which it
-        was allocated. Here, other streams wait for that one.
+        was allocated. Here, other streams wait for that one. And for ours, which may have a result
+        to copy there that nobody has waited for.
         """
         with self.turn() as device:
             current = self.current_stream() if _torch_uses_gpus() else _LEGACY_STREAM
@@ -145,14 +148,22 @@ class Gpu:
                 except GpuFailed:  # there is no such stream any more
                     self._array_streams.discard(stream)
             self._array_streams.add(current)
+            if self.array_written is not None:
+                order(current, self.array_written)
             device.wait_for(current)  # so that the memory is not freed while that stream uses it
             return block
 
     def order_callers(self, event: Event, streams: Collection[int | None]) -> None:
-        """The streams of results wait for an event; ``None`` is torch's current one."""
+        """The streams of results wait for an event; ``None`` is torch's current one.
+
+        Raises:
+            InvalidArgument: one records a graph, of which the event is no part.
+        """
         with self.device.current():
             for stream in streams:
-                order(self.current_stream() if stream is None else stream, event)
+                waiting = self.current_stream() if stream is None else stream
+                self.device.check_not_recording(waiting)
+                order(waiting, event)
 
     def current_stream(self) -> int:
         """The stream on which torch works in this thread."""

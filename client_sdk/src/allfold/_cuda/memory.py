@@ -6,18 +6,17 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 
 from allfold._arena import Bytes, Grow, HostMemory, Share
-from allfold._cuda.device import Device
+from allfold._cuda.device import PATIENCE_SECONDS, Device
 from allfold_core.errors import ArenaExhausted, GpuFailed
 
 log = logging.getLogger("allfold")
 
-_PATIENCE_SECONDS = 10.0
 _PROOF_BYTES = 16
+_IS_KEPT = "memory is kept that a GPU may still use: %s"
 _kept: list[PinnedMemory] = []
 
 ShareGpu = Callable[[int, int, str, int, bytes], None]
@@ -42,11 +41,10 @@ class PinnedMemory(HostMemory):
         super().close()
         try:
             with self._device.current():
-                if not self._device.finished_within(_PATIENCE_SECONDS):
-                    raise GpuFailed(f"cuda:{self._device.ordinal} does not finish its work")
+                self._device.finish()
                 self._device.unregister(self.address)
         except GpuFailed as error:
-            log.error("memory is kept that a GPU may still write to: %s", error.message)
+            log.error(_IS_KEPT, error.message)
             _kept.append(self)
 
 
@@ -58,6 +56,7 @@ class DeviceMemory:
     def __init__(self, device: Device, size: int) -> None:
         self.address = 0
         self._device = device
+        self._pid = os.getpid()
         try:
             with device.current():
                 self.address, self.size, self.descriptor = device.allocate(size)
@@ -69,12 +68,16 @@ class DeviceMemory:
             ) from error
 
     def __del__(self) -> None:
-        if self.address:
-            with suppress(GpuFailed), self._device.current():  # unless the driver is gone
+        if not self.address or self._pid != os.getpid():  # a forked process has no CUDA
+            return
+        try:
+            with self._device.current():
                 # What streams were given may still use arrays that were in it.
                 self._device.wait_for_users()
-                if self._device.finished_within(_PATIENCE_SECONDS):
-                    self._device.free(self.address, self.size)
+                self._device.finish()
+                self._device.free(self.address, self.size)
+        except GpuFailed as error:
+            log.error(_IS_KEPT, error.message)
 
     def close(self) -> None:
         """Nothing: it is freed with the last array in it."""
@@ -120,6 +123,6 @@ def _written(device: Device, memory: DeviceMemory) -> bytes:
     with device.current():
         # Our stream may have to wait for what the caller's was given.
         device.copy(memory.address, source, _PROOF_BYTES, side)
-        if not device.finished_within(_PATIENCE_SECONDS, side):
-            raise GpuFailed(f"cuda:{device.ordinal} is busy for {_PATIENCE_SECONDS:g} s now")
+        if not device.finished_within(PATIENCE_SECONDS, side):
+            raise GpuFailed(f"cuda:{device.ordinal} is busy for {PATIENCE_SECONDS:g} s now")
     return proof.tobytes()

@@ -25,6 +25,8 @@ from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
 from allfold_core.local_wire import Region
 
+_NOT_OF_TORCH = "ptr not found in ptr_info"
+
 
 class CudaStaged(Staged):
     """A call's memory on a GPU, or in the memory of the host that the GPU copies to.
@@ -56,6 +58,13 @@ class CudaStaged(Staged):
         if not view.address or not self._gpu.shares_memory:
             return None
         return self._gpu.arrays.locate(view.address, view.nbytes)
+
+    def _is_array(self, view: TensorView) -> bool:
+        """Whether ``allfold.empty`` has made the memory of a tensor, which may have any strides."""
+        if not self._gpu.shares_memory:
+            return False
+        address = view.tensor.data_ptr() if view.is_torch else view.address
+        return self._gpu.arrays.locate(address, 1) is not None
 
     def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
         address = view.address
@@ -90,9 +99,11 @@ class CudaStaged(Staged):
                 packed = _packed_like(given)
                 self._gpu.device.copy(packed.data_ptr(), source, view.nbytes)
                 given.copy_(packed)
-        # Memory of torch goes to somebody else when the caller drops it now.
-        if view.is_torch and self._in_arena(view) is None:
-            view.tensor.record_stream(self._our_stream())
+        # The memory goes to somebody else when the caller drops it now.
+        if self._is_array(view):
+            self._gpu.array_written = self._gpu.device.mark()
+        elif view.is_torch:
+            record_stream(view.tensor, self._our_stream())
 
     def _on_our_stream(self) -> Any:
         return _torch().cuda.stream(self._our_stream())
@@ -100,6 +111,16 @@ class CudaStaged(Staged):
     def _our_stream(self) -> Any:
         device = self._gpu.device
         return _torch().cuda.ExternalStream(int(device.stream), device=device.ordinal)
+
+
+def record_stream(tensor: Any, stream: Any) -> None:
+    """Tell torch who uses a tensor, if it was torch that has allocated it."""
+    try:
+        tensor.record_stream(stream)
+    except RuntimeError as error:
+        # Torch's native allocator passes over memory of others; cudaMallocAsync does not.
+        if _NOT_OF_TORCH not in str(error):
+            raise
 
 
 def _copyable(view: TensorView) -> Any:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from _allfold_autoload import DEVICES
 from allfold.torch._process_group import BACKEND, ProcessGroup
 from allfold.torch._rendezvous import create
 
 __all__ = ["BACKEND", "ProcessGroup", "create"]
 
-# Tensors of the last two are copied by torch itself.
-dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda", "xpu", "mps"])
+dist.Backend.register_backend(BACKEND, create, devices=[*DEVICES])

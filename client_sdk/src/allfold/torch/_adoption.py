@@ -51,6 +51,8 @@ def adopt(group: Group, tensor: torch.Tensor) -> None:
         storage: Any = tensor.untyped_storage()
         home = group.empty(tensor.nbytes, torch.uint8, device=tensor.device).untyped_storage()
         home.copy_(storage)
+        if tensor.is_cuda:  # its old memory goes to somebody else now
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
         storage._swap_data_ptr_(home)
 
 
@@ -66,11 +68,19 @@ def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
     return arena.locate(tensor.data_ptr(), tensor.nbytes) is not None
 
 
+def _may_lie_anywhere() -> bool:
+    """Whether torch puts up with memory on GPUs that it has not allocated.
+
+    With its allocator cudaMallocAsync, ``record_stream`` of such a tensor fails in C++.
+    """
+    return torch.cuda.get_allocator_backend() == "native"
+
+
 def _can_move(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.nbytes >= _SMALLEST
-        and (tensor.is_cpu or tensor.is_cuda)
+        and (tensor.is_cpu or (tensor.is_cuda and _may_lie_anywhere()))
         and not tensor._is_view()
         and tensor.is_contiguous()
         and tensor.nbytes == tensor.untyped_storage().nbytes()

@@ -87,6 +87,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """torch asks for the backend of a device where it knows several; here there is one."""
         return self
 
+    # What torch asks that backend, and a process group has no answers to by itself.
+    supports_splitting = False
+    supports_time_estimate = False
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether it allocates for FSDP."""
+        return False
+
     # Its end
 
     def set_timeout(self, timeout: timedelta) -> None:
