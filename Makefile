@@ -4,11 +4,12 @@
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
 #   BENCH_ARGS  for `make bench`, e.g. make bench BENCH_ARGS="--shapes 1x4 --sizes 4K,64M"; see --help
+#   TORCH     the torch of `make test-torch`, e.g. make test-torch TORCH=2.14.1
 #   WORKERS   how many test files run at once; 0 is one after the other in one process
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types bench up down clean
+.PHONY: help demo test coverage lint types bench up down clean wheels lock version test-torch test-clients
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
@@ -22,25 +23,45 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.tx
 PACKAGES := collective_core orchestrator node_agent client_sdk
 SOURCES := $(PACKAGES:%=%/src)
 
+CURRENT = $(shell sed -n 's/^version = "\(.*\)"/\1/p' client_sdk/pyproject.toml)
+VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__init__.py)) \
+  $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml docs/gpu_deployment.md)
+
 # Fast tests first. What is not named here comes in between.
 FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
 LAST := $(addprefix tests/,chaos e2e browser)
 FOLDERS = $(patsubst %/,%,$(wildcard tests/*/))
-OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/__%,$(FOLDERS)) $(wildcard tests/test_*.py)
-TESTS ?= $(wildcard $(FIRST)) $(OTHERS) $(wildcard $(LAST))
+OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/clients tests/__%,$(FOLDERS)) $(wildcard tests/test_*.py)
+TORCH ?= 2.14.1
+ifeq ($(origin TESTS),undefined)
+TESTS := $(wildcard $(FIRST)) $(OTHERS) $(wildcard $(LAST))
+BEFORE := coverage
+endif
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
-test: lint types ## check style and types, then run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(TESTS)
+test: lint types $(BEFORE) ## check style and types, then run all tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(TESTS)
 
-lint: .venv/.installed-dev ## check style and format
+# Without the long proofs, which run no line that others do not: tracing makes them three times longer.
+coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k 'not right_for' \
+	  --cov --cov-report=term:skip-covered tests/core tests/orchestrator/membership
+
+test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
+	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
+
+test-clients: .venv-clients/.installed ## run what docs/torch.md shows with other libraries, in an environment of its own
+	@.venv-clients/bin/python -m pytest $(PYTEST_ARGS) tests/clients
+
+lint: .venv/.installed-dev ## check style, format and the layers of the packages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
 types: .venv/.installed-dev ## check the types of the packages, tests, examples and benchmarks
 	@$(BIN)/mypy $(SOURCES) tests examples benchmarks
@@ -54,8 +75,26 @@ up: ## start Redis, the orchestrator, two agents and the demo in containers
 down: ## remove those containers and what they stored
 	$(COMPOSE) down --volumes
 
+wheels: .venv/.made ## build the wheels of the four packages into dist/
+	rm -rf dist
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist $(PACKAGES:%=./%)
+
+lock: .venv/.installed-dev ## write constraints.txt anew: the newest versions that fit together
+	$(BIN)/python deploy/docker/requirements.py $(PACKAGES:%=%/pyproject.toml) 'client_sdk/pyproject.toml[cli]' \
+	  | cat - requirements-dev.txt requirements-bench.txt constraints.in > .venv/requirements.in
+	cd .venv && bin/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links \
+	  --allow-unsafe --no-header --no-annotate --output-file locked.txt requirements.in
+	{ sed -n '/^#/p' constraints.txt; \
+	  sed -E 's/\+cpu$$//; /^(cuda-|nvidia-|#|$$)/d' .venv/locked.txt; } > .venv/constraints.txt
+	mv .venv/constraints.txt constraints.txt
+
+version: ## give everything another version: make version VERSION=1.2.3
+	@test -n '$(VERSION)' || { echo 'say which: make version VERSION=1.2.3' >&2; exit 1; }
+	sed -i 's/\b$(subst .,\.,$(CURRENT))\b/$(VERSION)/g' $(VERSIONED)
+	@echo 'now write the section of CHANGELOG.md; tests/test_versions.py checks that all agree'
+
 clean: ## remove .venv and every cache
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:
@@ -74,4 +113,21 @@ clean: ## remove .venv and every cache
 
 .venv/.installed-dev: .venv/.installed-bench requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+EDITABLE = $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sdk[local]'
+
+# CUDA builds bring versions of their own of what the lock file pins for the CPU's.
+.venv-torch-$(TORCH)/.installed: $(PACKAGES:%=%/pyproject.toml) requirements-dev.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) torch==$(TORCH) $(EDITABLE) \
+	  -r requirements-dev.txt
+	@touch $@
+
+# The newest libraries: of the lock file, torch alone is kept.
+.venv-clients/.installed: $(PACKAGES:%=%/pyproject.toml) constraints.txt requirements-clients.txt
+	$(PYTHON) -m venv $(@D)
+	grep '^torch==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(@D)/constraints.txt \
+	  $(EDITABLE) -r requirements-clients.txt
 	@touch $@

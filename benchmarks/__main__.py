@@ -1,27 +1,32 @@
-"""``python -m benchmarks``: Allfold side by side with Gloo and MPICH, as a table."""
+"""``python -m benchmarks``: Allfold side by side with other libraries, as a table."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 from allfold_core.errors import AllfoldError
 from benchmarks import machine, options, results, runs, table
+from benchmarks.devices import CPU
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import why_not
 from benchmarks.options import Options
 from benchmarks.requirements import require
 from benchmarks.results import LOOPBACK, Report, Result
+from benchmarks.scale import report as scale_report
 
 
 def main() -> None:
     """Measure what the options say; status 1 if it did not work or anything was wrong."""
     chosen = options.parse()
-    # With it, every `with` on the way out ends what it started.
+    # With it, every `with` on the way out ends what it started. Under nohup, SIGHUP is ignored.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         report = _load(chosen) if chosen.load else _measure(chosen)
         _deliver(report, chosen)
@@ -53,23 +58,43 @@ def _measure(chosen: Options) -> Report:
     reason = why_not(chosen.networks) if chosen.networks else None
     if reason:
         raise BenchmarkFailed(f"not run: {reason}")
+    runs.require_gpu(chosen)
     environment = machine.environment(sys.argv[1:])
     _print(f"# {environment['cpu']}, {environment['cores']} cores; commit {environment['commit']}")
-    _print(*table.head())
-    found: list[Result] = []
-    for result in runs.results(chosen):
-        if result.network != LOOPBACK and (not found or not _same_place(found[-1], result)):
-            _print(table.place(result))
-        found.append(result)
-        _print(*table.rows(result))
-    _print(*table.behind(found))
+    limits = runs.limits(chosen)
+    _print(*map(table.limit_row, limits))
+    found = list(_results(chosen, limits))
     memories = []
     for memory in runs.memories(chosen):
         memories.append(memory)
         _print(table.memory_row(memory))
-    if not found and not memories:
+    scale = {}
+    for part, each in runs.scale(chosen):
+        scale[part] = each
+        _print(scale_report.table(part, each))
+    if not (found or memories or limits or scale):
         raise BenchmarkFailed(runs.NOTHING)
-    return Report(environment, found, memories)
+    return Report(environment, found, memories, limits, scale)
+
+
+def _results(chosen: Options, limits: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """The results, each printed when it is there."""
+    copy = next((row["rate"] for row in limits if row["name"] == "copy"), None)
+    before: Result | None = None
+    found = []
+    for result in runs.results(chosen):
+        if before is None:
+            _print(*table.head())
+        is_usual = result.network == LOOPBACK and result.path == CPU
+        if not is_usual and (before is None or not _same_place(before, result)):
+            _print(table.place(result))
+        _print(*table.rows(result))
+        if copy and (line := table.shared_rate(result, copy)):
+            _print(line)
+        before = result
+        found.append(result)
+        yield result
+    _print(*table.behind(found))
 
 
 def _same_place(one: Result, other: Result) -> bool:
@@ -82,7 +107,7 @@ def _deliver(report: Report, chosen: Options) -> None:
     if chosen.plots:
         from benchmarks.plots import draw
 
-        for path in draw(report.results, chosen.plots):
+        for path in draw(report, chosen.plots):
             _print(f"# {path}")
     if chosen.markdown:
         from benchmarks.markdown import page

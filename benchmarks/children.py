@@ -1,4 +1,4 @@
-"""What all processes that a benchmark starts have in common.
+"""The children of a benchmark: what all processes that it starts have in common.
 
 They are started, watched and ended by :mod:`allfold.cli._processes`, as those of ``allfold run``.
 """

@@ -1,4 +1,4 @@
-"""Who does what when: the contestants in turn, until there are enough samples."""
+"""The order of events: the contestants in turn, until there are enough samples."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.control import Message
+from benchmarks.devices import CPU
 from benchmarks.figures import Figures
 from benchmarks.fleet import Fleet
 from benchmarks.plan import DDP, DECODE, KIB, MIB, Case
 from benchmarks.usage import cpu_seconds
 
 ROUNDS = (5, 100)
-_SAMPLE_SECONDS = 0.1
+_TURN_SECONDS = 0.1
 # From the message that names the moment of the start to that moment.
 _START_AFTER = 0.002
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is measured of each case.
+    """The amount of measuring per case.
 
     Attributes:
         seconds: about so long, unless the fewest rounds take longer.
@@ -39,7 +40,7 @@ class _Samples:
     wrong: int = 0
 
     def add(self, sample: Sample) -> None:
-        self.seconds.append(sample.seconds)
+        self.seconds += sample.seconds
         self.cpu.append(sample.cpu)
         self.wrong += sample.wrong
 
@@ -49,12 +50,16 @@ class Conductor:
 
     Attributes:
         pids: of all processes that take part.
+        path: how the agents reach the tensors.
     """
 
-    def __init__(self, fleet: Fleet, agents: Sequence[int], budget: Budget) -> None:
+    def __init__(
+        self, fleet: Fleet, agents: Sequence[int], budget: Budget, path: str = CPU
+    ) -> None:
         """Args:
         agents: pids of the processes that work for Allfold.
         """
+        self.path = path
         self.pids = [*fleet.pids, *agents]
         self._fleet = fleet
         self._agents = agents
@@ -66,7 +71,7 @@ class Conductor:
             samples = {name: _Samples() for name in contestants}
             # The first op of a size takes memory and opens connections; the second one is usual.
             self._slowest(samples)
-            ops = min(most_ops(case), int(_SAMPLE_SECONDS / self._slowest(samples)))
+            ops = min(most_ops(case), int(_TURN_SECONDS / self._slowest(samples)))
             self._rounds(samples, max(1, ops))
         return {name: _figures(found) for name, found in samples.items()}
 
@@ -84,13 +89,13 @@ class Conductor:
         self._fleet.ask("reset", contestant=contestant)
 
     def run(self, contestant: str, ops: int) -> list[Message]:
-        """What each rank says of its ops."""
+        """Let each rank run its ops, and return the ranks' messages."""
         start = time.monotonic() + _START_AFTER
         warm_up = _warm_up(ops)
         return self._fleet.ask("run", contestant=contestant, warm_up=warm_up, ops=ops, at=start)
 
     def sample(self, contestant: str, ops: int) -> Sample:
-        """All ranks start at one moment; the last one's time counts."""
+        """One turn: all ranks start at one moment; of each op the last rank's time counts."""
         self.reset(contestant)
         before = cpu_seconds(self._agents)
         answers = self.run(contestant, ops)
@@ -98,18 +103,18 @@ class Conductor:
         total = _warm_up(ops) + ops
         checks = self._fleet.ask("check", contestant=contestant, ops=total)
         return Sample(
-            max(answer["seconds"] for answer in answers),
+            [max(each) for each in zip(*(one["seconds"] for one in answers), strict=True)],
             sum(answer["cpu"] for answer in answers) + agents / total,
             sum(check["wrong"] for check in checks),
         )
 
     def _slowest(self, samples: dict[str, _Samples]) -> float:
-        """One op of each contestant, checked but no sample of its figures; the most seconds."""
-        seconds = []
+        """One op of each contestant, checked but no part of its figures; the most seconds."""
+        seconds: list[float] = []
         for name, found in samples.items():
             sample = self.sample(name, 1)
             found.wrong += sample.wrong
-            seconds.append(sample.seconds)
+            seconds += sample.seconds
         return max(seconds)
 
     def _rounds(self, samples: dict[str, _Samples], ops: int) -> None:
@@ -123,20 +128,20 @@ class Conductor:
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn of one contestant: seconds per op, CPU-seconds per op, wrong elements."""
+    """One turn of one contestant: seconds of each op, CPU-seconds per op, wrong elements."""
 
-    seconds: float
+    seconds: list[float]
     cpu: float
     wrong: int
 
 
 def _warm_up(ops: int) -> int:
-    """Unmeasured ops in front of a sample of several: threads are awake and caches are warm."""
+    """Unmeasured ops in front of a turn of several: threads are awake and caches are warm."""
     return ops // 4
 
 
 def most_ops(case: Case) -> int:
-    """The most ops that one sample is the mean of."""
+    """The most ops in a row of one turn."""
     size = 1 << 62 if case.kind in (DDP, DECODE) else case.size
     for limit, ops in ((64 * KIB, 20), (MIB, 10), (8 * MIB, 3)):
         if size <= limit:

@@ -59,7 +59,7 @@ class Line:
 
 
 class Rank(Protocol):
-    """What does the conductor's bidding."""
+    """A rank that the conductor sends its commands to."""
 
     def obey(self, message: Message) -> Message:
         """Do what a message says; the answer."""

@@ -1,4 +1,4 @@
-"""What the ranks bring, and what must come out: random numbers that float32 folds exactly."""
+"""The inputs of the ranks, and the right results: random numbers that float32 reduces exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RandomShare(Share):
         return total
 
     def growth(self, ops: int) -> float:
-        """What so many all-reduces in place make of the first one's result."""
+        """Return the last result over the first one, of so many all-reduces in place."""
         grows = self.bench.kind in ("all_reduce", DECODE)
         return float(self.world) ** (ops - 1) if grows else 1.0
 
@@ -38,7 +38,7 @@ class RandomShare(Share):
         """The most by which an element may be wrong after so many ops; 0 where all is exact.
 
         A lossy wire rounds once per node that a value passes, and once for the result. Sums of
-        worlds that are no power of 2 are not exact for ever when they are summed again.
+        worlds that are no power of 2 lose exactness as they are summed again.
         """
         relative = _ROUNDING[wire] * (nodes + 1)
         if ops > 1 and self.world & (self.world - 1):

@@ -1,7 +1,7 @@
-"""How a benchmark fails."""
+"""The error of a benchmark."""
 
 from __future__ import annotations
 
 
 class BenchmarkFailed(Exception):
-    """What was to be measured did not work; the text says what happened, and what may help."""
+    """A measurement that did not work; the text says what happened, and what may help."""

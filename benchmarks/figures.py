@@ -1,4 +1,4 @@
-"""What is said of the samples of one case."""
+"""The statistics of one case."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Figures:
-    """The samples of one library, each that of the slowest rank.
+    """The ops of one library, each with the time of its slowest rank.
 
     Attributes:
-        median, least, p90: seconds per op.
-        samples: how many there were.
-        wrong: elements that were wrong, over all samples and ranks.
+        median, mean, p99, least: seconds per op.
+        samples: how many ops there were.
+        wrong: elements that were wrong, over all ops that were checked and all ranks.
         cpu: CPU-seconds per op, of all ranks and agents together.
     """
 
     median: float
+    mean: float
+    p99: float
     least: float
-    p90: float
     samples: int
     wrong: int
     cpu: float
@@ -31,8 +32,9 @@ class Figures:
     def of(cls, seconds: Sequence[float], wrong: int, cpu: float) -> Self:
         return cls(
             statistics.median(seconds),
+            statistics.fmean(seconds),
+            percentile(seconds, 99),
             min(seconds),
-            percentile(seconds, 90),
             len(seconds),
             wrong,
             cpu,

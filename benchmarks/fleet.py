@@ -100,7 +100,7 @@ class Fleet:
             if not wait_for([child], deadline - time.monotonic()):
                 raise BenchmarkFailed(f"{child.name} did not end in {_LEAVE_SECONDS:g} s")
             if child.reap():
-                raise BenchmarkFailed(f"{child.name} {child.fate}")
+                raise BenchmarkFailed(f"{child.name} {child.ending}")
 
     def _start(self) -> None:
         path = str(self.folder / "control")
@@ -128,7 +128,7 @@ class Fleet:
                 raise BenchmarkFailed(f"only {len(found)} of {self._world} ranks started")
             if ended := [child for child in self._children if child.ended]:
                 ended[0].reap()
-                raise BenchmarkFailed(f"{ended[0].name} {ended[0].fate} when it started")
+                raise BenchmarkFailed(f"{ended[0].name} {ended[0].ending} when it started")
             line = Line(listener.accept()[0])
             with _speaking_with("a rank"):
                 hello = line.receive(_START_SECONDS)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from allfold.cli._stack import LocalStack
 from benchmarks.conductor import Budget, Conductor
+from benchmarks.devices import CPU
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.fleet import Fleet
 from benchmarks.plan import Shape
@@ -16,15 +17,26 @@ OP_SECONDS = 60.0
 
 
 @contextmanager
-def loopback(shape: Shape, libraries: Sequence[str], budget: Budget) -> Iterator[Conductor]:
-    """The ranks of a shape, ready to be measured; nothing is left of them afterwards."""
+def loopback(
+    shape: Shape,
+    libraries: Sequence[str],
+    budget: Budget,
+    device: str = CPU,
+    stack: LocalStack | None = None,
+) -> Iterator[Conductor]:
+    """The ranks of a shape, ready to be measured; nothing is left of them afterwards.
+
+    Args:
+        stack: the services, if they are started in another way than usual.
+    """
     with (
-        LocalStack(shape.nodes) as stack,
+        stack or LocalStack(shape.nodes) as stack,
         telling(stack),
         Fleet(shape.world, mpi="mpich" in libraries) as fleet,
     ):
-        join(fleet, shape, libraries, stack, "lo")
-        yield Conductor(fleet, [service.pid for service in stack.services[1:]], budget)
+        paths = join(fleet, shape, libraries, stack, "lo", device)
+        agents = [service.pid for service in stack.services[1:]]
+        yield Conductor(fleet, agents, budget, paths[0])
         fleet.leave()
 
 
@@ -34,8 +46,9 @@ def join(
     libraries: Sequence[str],
     stack: LocalStack,
     interface: str,
-) -> None:
-    """Let the ranks open their groups.
+    device: str = CPU,
+) -> list[str]:
+    """Let the ranks open their groups; how their agents reach their tensors.
 
     Args:
         stack: the agents.
@@ -46,17 +59,19 @@ def join(
         "do": "join",
         "world": shape.world,
         "nodes": shape.nodes,
+        "device": device,
         "libraries": list(libraries),
         "store": str(fleet.folder / "gloo"),
         "seconds": OP_SECONDS,
     }
     environments = [stack.environment(rank // shape.per_node) for rank in range(shape.world)]
-    fleet.ask_each([message | {"environment": each | common} for each in environments])
+    answers = fleet.ask_each([message | {"environment": each | common} for each in environments])
+    return [answer["path"] for answer in answers]
 
 
 @contextmanager
 def telling(stack: LocalStack) -> Iterator[None]:
-    """When a benchmark fails in here, tell what the services had to say."""
+    """Add the services' last output to the error of a benchmark that fails in here."""
     try:
         yield
     except BenchmarkFailed as error:

@@ -1,4 +1,4 @@
-"""What a run ran on: a figure without it says nothing."""
+"""The machine of a run: a figure without it says nothing."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from benchmarks.workloads import NO_SYNC
 
 def page(report: Report) -> str:
     """One table for each network and shape, under a line that says what it was measured on."""
-    parts = [_about(report)]
+    parts = [_about(report), "Times are p50 / mean / p99 of the slowest rank."]
     for (network, shape), found in groupby(report.results, lambda each: (each.network, each.shape)):
         results = list(found)
         where = "loopback" if network == LOOPBACK else f"{network}, {_line(results[0])}"
@@ -50,14 +50,15 @@ def _table(results: Sequence[Result]) -> str:
 
 
 def _time(result: Result, name: str) -> str:
-    """The time; of what is large, the bus bandwidth too."""
+    """p50, mean and p99; of what is large, the bus bandwidth too."""
     if name not in result.figures:
         return ""
     figures, busbw = result.figures[name], result.busbw(name)
     wrong = f", {figures.wrong} wrong" if figures.wrong else ""
+    times = " / ".join(_seconds(each) for each in (figures.median, figures.mean, figures.p99))
     if busbw is None or result.case.size < MIB:
-        return _seconds(figures.median) + wrong
-    return f"{_seconds(figures.median)}, {busbw:.3g} GB/s{wrong}"
+        return times + wrong
+    return f"{times}, {busbw:.3g} GB/s{wrong}"
 
 
 def _ratio(result: Result, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a library takes beside the tensors: one library at a time, in fresh processes."""
+"""The memory of a library beside the tensors: one library at a time, in fresh processes."""
 
 from __future__ import annotations
 

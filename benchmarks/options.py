@@ -1,4 +1,4 @@
-"""What the user can say to ``python -m benchmarks``."""
+"""The command line of ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.devices import CPU, CUDA, DEVICES
+from benchmarks.gpu.sanitizer import TOOLS
 from benchmarks.network import Network
 from benchmarks.plan import (
     DDP,
@@ -20,23 +22,41 @@ from benchmarks.plan import (
     Shape,
     cases,
     full_cases,
+    gpu_cases,
     network_cases,
     parse_size,
     usual_cases,
 )
 
-PARTS = ("collectives", DECODE, DDP, "memory")
-_SHAPES = "1x2,1x4,2x1,2x2,4x1"
+COLLECTIVES, MEMORY, LIMITS = "collectives", "memory", "limits"
+SCALE = ("membership", "orchestrator", "predictions")
+"""Parts about thousands of nodes, which need no ranks."""
+USUAL = {CPU: (COLLECTIVES, DECODE, DDP, MEMORY), CUDA: (LIMITS, COLLECTIVES, DECODE)}
+PARTS = (LIMITS, COLLECTIVES, DECODE, DDP, MEMORY, *SCALE)
+
+_SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x2"}
 _NETWORK_SHAPES = {"rate": "4x1,4x2", "delay": "4x1"}
 _SECONDS = 2.0
+_NODES, _FEWEST_NODES = 1_000, 3
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is to be measured, and where it goes."""
+class Scale:
+    """The cluster of the parts in :data:`SCALE`."""
 
+    nodes: int
+    ranks_per_node: int
+    replicas: int
+    connections: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """The measurements to make, and the places of their results."""
+
+    device: str
     shapes: Sequence[Shape]
     kinds: Sequence[str]
     sizes: Sequence[int]
@@ -46,6 +66,8 @@ class Options:
     parts: Sequence[str]
     seconds: float
     full: bool
+    sanitize: str | None
+    scale: Scale
     json: Path | None
     plots: Path | None
     load: Sequence[Path]
@@ -53,22 +75,26 @@ class Options:
 
     @property
     def libraries(self) -> list[str]:
-        """Who takes part, in the order of the turns."""
+        """Return the contestants, in the order of their turns."""
         return [OURS, *(f"{OURS}:{wire}" for wire in self.wires), *self.peers]
 
     def cases(self, shape: Shape, network: Network | None) -> list[Case]:
         """The collectives that are measured of a shape."""
-        if "collectives" not in self.parts:
+        if COLLECTIVES not in self.parts:
             return []
-        if self.full:
-            found = full_cases()
-        else:
-            found = network_cases(shape) if network else usual_cases(shape)
+        found = self._usual_cases(shape, network)
         if self.kinds or self.sizes:
             kinds = self.kinds or ["all_reduce"]
             sizes = self.sizes or sorted({case.size for case in found if case.size})
             found = cases(kinds, sizes)
         return list(dict.fromkeys(case.fitting(shape.world) for case in found))
+
+    def _usual_cases(self, shape: Shape, network: Network | None) -> list[Case]:
+        if self.full:
+            return full_cases()
+        if self.device == CUDA:
+            return gpu_cases()
+        return network_cases(shape) if network else usual_cases(shape)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -76,61 +102,101 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = _parser()
     given = parser.parse_args(arguments)
     networks: list[Network] = given.network or []
-    slow = any(network.delay for network in networks)
-    shapes = _NETWORK_SHAPES["delay" if slow else "rate"] if networks else _SHAPES
-    picked = bool(given.kinds or given.sizes or networks)
-    chosen = given.shapes or [Shape.parse(each) for each in shapes.split(",")]
-    if networks and any(shape.nodes < 2 for shape in chosen):
-        parser.error("a network has 2 nodes at least")
-    if given.json and not given.json.parent.is_dir():
-        parser.error(f"there is no folder {given.json.parent} for --json")
-    return Options(
-        shapes=chosen,
+    picked = bool(given.kinds or given.sizes or networks or given.sanitize)
+    parts = given.parts or ((COLLECTIVES,) if picked else USUAL[given.device])
+    found = Options(
+        device=given.device,
+        shapes=given.shapes or _usual_shapes(given.device, networks),
         kinds=KINDS if "all" in (given.kinds or []) else given.kinds or [],
         sizes=given.sizes or [],
-        peers=_peers(parser, given.peers, bool(networks)),
+        peers=_peers(parser, given.device, given.peers, bool(networks)),
         wires=given.wires or [],
         networks=networks,
-        parts=given.parts or (PARTS[:1] if picked else PARTS),
+        parts=[part for part in PARTS if part in parts or ("scale" in parts and part in SCALE)],
         seconds=given.seconds,
         full=given.full,
+        sanitize=given.sanitize,
+        scale=Scale(given.nodes, given.ranks_per_node, given.replicas, given.connections),
         json=given.json,
         plots=given.plots,
         load=given.load or [],
         markdown=given.markdown,
     )
+    if error := _contradiction(found):
+        parser.error(error)
+    return found
 
 
-def _peers(parser: argparse.ArgumentParser, given: list[str] | None, network: bool) -> list[str]:
+def _usual_shapes(device: str, networks: Sequence[Network]) -> list[Shape]:
+    slow = any(network.delay for network in networks)
+    text = _NETWORK_SHAPES["delay" if slow else "rate"] if networks else _SHAPES[device]
+    return [Shape.parse(each) for each in text.split(",")]
+
+
+def _contradiction(found: Options) -> str | None:
+    """Return why the options cannot work together, or ``None``."""
+    on_gpus = found.device == CUDA
+    if found.networks and on_gpus:
+        return "ranks on GPUs are not measured on networks"
+    if found.networks and any(shape.nodes < 2 for shape in found.shapes):
+        return "a network has 2 nodes at least"
+    if not on_gpus and (LIMITS in found.parts or found.sanitize):
+        return "limits and --sanitize need --device cuda"
+    if on_gpus and set(found.parts) & {DDP, MEMORY}:
+        return "ddp and memory are measured on the CPU alone"
+    if found.json and not found.json.parent.is_dir():
+        return f"there is no folder {found.json.parent} for --json"
+    return None
+
+
+def _peers(
+    parser: argparse.ArgumentParser, device: str, given: list[str] | None, network: bool
+) -> list[str]:
+    known = PEERS[device]
     if given is None:
-        return ["gloo"] if network else list(PEERS)
+        return ["gloo"] if network else list(known)
     if network and "mpich" in given:
         parser.error("mpich is not measured on networks: its ranks start on one machine only")
-    if "none" in given and len(given) > 1:
-        parser.error("the peer none is the only one, or is none")
-    return [] if given == ["none"] else given
+    if "none" in given:
+        if len(given) > 1:
+            parser.error("the peer none is the only one, or is none")
+        return []
+    if unknown := [each for each in given if each not in known]:
+        parser.error(f"--device {device} has no peer {unknown[0]}; it has {', '.join(known)}")
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Allfold side by side with Gloo and MPICH: the same processes, in turn, random "
-        "data, every result checked. See docs/benchmarks.md.",
+        description="Allfold side by side with Gloo, MPICH and NCCL: the same processes, in turn, "
+        "random data, every result checked. See docs/benchmarks.md.",
     )
     add = parser.add_argument
-    add("--shapes", type=_list(Shape.parse), help=f"nodes x ranks per node  [{_SHAPES}]")
+    peers = tuple(dict.fromkeys(each for known in PEERS.values() for each in known))
+    add("--device", choices=DEVICES, default=CPU, help="where the tensors are  [%(default)s]")
+    add("--shapes", type=_list(Shape.parse), help=f"nodes x ranks per node  [{_SHAPES[CPU]}]")
     add("--kinds", type=_names(("all", *KINDS)), help="collectives, or all")
     add("--sizes", type=_list(parse_size), help="such as 4K,64M")
-    add("--peers", type=_names((*PEERS, "none")), help=f"of {','.join(PEERS)}; none  [all]")
+    add("--peers", type=_names((*peers, "none")), help=f"of {','.join(peers)}; none  [all]")
     add("--wires", type=_names(WIRES), help=f"Allfold once more with each of {','.join(WIRES)}")
     add("--network", type=_list(Network.parse), help="1gbit, 20ms (one way), 20ms+1gbit; as root")
-    add("--parts", type=_names(PARTS), help=f"of {','.join(PARTS)}  [all, unless you pick cases]")
+    usual = "; ".join(f"{device}: {','.join(parts)}" for device, parts in USUAL.items())
+    parts = f"of {','.join(PARTS)}; scale is the last {len(SCALE)}  [{usual}]"
+    add("--parts", type=_names((*PARTS, "scale")), help=parts)
     add("--seconds", type=float, default=_SECONDS, help="about so long per case  [%(default)s]")
     add("--full", action="store_true", help="every collective, 4 B to 256 MiB: hours")
+    sanitize = "the agents under compute-sanitizer, whose findings count  [memcheck]"
+    add("--sanitize", nargs="?", const=TOOLS[0], choices=TOOLS, help=sanitize)
     add("--json", type=Path, metavar="FILE", help="write the results")
-    add("--plots", type=Path, metavar="FOLDER", help="draw latency and bandwidth, as SVG")
+    add("--plots", type=Path, metavar="FOLDER", help="draw the results, as SVG")
     add("--load", type=_list(Path), metavar="FILES", help="read results instead of measuring")
     add("--markdown", action="store_true", help="print tables for a page, at the end")
+    nodes = "of the cluster that the parts of scale are about  [%(default)s]"
+    add("--nodes", type=_at_least(_FEWEST_NODES), default=_NODES, help=nodes)
+    add("--ranks-per-node", type=_at_least(1), default=8, help="of it  [%(default)s]")
+    add("--replicas", type=_at_least(1), default=1, help="orchestrators of it  [%(default)s]")
+    add("--connections", type=_at_least(1), default=64, help="requests at once  [%(default)s]")
     return parser
 
 
@@ -151,3 +217,12 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
         return text
 
     return _list(name)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number

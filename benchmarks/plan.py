@@ -1,4 +1,4 @@
-"""What is measured: shapes, sizes and collectives, as pure data."""
+"""The cases of a run (shapes, sizes and collectives), as pure data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ KIB, MIB = 1 << 10, 1 << 20
 BARRIER, DECODE, DDP = "barrier", "decode", "ddp"
 KINDS = (*_COLLECTIVES, BARRIER)
 OURS = "allfold"
-PEERS = ("plain", "gloo", "mpich")
-"""Beside Allfold on tensors of its own arena: Allfold on others, and other libraries."""
+PLAIN = "plain"
+"""Allfold on ordinary memory; ``allfold`` is on that of ``allfold.empty``."""
+TORCH = ("gloo", "gloo_host", "nccl")
+PEERS = {"cpu": (PLAIN, "gloo", "mpich"), "cuda": (PLAIN, *TORCH)}
+"""Beside Allfold on its own memory, by device."""
 WIRES = ("bfloat16", "float16", "int8")
 
 _OF_BLOCKS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
@@ -100,8 +103,14 @@ def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
     ]
 
 
+def gpu_cases() -> list[Case]:
+    """The same of ranks on GPUs."""
+    found = cases(["all_reduce"], [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB])
+    return found + cases([kind for kind in KINDS if kind != "all_reduce"], [MIB])
+
+
 def usual_cases(shape: Shape) -> list[Case]:
-    """What is measured of a shape, if nobody says otherwise: some minutes in all."""
+    """Return the default cases of a shape: some minutes in all."""
     found = cases(["all_reduce"], [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB])
     if str(shape) in ("1x4", "2x2"):
         others = [kind for kind in KINDS if kind != "all_reduce"]

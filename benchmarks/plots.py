@@ -11,15 +11,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.plan import BARRIER, DDP, DECODE, Shape, human_size
-from benchmarks.results import Result
+from benchmarks.results import Report, Result
+from benchmarks.scale import plots as scale_plots
 from benchmarks.svg import STYLE, save
 
 _SIZE = (9.0, 4.0)
-_COLOURS = {"allfold": "C0", "plain": "C9", "gloo": "C1", "mpich": "C2"}
+_COLOURS = {
+    "allfold": "C0",
+    "plain": "C9",
+    "gloo": "C1",
+    "mpich": "C2",
+    "nccl": "C3",
+    "gloo_host": "C4",
+}
 
 
-def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """One file for each network, shape and collective that has several sizes; their paths."""
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Draw curves over sizes and what was found of thousands of nodes; the files' paths."""
+    return [*_draw_collectives(report.results, folder), *scale_plots.draw(report.scale, folder)]
+
+
+def _draw_collectives(results: Sequence[Result], folder: Path) -> list[Path]:
+    """One file for each network, shape and collective that has several sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with mpl.rc_context(STYLE):

@@ -7,7 +7,6 @@ Under ``mpiexec`` the rank is what that says.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -16,8 +15,9 @@ from typing import Any
 
 import allfold
 from benchmarks.control import Message, serve, sleep_until
+from benchmarks.devices import CUDA, Device, Host, TorchDevice, gpus
 from benchmarks.libraries import Library
-from benchmarks.plan import DDP, DECODE, Case
+from benchmarks.plan import DDP, DECODE, TORCH, Case
 from benchmarks.workloads import Workload
 
 _CONDUCTOR_SECONDS = 3600.0
@@ -32,6 +32,7 @@ class Rank:
         self._group: allfold.Group | None = None
         self._libraries: dict[str, Library] = {}
         self._workload: Workload | None = None
+        self._device: Device = Host()
 
     def obey(self, message: Message) -> Message:
         """Do what a message says; the answer."""
@@ -59,22 +60,26 @@ class Rank:
         self,
         world: int,
         nodes: int,
+        device: str,
         libraries: list[str],
         environment: dict[str, str],
         store: str,
         seconds: float,
-    ) -> None:
+    ) -> Message:
         os.environ.update(environment)
         self._world, self._nodes = world, nodes
+        if device == CUDA:
+            self._device = TorchDevice(f"{CUDA}:{self._number % gpus()}")
         for name in libraries:
             self._libraries[name] = self._library(name, store, seconds)
+        return {"path": self._device.path}
 
     def _library(self, name: str, store: str, seconds: float) -> Library:
         """Imported here: what is not asked for need not be installed."""
-        if name == "gloo":
-            from benchmarks.libraries.gloo import GlooLibrary
+        if name in TORCH:
+            from benchmarks.libraries.torch_library import join
 
-            return GlooLibrary(self._number, self._world, store, seconds)
+            return join(name, self._number, self._world, store, seconds, self._device)
         if name == "mpich":
             from benchmarks.libraries.mpich import MpichLibrary
 
@@ -85,7 +90,8 @@ class Rank:
             self._group = allfold.init(
                 rank=self._number, world_size=self._world, timeout=seconds, init_timeout=seconds
             )
-        return AllfoldLibrary(name, self._group)
+            self._device.open(self._group)
+        return AllfoldLibrary(name, self._group, self._device)
 
     def _prepare(self, workload: str, **parameters: Any) -> Message:
         self._workload = self._made(workload, parameters)
@@ -97,11 +103,13 @@ class Rank:
             from benchmarks.workloads.collective import collective
 
             case = Case(**parameters)
-            return collective(case, libraries, self._number, self._nodes, self._world)
+            where = (self._number, self._nodes, self._world)
+            return collective(case, libraries, self._device, *where)
         if workload == DECODE:
             from benchmarks.workloads.decode import DecodeWorkload
 
-            return DecodeWorkload(libraries, self._number, self._nodes, self._world)
+            where = (self._number, self._nodes, self._world)
+            return DecodeWorkload(libraries, self._device, *where)
         if workload == DDP:
             from benchmarks.workloads.training import DdpWorkload
 
@@ -115,17 +123,16 @@ class Rank:
         workload = self._prepared
         sleep_until(at)
         workload.run(contestant, warm_up)
-        cpu, began = time.process_time(), time.perf_counter()
-        workload.run(contestant, ops)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        return {"seconds": seconds / ops, "cpu": cpu / ops}
+        cpu = time.process_time()
+        seconds = workload.run(contestant, ops)
+        return {"seconds": seconds, "cpu": (time.process_time() - cpu) / ops}
 
     def _check(self, contestant: str, ops: int) -> Message:
         return {"wrong": self._prepared.count_wrong(contestant, ops)}
 
     def _release(self) -> None:
         self._workload = None
-        gc.collect()
+        self._device.clear()
 
     @property
     def _prepared(self) -> Workload:

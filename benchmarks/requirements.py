@@ -1,4 +1,4 @@
-"""What must be installed beside the four packages, and how MPICH is started."""
+"""The requirements beside the four packages, and the settings of MPICH."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.plan import TORCH
 
 _INSTALL = "install with: pip install -r requirements-bench.txt"
-_MODULES = {"gloo": ["torch"], "mpich": ["mpi4py"]}
+_MODULES = {**{peer: ["torch"] for peer in TORCH}, "mpich": ["mpi4py"]}
 
 
 def require(peers: Sequence[str], *, plots: bool) -> None:
     """``BenchmarkFailed``, with the command that helps, where something is not installed."""
     needed = [name for peer in peers for name in _MODULES.get(peer, [])]
     needed += ["matplotlib"] if plots else []
-    missing = [name for name in needed if find_spec(name) is None]
+    missing = [name for name in dict.fromkeys(needed) if find_spec(name) is None]
     if missing:
         raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {_INSTALL}")
     if "mpich" in peers:
@@ -36,7 +37,7 @@ def mpiexec() -> str:
 
 
 def mpi_settings(world: int) -> dict[str, str]:
-    """What MPICH needs to be at its best; what is in the environment already wins.
+    """Return MPICH's best settings; what is in the environment already wins.
 
     Its own shared memory spins without ever giving way, so that ranks without a core of their own
     take a whole time slice per message (8 ms for 4 KiB, 4 ranks on 2 cores); that of UCX does not

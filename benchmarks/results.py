@@ -1,19 +1,20 @@
-"""What was measured, and its JSON."""
+"""The results of measurements, and their JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.devices import CPU
 from benchmarks.figures import Figures
 from benchmarks.plan import BARRIER, DDP, OURS, Case, Shape
 from benchmarks.workloads import NO_SYNC
 
 LOOPBACK = "loopback"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Result:
         line: what one TCP stream carries between two nodes, in bytes per second of payload; 0
             where nothing limits it.
         figures: by library, in the order of their turns.
+        path: how agents reach the tensors: ``cpu``, or the path of a GPU and the reason for it.
     """
 
     network: str
@@ -32,6 +34,7 @@ class Result:
     shape: Shape
     case: Case
     figures: Mapping[str, Figures]
+    path: str = CPU
 
     def algbw(self, library: str) -> float | None:
         """GB/s; ``None`` where no bytes stand for the op."""
@@ -64,7 +67,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a library takes beside the tensors, in ranks and agents together, in bytes.
+    """The memory of a library beside the tensors, in ranks and agents together, in bytes.
 
     Attributes:
         peak: during the first ops of this size.
@@ -80,11 +83,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """A run, and what it ran on."""
+    """A run, and what it ran on.
+
+    Attributes:
+        limits: rows of :mod:`benchmarks.gpu.limits`.
+        scale: by part, what it found of thousands of nodes.
+    """
 
     environment: Mapping[str, Any]
-    results: Sequence[Result]
-    memory: Sequence[Memory]
+    results: Sequence[Result] = ()
+    memory: Sequence[Memory] = ()
+    limits: Sequence[Mapping[str, Any]] = ()
+    scale: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """As JSON, with derived figures for those who do not want to compute them."""
@@ -93,13 +103,16 @@ class Report:
             "environment": self.environment,
             "results": [_as_json(result) for result in self.results],
             "memory": [asdict(each) | {"shape": str(each.shape)} for each in self.memory],
+            "limits": self.limits,
+            "scale": self.scale,
         }
         path.write_text(json.dumps(found, indent=1) + "\n")
 
     @property
     def wrong(self) -> int:
         """Elements that were wrong, in all."""
-        return sum(each.wrong for result in self.results for each in result.figures.values())
+        counts = [each.wrong for result in self.results for each in result.figures.values()]
+        return sum([*counts, *(int(row["wrong"]) for row in self.limits)])
 
 
 def read(paths: Iterable[Path]) -> Report:
@@ -113,6 +126,8 @@ def read(paths: Iterable[Path]) -> Report:
         reports[0].environment,
         [result for report in reports for result in report.results],
         [memory for report in reports for memory in report.memory],
+        [row for report in reports for row in report.limits],
+        {part: found for report in reports for part, found in report.scale.items()},
     )
 
 
@@ -130,6 +145,8 @@ def _read(path: Path) -> Report:
             Memory(Shape.parse(each["shape"]), Case(**each["case"]), *_sizes(each))
             for each in found["memory"]
         ],
+        found["limits"],
+        found["scale"],
     )
 
 
@@ -148,7 +165,8 @@ def _as_json(result: Result) -> dict[str, Any]:
         }
         for name, figures in result.figures.items()
     }
-    where = {"network": result.network, "line": result.line, "shape": str(result.shape)}
+    where: dict[str, Any] = {"network": result.network, "line": result.line, "path": result.path}
+    where["shape"] = str(result.shape)
     return {**where, **asdict(result.case), "libraries": libraries}
 
 
@@ -159,4 +177,5 @@ def _from_json(found: Mapping[str, Any]) -> Result:
         for library, figures in found["libraries"].items()
     }
     case = Case(found["kind"], found["size"])
-    return Result(found["network"], found["line"], Shape.parse(found["shape"]), case, figures)
+    shape = Shape.parse(found["shape"])
+    return Result(found["network"], found["line"], shape, case, figures, found["path"])

@@ -1,17 +1,21 @@
-"""What is measured one after the other, as the options say."""
+"""The run: every part that the options ask for, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from benchmarks import memory
 from benchmarks.conductor import Budget, Conductor
+from benchmarks.devices import CPU, CUDA, gpus
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.gpu.sanitizer import SanitizedStack
 from benchmarks.loopback import loopback
 from benchmarks.network import Network
 from benchmarks.network.shaped import shaped
-from benchmarks.options import Options
-from benchmarks.plan import DDP, DECODE, Case, Shape
+from benchmarks.options import LIMITS, MEMORY, SCALE, Options
+from benchmarks.plan import DDP, DECODE, PLAIN, Case, Shape
 from benchmarks.results import LOOPBACK, Memory, Result
 from benchmarks.workloads.decode import TENSOR_BYTES, TENSORS
 
@@ -23,6 +27,24 @@ NOTHING = (
 )
 
 
+def require_gpu(options: Options) -> None:
+    """Raise ``BenchmarkFailed`` where ranks are to be on a GPU and there is none."""
+    if options.device == CUDA and not gpus():
+        raise BenchmarkFailed(
+            "torch finds no NVIDIA GPU on this machine (python -c 'import torch; "
+            "print(torch.__version__, torch.version.cuda)' shows which torch this is)"
+        )
+
+
+def limits(options: Options) -> list[dict[str, Any]]:
+    """The speed of a copy on the GPU, and of the agent's fold kernel."""
+    if LIMITS not in options.parts:
+        return []
+    from benchmarks.gpu.limits import measure
+
+    return measure(max(shape.world for shape in options.shapes))
+
+
 def results(options: Options) -> Iterator[Result]:
     """Every case of every shape of every network."""
     networks: Sequence[Network | None] = options.networks or [None]
@@ -32,15 +54,30 @@ def results(options: Options) -> Iterator[Result]:
 
 
 def memories(options: Options) -> Iterator[Memory]:
-    """What each library takes, on this machine alone."""
-    if "memory" not in options.parts or options.networks:
+    """Measure the memory of each library, on this machine alone."""
+    if MEMORY not in options.parts or options.networks:
         return
     # What it takes does not depend on where the tensors are.
-    libraries = [name for name in options.libraries if name != "plain" and ":" not in name]
+    libraries = [name for name in options.libraries if name != PLAIN and ":" not in name]
     for shape in options.shapes:
         if str(shape) in memory.SHAPES:
             for library in libraries:
                 yield memory.measure(shape, library)
+
+
+def scale(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts about thousands of nodes, by name."""
+    from benchmarks.scale import parts
+
+    for part in SCALE:
+        if part in options.parts:
+            yield part, parts.measure(part, options.scale)
+
+
+def libraries_of(options: Options, shape: Shape) -> list[str]:
+    """Those that can do a shape: NCCL has no two ranks on one GPU."""
+    enough = "nccl" not in options.libraries or gpus() >= shape.world
+    return [name for name in options.libraries if name != "nccl" or enough]
 
 
 def _of_shape(options: Options, shape: Shape, network: Network | None) -> Iterator[Result]:
@@ -50,20 +87,23 @@ def _of_shape(options: Options, shape: Shape, network: Network | None) -> Iterat
     with _ranks(options, shape, network) as (conductor, line):
         for case in cases:
             name = network.name if network else LOOPBACK
-            yield Result(name, line, shape, case, conductor.measure(case))
+            yield Result(name, line, shape, case, conductor.measure(case), conductor.path)
 
 
 @contextmanager
 def _ranks(
     options: Options, shape: Shape, network: Network | None
 ) -> Iterator[tuple[Conductor, float]]:
-    budget = Budget(options.seconds)
-    if network is None:
-        with loopback(shape, options.libraries, budget) as conductor:
-            yield conductor, 0.0
+    budget, libraries = Budget(options.seconds), libraries_of(options, shape)
+    if network is not None:
+        with shaped(network, shape, libraries, budget) as found:
+            yield found
         return
-    with shaped(network, shape, options.libraries, budget) as found:
-        yield found
+    stack = SanitizedStack(shape.nodes, options.sanitize) if options.sanitize else None
+    with loopback(shape, libraries, budget, options.device, stack) as conductor:
+        yield conductor, 0.0
+        if stack is not None:
+            stack.require_no_findings()
 
 
 def _more_cases(options: Options, shape: Shape) -> list[Case]:
@@ -74,4 +114,4 @@ def _more_cases(options: Options, shape: Shape) -> list[Case]:
         from benchmarks.workloads.training import parameters
 
         found.append(Case(DDP, 4 * parameters()))
-    return found
+    return found if options.device == CPU else [case for case in found if case.kind == DECODE]

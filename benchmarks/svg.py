@@ -1,4 +1,4 @@
-"""How plots are drawn and written: text stays text, and the same figures give the same file."""
+"""The drawing of plots: text stays text, and the same figures give the same file."""
 
 from __future__ import annotations
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.plan import DDP, OURS, PEERS, human_size
-from benchmarks.results import Memory, Result
+from benchmarks.plan import DDP, OURS, TORCH, human_size
+from benchmarks.results import LOOPBACK, Memory, Result
 from benchmarks.workloads import NO_SYNC
 
 _NAMES = (
-    *("shape", "kind", "size", "count", "type", "redop", "library"),
-    *("time", "algbw", "busbw", "#wrong", "ratio", "cpu"),
+    *("shape", "kind", "size", "library", "p50", "mean", "p99"),
+    *("ops", "algbw", "busbw", "#wrong", "ratio", "cpu"),
 )
-_ROW = "{:>6} {:>14} {:>10} {:>9} {:>8} {:>6} {:>17} {:>11} {:>8} {:>8} {:>7} {:>7} {:>9}"
+_ROW = "{:>6} {:>14} {:>10} {:>17} {:>11} {:>11} {:>11} {:>5} {:>8} {:>8} {:>7} {:>7} {:>9}"
 _LEGEND = (
-    "size in bytes; time in us, of the slowest rank, median; algbw and busbw in GB/s",
-    "ratio: the library's time in units of Allfold's, so above 1 Allfold is the faster one",
+    "float32, sums; size in bytes; p50, mean and p99 in us, of so many ops, each with the time",
+    "of its slowest rank; algbw and busbw in GB/s, from p50",
+    "ratio: the library's p50 in units of Allfold's, so above 1 Allfold is the faster one",
     "cpu: CPU-seconds of all ranks and agents per GB of size",
 )
 
 
+_OTHERS = (*TORCH, "mpich")
+
+
 def head() -> list[str]:
-    """What the columns mean, and their names."""
+    """Return the legend of the columns, and their names."""
     return [*(f"# {line}" for line in _LEGEND), _ROW.format(*_NAMES)]
 
 
 def rows(result: Result) -> list[str]:
     """One case: a line per library, and what a training step's communication takes."""
     case = result.case
-    redop = "sum" if case.reduces else "-"
-    first = (str(result.shape), case.kind, case.size, case.size // 4, "float32", redop)
+    first = (str(result.shape), case.kind, case.size)
     found = [_ROW.format(*first, name, *_columns(result, name)) for name in result.figures]
     if case.kind == DDP and NO_SYNC in result.figures:
         found.append(_communication(result))
@@ -37,7 +41,9 @@ def rows(result: Result) -> list[str]:
 
 
 def place(result: Result) -> str:
-    """What the network between the nodes carries."""
+    """Return the path to tensors of GPUs, or the rate of the network between the nodes."""
+    if result.network == LOOPBACK:
+        return f"# {result.shape}: tensors on the GPU take the path {result.path}"
     gbit = result.line * 8 / 1e9
     carried = f"{gbit:.3f} Gbit/s = {result.line / 1e9:.4f} GB/s of payload"
     return f"# {result.shape} on {result.network}: one TCP stream carries {carried}"
@@ -47,25 +53,40 @@ def behind(results: Sequence[Result]) -> list[str]:
     """For each peer, the cases in which Allfold was the slower one, with the ratio."""
     found: dict[str, list[str]] = {}
     for result in results:
-        for name in PEERS:
-            ratio = result.ratio(name) if name in result.figures else None
-            if name != "plain" and ratio is not None and ratio < 1:
+        for name in result.figures:
+            ratio = result.ratio(name)
+            if name in _OTHERS and ratio is not None and ratio < 1:
                 case = f"{result.shape} {result.case.kind} {human_size(result.case.size)}"
                 found.setdefault(name, []).append(f"{case} {ratio:.2f}")
     return [f"# behind {name}: {', '.join(cases)}" for name, cases in found.items()]
 
 
 def memory_row(memory: Memory) -> str:
-    """What a library takes beside the tensors."""
+    """Return the row of a library's memory beside the tensors."""
     what = f"{memory.shape} {memory.case.kind} of {human_size(memory.case.size)}"
     peak, kept = (f"{each / (1 << 20):.0f} MiB" for each in (memory.peak, memory.kept))
     return f"# memory beside the tensors, {what}: {memory.library} at most {peak}, kept {kept}"
 
 
+def limit_row(row: Mapping[str, Any]) -> str:
+    """Return the row of a GPU's speed within its own memory."""
+    rate, time = row["rate"] / 1e9, row["seconds"] * 1e6
+    return f"# GPU, {row['name']}: {rate:.0f} GB/s ({time:.0f} us), {row['wrong']} wrong"
+
+
+def shared_rate(result: Result, copy: float) -> str | None:
+    """An all-reduce of ranks that share a GPU: what it moves there, against a plain copy."""
+    if result.case.kind != "all_reduce" or OURS not in result.figures:
+        return None
+    rate = 2 * result.case.size * result.shape.world / result.figures[OURS].median
+    return f"# moves {rate / 1e9:.0f} GB/s on the GPU, {rate / copy:.0%} of a plain copy"
+
+
 def _columns(result: Result, name: str) -> tuple[str, ...]:
     figures = result.figures[name]
     return (
-        f"{figures.median * 1e6:.1f}",
+        *(f"{each * 1e6:.1f}" for each in (figures.median, figures.mean, figures.p99)),
+        str(figures.samples),
         _number(result.algbw(name), ".3f"),
         _number(result.busbw(name), ".3f"),
         str(figures.wrong),

@@ -1,4 +1,4 @@
-"""What other processes have used, from the kernel's books."""
+"""The resources that other processes have used, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def _bytes(file: Path, name: str) -> int:
-    """What a file of /proc gives in kB."""
+    """Return a number of bytes that a file of /proc gives in kB."""
     for line in file.read_text().splitlines():
         key, _, rest = line.partition(":")
         if key == name:

@@ -32,7 +32,7 @@ Synchronise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the model is."""
+    """The size of the model."""
 
     layers: int
     width: int
@@ -164,7 +164,7 @@ def main() -> None:
 def report(
     group: allfold.Group, shape: Shape, waits: list[float], tokens: int, seconds: float
 ) -> None:
-    """What decoding took, on rank 0."""
+    """Print the speed of decoding, on rank 0."""
     nbytes = 4 * shape.width
     middle = sorted(waits)[len(waits) // 2]
     strategy = group.strategy_for("all_reduce", nbytes)

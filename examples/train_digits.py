@@ -72,7 +72,7 @@ def arguments() -> argparse.Namespace:
 
 
 def device_of_rank(kind: str, rank: int) -> torch.device:
-    """Where a rank computes. The ranks of a machine take its GPUs in turn, and may share them."""
+    """Return a rank's device. The ranks of a machine take its GPUs in turn, and may share them."""
     if kind == "cpu":
         return torch.device(kind)
     if not torch.cuda.is_available():
@@ -142,7 +142,7 @@ def epochs(*, show: bool) -> Iterator[int]:
 
 
 def is_identical_on_all_ranks(weights: Tensor) -> bool:
-    """Whether every rank has the same bits. As integers, for -0.0 equals 0.0 and no NaN itself."""
+    """Tell if all ranks have the same bits. As integers, for -0.0 equals 0.0 and no NaN itself."""
     bits = weights.view(torch.int32)
     lowest, highest = (allfold.all_reduce(bits.clone(), op) for op in ("min", "max"))
     return torch.equal(lowest, highest)

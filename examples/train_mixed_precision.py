@@ -4,7 +4,7 @@
     allfold run --nodes 2 --nproc-per-node 2 examples/train_mixed_precision.py --wire int8
 
 The network computes in bfloat16, half the memory and on much hardware twice the speed. Its
-gradients are averaged as they are: Allfold folds half types in float32 and rounds the result once,
+gradients are averaged as they are: Allfold reduces half types in float32 and rounds the sum once,
 so no small gradient is lost among many ranks. The optimizer's weights stay in float32, because a
 step is often smaller than the distance between two bfloat16 numbers: with --no-master it would be
 lost. ``--wire`` shortens what travels between nodes, with error feedback: what rounding costs one

@@ -1,4 +1,4 @@
-"""What the documentation says, held against the code."""
+"""The statements of the documentation, held against the code."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 
 import allfold
 from allfold_agent.settings import AgentSettings
-from allfold_core.choose import choose
-from allfold_core.compiler import compile_schedule, strategies_for
 from allfold_core.errors import error_classes
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel, Member, Plan
-from allfold_core.predict import predict
-from allfold_core.price import bytes_sent
+from allfold_core.pricing.choose import choose
+from allfold_core.pricing.predict import closed_form
+from allfold_core.schedules import registry
+from allfold_core.schedules.compiler import compile_schedule
+from allfold_core.schedules.strategy import Description, Strategy
 from allfold_orchestrator.settings import Settings
+from tests.core.cases import bytes_sent
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -89,11 +91,13 @@ def test_the_table_of_settings_has_every_variable_and_no_other() -> None:
     assert settings_table().keys() == read
 
 
-def test_the_tables_of_strategies_have_every_strategy() -> None:
-    names = set(strategies_for(Kind.ALL_REDUCE))
-    for text, heading in ((README, "## Strategies"), (STRATEGIES, "# Strategies")):
-        part = text.partition(f"{heading}\n")[2].partition("\n## ")[0]
-        assert {cells[0].strip("`").removesuffix("(k)") for cells in rows(part)} == names
+def test_the_table_of_strategies_in_the_readme_is_that_of_the_registry() -> None:
+    lines = [
+        [written(strategy), about.steps, about.sent, about.auto_for]
+        for strategy, about in described()
+    ]
+    head = ["strategy", "steps", "bytes", "`auto` takes it for"]
+    assert checked("strategies", README) == table(head, lines)
 
 
 def test_messages_in_the_readme_are_those_of_the_errors_page() -> None:
@@ -137,10 +141,10 @@ def test_every_error_can_be_caught_as_the_page_says() -> None:
 # --- docs/strategies.md
 
 
-def checked(name: str) -> str:
+def checked(name: str, page: str = "") -> str:
     found = re.search(
         rf"<!-- checked by tests/test_docs.py: {name} -->\n(.*?)<!-- end -->",
-        STRATEGIES,
+        page or STRATEGIES,
         flags=re.DOTALL,
     )
     assert found
@@ -151,14 +155,38 @@ def table(head: list[str], lines: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *lines])
 
 
+def described() -> Iterator[tuple[Strategy, Description]]:
+    return ((strategy, strategy.description) for strategy in registry.STRATEGIES.values())
+
+
+def written(strategy: Strategy) -> str:
+    """A strategy as the tables name it, with the symbol of its formula."""
+    parameter = strategy.parameter
+    return f"`{strategy.name}({parameter.symbol})`" if parameter else f"`{strategy.name}`"
+
+
+def test_the_tables_of_strategies_and_their_formulas_are_those_of_the_registry() -> None:
+    lines = [[written(strategy), about.summary] for strategy, about in described()]
+    assert checked("strategies") == table(["strategy", "what it does in an all-reduce"], lines)
+    lines = [[written(strategy), about.seconds] for strategy, about in described()]
+    assert checked("seconds") == table(["strategy", "seconds"], lines)
+
+
+def quoted(name: str) -> str:
+    return f"`{name}`"
+
+
 def test_the_table_of_kinds_has_every_strategy_of_each() -> None:
-    lines = [[kind.label, ", ".join(f"`{name}`" for name in strategies_for(kind))] for kind in Kind]
+    lines = [
+        [kind.label, ", ".join(f"`{name}`" for name in registry.strategies_for(kind))]
+        for kind in Kind
+    ]
     assert checked("kinds") == table(["collective", "strategies"], lines)
 
 
 def test_the_table_of_bytes_is_what_schedules_send() -> None:
     counts = (2, 4, 6, 8, 16, 64)
-    names = [*strategies_for(Kind.ALL_REDUCE), "tree(4)"]
+    names = [*registry.strategies_for(Kind.ALL_REDUCE), "tree(4)"]
     lines = [
         [f"`{name}`", *(f"{most_sent(name, nodes):.4g}" for nodes in counts)] for name in names
     ]
@@ -175,7 +203,7 @@ def most_sent(strategy: str, nodes: int) -> float:
     ("name", "links", "counts"),
     [
         ("auto", LinkModel(), (2, 4, 8, 16, 32, 64, 256)),
-        ("auto on one machine", LinkModel(shared=True), (2, 4, 8, 16)),
+        ("auto on one machine", LinkModel(shared_cores=2), (2, 4, 8, 16)),
     ],
 )
 def test_the_tables_of_auto_are_what_it_chooses(
@@ -200,7 +228,7 @@ def crossing(nodes: int) -> int:
     """The smallest power of two of bytes for which a ring is predicted to be the faster one."""
 
     def seconds(strategy: str, nbytes: int) -> float:
-        return predict(Kind.ALL_REDUCE, strategy, nodes, nbytes, LinkModel())
+        return closed_form(Kind.ALL_REDUCE, strategy, nodes, nbytes, LinkModel())
 
     sizes = (1 << exponent for exponent in range(10, 30))
     return next(size for size in sizes if seconds("ring", size) < seconds("centralized", size))
@@ -230,6 +258,16 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_scripts_and_variables_of_the_images_are_documented() -> None:
+    page = (ROOT / "docs" / "containers.md").read_text()
+    scripts = [path.name for path in (ROOT / "deploy" / "docker").glob("*.sh")]
+    compose = (ROOT / "docker-compose.yml").read_text()
+    variables = re.findall(r"^# ([A-Z_]{5,})  ", compose, flags=re.MULTILINE)
+    assert scripts
+    assert variables
+    assert [name for name in [*scripts, *variables] if name not in page] == []
 
 
 def test_every_target_that_the_pages_name_is_in_the_makefile() -> None:

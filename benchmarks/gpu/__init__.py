@@ -1,1 +1,1 @@
-"""Allfold on an NVIDIA GPU, measured and checked. ``python -m benchmarks.gpu`` prints a table."""
+"""The measurements of GPUs beside collectives: their limits, and agents under a sanitizer."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from allfold.cli._processes import Child, wait_for
 from allfold.cli._stack import LocalStack
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.gpu.stage import Stage
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
@@ -78,6 +77,14 @@ class SanitizedStack(LocalStack):
                 raise BenchmarkFailed(f"{child.name} did not end in {_END_SECONDS:g} s")
         return {node.name: self._counted(node.name) for node in self.nodes}
 
+    def require_no_findings(self) -> None:
+        """Let the agents end; raise ``BenchmarkFailed`` where the tool has found something."""
+        found = {name: number for name, number in self.findings().items() if number}
+        if found:
+            said = ", ".join(f"{number} in {name}" for name, number in found.items())
+            texts = [self._findings(name).read_text(errors="replace")[-_TAIL:] for name in found]
+            raise BenchmarkFailed("\n".join([f"compute-sanitizer has findings: {said}", *texts]))
+
     def _counted(self, name: str) -> int:
         file = self._findings(name)
         text = file.read_text(errors="replace") if file.exists() else ""
@@ -85,19 +92,6 @@ class SanitizedStack(LocalStack):
         if found is None:
             raise BenchmarkFailed(f"compute-sanitizer left no summary of {name}:\n{text[-_TAIL:]}")
         return found
-
-
-class SanitizedStage(Stage):
-    """A stage with such a stack."""
-
-    def __init__(self, agents: int, ranks: int, ordinal: int, tool: str) -> None:
-        super().__init__(agents, ranks, ordinal)
-        self._tool = tool
-        self.sanitized: SanitizedStack | None = None
-
-    def stack(self) -> LocalStack:
-        self.sanitized = SanitizedStack(self._agents, self._tool)
-        return self.sanitized
 
 
 def _agents_of(session: int) -> list[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-from allfold.cli._bench_data import Array, Bench
-
-Operation = Callable[[], object]
+from allfold.cli._bench_data import Bench
+from benchmarks.devices import Operation, Tensor
 
 
 class Handle(Protocol):
@@ -26,16 +24,19 @@ class Library(Protocol):
     name: str
     wire: str
 
-    def empty(self, count: int, /) -> Array | None:
+    def supports(self, kind: str, /) -> bool:
+        """Return False for a collective that the library does not have for this device."""
+
+    def empty(self, count: int, /) -> Tensor | None:
         """Memory of the library's own for so many float32; ``None``: it takes anybody's."""
 
-    def operation(self, bench: Bench, source: Array, target: Array) -> Operation:
-        """What does the collective once, from source to target (the same array, if in place)."""
+    def operation(self, bench: Bench, source: Tensor, target: Tensor) -> Operation:
+        """Return what does one collective, from source to target (the same array, if in place)."""
 
     def barrier(self) -> Operation:
-        """What waits for all ranks."""
+        """Return a function that waits for all ranks."""
 
-    def start_all_reduce(self, tensor: Array) -> Handle:
+    def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Begin an all-reduce in place."""
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ mpi4py.rc.thread_level = "funneled"
 from mpi4py import MPI  # noqa: E402
 
 from allfold.cli._bench_data import Array, Bench  # noqa: E402
-from benchmarks.libraries import Handle, Operation  # noqa: E402
+from benchmarks.devices import Operation  # noqa: E402
+from benchmarks.libraries import Handle  # noqa: E402
 
 _Call = Callable[[MPI.Intracomm, Array, Array], object]
 
@@ -25,6 +26,9 @@ class MpichLibrary:
 
     def __init__(self) -> None:
         self.world = MPI.COMM_WORLD
+
+    def supports(self, _: str, /) -> bool:
+        return True
 
     def empty(self, _: int, /) -> Array | None:
         return None

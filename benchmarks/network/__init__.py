@@ -18,7 +18,7 @@ _RATES = {"mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True)
 class Network:
-    """How the links of all nodes are.
+    """The links of all nodes.
 
     Attributes:
         name: as the user said it.
@@ -49,7 +49,7 @@ class Network:
 
 
 def why_not(networks: Iterable[Network]) -> str | None:
-    """Why this process cannot make these networks, or ``None``."""
+    """Return why this process cannot make these networks, or ``None``."""
     if os.geteuid():
         return "networks need root, because they are network namespaces"
     if missing := [command for command in ("ip", "tc") if shutil.which(command) is None]:

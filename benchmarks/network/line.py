@@ -1,4 +1,4 @@
-"""What the line itself carries: one TCP stream from a node to the next, and nothing else."""
+"""The rate of the link itself: one TCP stream from a node to the next, and nothing else."""
 
 from __future__ import annotations
 

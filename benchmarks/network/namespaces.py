@@ -92,7 +92,7 @@ def _set_namespace(fd: int) -> None:
 
 
 def _remove_orphans() -> None:
-    """What runs that were killed have left behind."""
+    """Remove the namespaces of runs that were killed."""
     for path in _FOLDER.glob(f"{_PREFIX}-*"):
         pid = path.name.removeprefix(f"{_PREFIX}-").partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():

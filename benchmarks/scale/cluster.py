@@ -35,7 +35,7 @@ class Cluster:
         return replace(self, nodes=self.nodes - 1, first=self.first + 1, life=self.life + 1)
 
     def node(self, index: int) -> dict[str, Any]:
-        """What an agent tells of itself."""
+        """Return a node's registration, as its agent would send it."""
         number = self.first + index
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         return {

@@ -19,7 +19,7 @@ ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: the length of its body as it was on the wire, and when (monotonic)."""
+    """An answer: the length of its body as it was on the wire, and its times (monotonic)."""
 
     status: int
     nbytes: int
@@ -36,7 +36,7 @@ class Load:
 
     @property
     def statuses(self) -> dict[int, int]:
-        """How many answers had which status."""
+        """Count the answers by their status."""
         return dict(Counter(answer.status for answer in self.answers))
 
     @property
@@ -46,7 +46,7 @@ class Load:
 
     @property
     def finished(self) -> float:
-        """When the last answer was there."""
+        """Return the time of the last answer."""
         return max(answer.finished for answer in self.answers)
 
     def times(self, since: float | None = None) -> list[float]:

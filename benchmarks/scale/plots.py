@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,14 @@ _STRATEGIES = (
 )
 
 
-def draw(results: Path, images: Path) -> list[Path]:
-    """A plot of each result in a folder; the paths of the plots."""
+def draw(results: Mapping[str, dict[str, Any]], images: Path) -> list[Path]:
+    """Draw the results of the parts; the paths of the plots."""
     images.mkdir(parents=True, exist_ok=True)
-    drawn = []
+    drawn: list[Path] = []
     with mpl.rc_context(STYLE):
-        for part, plot in (("control", _control), ("collectives", _collectives)):
-            source = results / f"scale-{part}.json"
-            if source.exists():
-                drawn += list(plot(json.loads(source.read_text()), images))
+        for part, plot in (("orchestrator", _control), ("predictions", _collectives)):
+            if part in results:
+                drawn += plot(results[part], images)
     return drawn
 
 

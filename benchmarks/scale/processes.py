@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.redis_server import RedisServer
-
 from allfold.cli._processes import Child, stop_all, wait_for
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.redis_server import RedisServer
 from benchmarks.usage import cpu_seconds, peak_bytes
 
 _START_SECONDS = 30.0
@@ -44,7 +43,7 @@ class Service:
 def redis_server(folder: Path) -> Iterator[Service]:
     """The system's ``redis-server``, in memory only."""
     if shutil.which("redis-server") is None:
-        raise BenchmarkFailed("the part control needs a redis-server on the PATH")
+        raise BenchmarkFailed("the part orchestrator needs a redis-server on the PATH")
     server = RedisServer(folder)
     try:
         server.start()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.scale.collectives import NODES
+from benchmarks.scale.predictions import NODES
 
 
 def table(part: str, result: dict[str, Any]) -> str:
-    """For people; everything is in the JSON file."""
-    rows = {"machine": _machine, "control": _control, "collectives": _collectives}[part]
+    """The table of a part, for people; everything is in the JSON file."""
+    rows = {"membership": _machine, "orchestrator": _control, "predictions": _collectives}[part]
     return "\n".join(rows(result)) + "\n"
 
 

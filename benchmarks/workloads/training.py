@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import allfold.torch as allfold_torch
-from benchmarks.workloads import NO_SYNC
+from benchmarks.workloads import NO_SYNC, timed
 
 _WIDTH, _LAYERS, _HEADS, _TOKENS = 512, 8, 8, 16
 _TOLERANCE = 1e-4
@@ -45,12 +45,15 @@ class DdpWorkload:
     def reset(self, contestant: str) -> None:
         _set(self._models[contestant].module, self._first)
 
-    def run(self, contestant: str, ops: int) -> None:
+    def run(self, contestant: str, ops: int) -> list[float]:
         model, optimizer = self._models[contestant], self._optimizers[contestant]
-        for _ in range(ops):
+
+        def step() -> None:
             with model.no_sync() if contestant == NO_SYNC else nullcontext():
                 _backward(model, self._input)
             optimizer.step()
+
+        return timed(step, ops)
 
     def count_wrong(self, contestant: str, ops: int) -> int:
         """Of the gradients; of one step, because the next one begins with other parameters."""
@@ -69,7 +72,7 @@ class DdpWorkload:
 
 
 def parameters() -> int:
-    """How many the model has."""
+    """Return the number of the model's parameters."""
     return sum(each.numel() for each in _model().parameters())
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-log = logging.getLogger("allfold")
+from _allfold_devices import DEVICES
 
-DEVICES = ("cpu", "cuda", "xpu", "mps")
-"""Where the backend takes tensors. Those of the last two are copied by torch itself."""
+log = logging.getLogger("allfold")
 
 
 def register() -> None:

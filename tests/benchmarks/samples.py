@@ -20,7 +20,8 @@ def result(
 ) -> Result:
     """A case with these medians."""
     figures = {
-        name: Figures(median, median, median, 5, wrong, cpu=0.5) for name, median in seconds.items()
+        name: Figures(median, 2 * median, 9 * median, median, 5, wrong, cpu=0.5)
+        for name, median in seconds.items()
     }
     line = 0.0 if network == LOOPBACK else 1.19e8
     return Result(network, line, Shape.parse(shape), Case(kind, size), figures)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks.network import Network, why_not
 from tests.support.require import required
 from tests.support.waiting import wait_until

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from allfold._options import Options
+from allfold.cli._bench_data import Bench
+from allfold.cli._bench_kinds import KINDS as COLLECTIVES
+from benchmarks import options, requirements, runs
 from benchmarks.conductor import most_ops
 from benchmarks.data import LARGEST, RandomShare, count_wrong
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import Figures, percentile
 from benchmarks.network import Network
+from benchmarks.options import Scale
 from benchmarks.plan import (
     BARRIER,
     KINDS,
@@ -24,11 +31,6 @@ from benchmarks.plan import (
     usual_cases,
 )
 from tests.benchmarks.samples import result
-
-from allfold._options import Options
-from allfold.cli._bench_data import Bench
-from allfold.cli._bench_kinds import KINDS as COLLECTIVES
-from benchmarks import options, requirements
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ def test_communication_is_what_a_step_takes_longer_than_without() -> None:
 
 
 def test_figures_are_of_the_sorted_samples() -> None:
-    figures = Figures.of([5.0, 1.0, 4.0, 2.0, 3.0], wrong=2, cpu=0.5)
-    assert (figures.median, figures.least, figures.p90) == (3.0, 1.0, 5.0)
+    figures = Figures.of([7.5, 1.0, 4.0, 2.0, 3.0], wrong=2, cpu=0.5)
+    assert (figures.median, figures.mean, figures.p99, figures.least) == (3.0, 3.5, 7.5, 1.0)
     assert (figures.samples, figures.wrong) == (5, 2)
 
 
@@ -132,7 +134,7 @@ def test_a_selection_is_what_is_measured() -> None:
         ["--shapes", "1x2", "--kinds", "all_reduce,barrier", "--sizes", "4K", "--peers", "gloo"]
     )
     assert chosen.libraries == ["allfold", "gloo"]
-    assert chosen.parts == ("collectives",)
+    assert chosen.parts == ["collectives"]
     assert chosen.cases(Shape(1, 2), None) == [Case("all_reduce", 4096), Case(BARRIER, 0)]
 
 
@@ -149,6 +151,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requirements, "find_spec", lambda _: None)
+    with pytest.raises(BenchmarkFailed, match="not installed: torch; install"):
+        requirements.require(["gloo", "gloo_host", "nccl"], plots=False)
     with pytest.raises(BenchmarkFailed, match="not installed: torch, mpi4py, matplotlib; install"):
         requirements.require(["plain", "gloo", "mpich"], plots=True)
     requirements.require(["plain"], plots=False)
@@ -172,6 +176,15 @@ def test_without_a_selection_everything_has_its_turn() -> None:
         "--kinds all_gossip",
         "--peers none,gloo",
         "--json no/such/folder/results.json",
+        "--device tpu",
+        "--device cuda --peers mpich",
+        "--peers nccl",
+        "--device cuda --network 1gbit",
+        "--device cuda --parts ddp",
+        "--parts limits",
+        "--sanitize",
+        "--device cuda --sanitize valgrind",
+        "--parts scale --nodes 2",
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -181,6 +194,31 @@ def test_what_cannot_be_measured_is_refused(
         options.parse(arguments.split())
     assert ended.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_ranks_on_gpus_are_measured_by_the_same_plan() -> None:
+    chosen = options.parse(["--device", "cuda"])
+    assert chosen.parts == ["limits", "collectives", "decode"]
+    assert chosen.libraries == ["allfold", "plain", "gloo", "gloo_host", "nccl"]
+    assert {case.kind for case in chosen.cases(Shape(1, 2), None)} == set(KINDS)
+    picked = options.parse(["--device", "cuda", "--sizes", "4K,1G"])
+    assert picked.cases(Shape(1, 2), None) == cases(["all_reduce"], [4096, 1 << 30])
+
+
+@pytest.mark.parametrize(("gpus", "is_measured"), [(1, False), (2, True)])
+def test_nccl_needs_a_gpu_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, is_measured: bool
+) -> None:
+    monkeypatch.setattr(runs, "gpus", lambda: gpus)
+    chosen = options.parse(["--device", "cuda", "--peers", "nccl,gloo"])
+    found = runs.libraries_of(chosen, Shape(1, 2))
+    assert found == (["allfold", "nccl", "gloo"] if is_measured else ["allfold", "gloo"])
+
+
+def test_scale_is_three_parts_of_the_same_program() -> None:
+    chosen = options.parse(["--parts", "scale", "--nodes", "10000"])
+    assert chosen.parts == ["membership", "orchestrator", "predictions"]
+    assert chosen.scale == Scale(10_000, 8, 1, 64)
 
 
 def test_networks_have_a_rate_or_a_delay_or_both() -> None:
@@ -251,3 +289,13 @@ def test_a_lossy_wire_may_be_wrong_by_its_rounding_and_no_more() -> None:
     assert count_wrong(total + np.float32(allowed * 0.9), total, 1.0, allowed) == 0
     assert count_wrong(total + np.float32(allowed * 1.1), total, 1.0, allowed) == len(total)
     assert count_wrong(np.full_like(total, np.nan), total, 1.0, allowed) == len(total)
+
+
+def test_no_benchmark_imports_tests() -> None:
+    sources = list((Path(__file__).parents[2] / "benchmarks").rglob("*.py"))
+    found = [
+        path.name
+        for path in sources
+        if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.M)
+    ]
+    assert (found, len(sources) > 40) == ([], True)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scale`` with few nodes: every request is granted, and every phase told."""
+"""The parts about thousands of nodes, with few: every request is granted, every phase told."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.scale.cluster import Cluster
-from benchmarks.scale.control_plane import measure
 from benchmarks.scale.http_load import Answer, Load
+from benchmarks.scale.orchestrator import measure
 from tests.support.require import requires
 
 ROOT = Path(__file__).parents[2]
@@ -21,24 +21,27 @@ SECONDS = 60.0
 NODES, RANKS = 5, 2
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    options = ["--nodes", str(NODES), "--ranks-per-node", str(RANKS), "--output", str(folder)]
-    command = [sys.executable, "-m", "benchmarks.scale", *options, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-
-
-def result(folder: Path, part: str) -> dict[str, Any]:
-    done = run(folder, part)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((folder / f"scale-{part}.json").read_text())
-    assert isinstance(found, dict)
-    assert found["environment"]["cores"] > 0
-    return found
-
-
 @pytest.mark.slow
-def test_the_membership_of_a_cluster_is_measured_without_services(tmp_path: Path) -> None:
-    found = result(tmp_path, "machine")
+def test_the_membership_of_a_cluster_is_measured_and_predictions_are_drawn(tmp_path: Path) -> None:
+    file, plots = tmp_path / "results.json", tmp_path / "plots"
+    options = ["--nodes", str(NODES), "--ranks-per-node", str(RANKS), "--json", str(file)]
+    command = [sys.executable, "-m", "benchmarks", "--parts", "membership,predictions", *options]
+    done = subprocess.run(
+        [*command, "--plots", str(plots)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fastest all-reduce" in done.stdout
+    assert {each.name for each in plots.iterdir()} == {
+        "scale-all-reduce-1.svg",
+        "scale-all-reduce-2.svg",
+    }
+    report = json.loads(file.read_text())
+    assert report["environment"]["cores"] > 0
+    found = report["scale"]["membership"]
     assert (found["nodes"], found["ranks_per_node"]) == (NODES, RANKS)
     assert found["plan_seconds"] > 0
     assert 0 < found["compressed_bytes"] < found["plan_bytes"]
@@ -71,13 +74,6 @@ def test_without_a_redis_server_the_reason_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(BenchmarkFailed, match="needs a redis-server on the PATH"):
         measure(Cluster(NODES, RANKS), replicas=1, connections=1)
-
-
-@pytest.mark.slow
-def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "--nodes", "2", "machine")
-    assert done.returncode == 2
-    assert "'2' is no number from 3 on" in done.stderr
 
 
 def test_times_are_those_of_the_requests_or_since_a_moment() -> None:

@@ -7,10 +7,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from tests.support.cli import Commands, commands
+from click.testing import CliRunner
 
+from allfold.cli._bench import bench
 from allfold.cli._bench_data import DTYPES, OPS, Array, fold, values
 from allfold.cli._bench_kinds import KINDS
+from allfold_core.schedules.registry import STRATEGIES
+from tests.support.processes.cli import Commands, commands
 
 SECONDS = 120.0
 INTEGERS = [dtype for dtype in DTYPES if "int" in dtype]
@@ -121,7 +124,7 @@ def contributions(op: str, world: int) -> list[Array]:
 
 
 def shows_everywhere(op: str, world: int, given: list[Array]) -> bool:
-    """Whether each row of as many elements as ranks has a wrong one, as bytes are compared."""
+    """Tell if each row of as many elements as ranks has a wrong one, as bytes are compared."""
     right, got = fold(op, contributions(op, world)), fold(op, given)
     return bool((right.astype(np.int8) != got.astype(np.int8)).reshape(-1, world).any(axis=1).all())
 
@@ -175,6 +178,15 @@ def test_every_type_holds_what_is_brought_and_what_becomes_of_it(op: str) -> Non
 
 
 # What cannot be measured
+
+
+def test_help_and_refusals_list_every_strategy() -> None:
+    listed = ", ".join(strategy.label for strategy in STRATEGIES.values())
+    shown = CliRunner().invoke(bench, ["--help"], terminal_width=1000).output
+    assert f"One of auto, {listed}." in " ".join(shown.split())
+    refused = CliRunner().invoke(bench, ["--strategy", "bus"])
+    assert refused.exit_code == 2
+    assert f"there are {listed}" in " ".join(refused.output.split())
 
 
 def test_a_bench_of_a_strategy_skips_and_names_the_collectives_without_it(

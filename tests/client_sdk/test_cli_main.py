@@ -6,13 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.support.cli import Commands, commands
 
-from allfold.cli._http import get_json
+from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._stack import LocalStack, require, socket_path
 from allfold_core.errors import InvalidArgument, LocalError, ServiceError
+from tests.support.processes.cli import Commands, commands
 
 
 @pytest.fixture
@@ -102,7 +103,9 @@ def test_an_orchestrator_that_is_not_there_gives_status_3_and_what_was_tried(
         allfold.run("status", "--orchestrator", "http://127.0.0.1:9/", status=3),
         allfold.run("status", "--json", status=3, env=env),
     ):
-        assert "no orchestrator answers: tried http://127.0.0.1:9/v1/nodes: " in command.err
+        assert (
+            "no orchestrator answers: tried http://127.0.0.1:9/v1/nodes?limit=1000: " in command.err
+        )
         assert "Connection refused" in command.err
         assert command.out == ""
 
@@ -180,13 +183,69 @@ def test_somebody_else_at_the_address_is_not_taken_for_allfold(
     serve: Serve, status: int, body: bytes
 ) -> None:
     url, _ = serve(status, body)
-    with pytest.raises(ServiceError, match=url):
+    with pytest.raises(NoAnswer, match=url):
         get_json(url, "")
 
 
 def test_a_redirect_does_not_take_the_token_elsewhere(serve: Serve) -> None:
     elsewhere, tokens = serve()
     url, _ = serve(302, headers=(("Location", elsewhere),))
-    with pytest.raises(ServiceError, match="HTTP status 302"):
+    with pytest.raises(NoAnswer, match="HTTP status 302"):
         get_json(url, "secret")
     assert tokens == []
+
+
+# --- what status shows
+
+
+class ThreePages(BaseHTTPRequestHandler):
+    """An orchestrator with nodes and groups a, b and c, one to a page."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        what, after = url.path.rpartition("/")[2], parse_qs(url.query).get("after", [""])[0]
+        name = {"": "a", "a": "b", "b": "c"}[after]
+        entry = {"node": name, "group": name, "state": "gone"}
+        page = {what: [entry], "next": name if name != "c" else None}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(page).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_status_has_the_nodes_and_groups_of_all_pages(allfold: Commands) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ThreePages) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        report = json.loads(allfold.run("status", "--json", "--orchestrator", url).out)
+        server.shutdown()
+    assert [node["node"] for node in report["nodes"]] == ["a", "b", "c"]
+    assert [group["group"] for group in report["groups"]] == ["a", "b", "c"]
+
+
+def test_pages_that_go_in_circles_end_in_an_error(allfold: Commands, serve: Serve) -> None:
+    url, _ = serve(body=b'{"nodes": [], "next": "a"}')
+    err = allfold.run("status", "--orchestrator", url, status=1).err
+    assert "the pages of /v1/nodes go in circles" in err
+
+
+def test_an_orchestrator_whose_state_store_is_down_is_said_to_answer(
+    allfold: Commands, serve: Serve
+) -> None:
+    down = ServiceError("cannot reach its state store", component="store", cause="ConnectionError")
+    url, _ = serve(503, json.dumps({"error": down.to_dict()}).encode())
+    err = allfold.run("status", "--orchestrator", url, status=1).err
+    assert err == (
+        f"allfold: the orchestrator at {url} answers, but its state store is down "
+        "(ConnectionError). Running jobs are not affected; new ranks can join when it is back. "
+        "To see what runs, ask an agent with --agent-url.\n"
+    )
+
+
+def test_an_agent_that_is_not_ready_says_why_in_a_sentence(allfold: Commands, serve: Serve) -> None:
+    problem = "the orchestrator at http://10.0.0.1:7400 does not answer: connection refused"
+    status = {"node": "a", "ready": False, "waiting_for": problem, "groups": []}
+    url, _ = serve(body=json.dumps(status).encode())
+    assert f"not ready: {problem}" in allfold.run("status", "--agent-url", url).out

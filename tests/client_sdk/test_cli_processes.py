@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import wait_until
 
 from allfold.cli._processes import Child, Interrupted, Interrupts, stop_all, wait_for
+from tests.support.waiting import wait_until
 
 SLEEP = "import time; time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready');"
@@ -40,7 +40,7 @@ def test_a_child_tells_how_it_ended(code: str, status: int, fate: str) -> None:
     assert wait_for([child], 20) == [child]
     unreaped = child.status
     assert unreaped is None
-    assert (child.reap(), child.fate, child.status) == (status, fate, status)
+    assert (child.reap(), child.ending, child.status) == (status, fate, status)
 
 
 def test_a_command_that_is_not_there_ends_with_127(capfd: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +89,8 @@ def test_children_end_together_and_the_stubborn_ones_are_killed() -> None:
     stubborn.stdout.readline()
     children = [python(SLEEP), stubborn]
     stop_all(children, grace=0.2)
-    assert children[0].fate == "was killed by SIGTERM"
-    assert stubborn.fate == "was killed by SIGKILL"
+    assert children[0].ending == "was killed by SIGTERM"
+    assert stubborn.ending == "was killed by SIGKILL"
     stubborn.close_streams()
     stop_all(children)
 

@@ -1,4 +1,4 @@
-"""How ``allfold run`` ends: by failures, signals and deadlines, and always without a trace."""
+"""The ends of ``allfold run``: failures, signals and deadlines, and never a trace left behind."""
 
 import os
 import signal
@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Commands, commands
-from tests.support.waiting import wait_until
 
-AGENT = ("--agent", "/run/no-such-agent.sock")
+from tests.support.processes.cli import Commands, commands
+from tests.support.waiting import wait_until
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -37,7 +36,7 @@ def test_the_status_is_that_of_the_first_rank_that_fails(allfold: Commands) -> N
         "finally: os._exit(9)"
     )
     options = ("--nproc-per-node", "3", "--grace", "0.2")
-    command = allfold.run("run", *AGENT, *options, script, status=7)
+    command = allfold.run("run", *allfold.agent(), *options, script, status=7)
     assert "rank 1 ended with status 7; the others have 0.2 s" in command.err
 
 
@@ -52,7 +51,9 @@ def test_the_others_may_end_by_themselves_within_the_grace(allfold: Commands) ->
         "print('cleaned up')"
     )
     options = ("--nproc-per-node", "2", "--grace", "60")
-    command = allfold.run("run", *AGENT, *options, script, allfold.folder / "flag", status=3)
+    command = allfold.run(
+        "run", *allfold.agent(), *options, script, allfold.folder / "flag", status=3
+    )
     assert "[1] cleaned up" in command.out
 
 
@@ -61,12 +62,12 @@ def test_death_by_a_signal_gives_128_and_its_number(
     allfold: Commands, number: signal.Signals
 ) -> None:
     script = allfold.script(f"import os; os.kill(os.getpid(), {number.value})")
-    command = allfold.run("run", *AGENT, script, status=128 + number)
+    command = allfold.run("run", *allfold.agent(), script, status=128 + number)
     assert f"rank 0 was killed by {number.name}" in command.err
 
 
 def test_a_script_that_is_not_there_fails_as_under_python(allfold: Commands) -> None:
-    assert "No such file" in allfold.run("run", *AGENT, "/no/such.py", status=2).err
+    assert "No such file" in allfold.run("run", *allfold.agent(), "/no/such.py", status=2).err
 
 
 def test_ranks_that_ignore_sigterm_are_killed_after_a_failure(
@@ -81,7 +82,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_a_failure(
     )
     stubborn = STUBBORN.replace("print(", f"open({str(ready)!r}, 'w').close(); print(")
     options = ("--nproc-per-node", "2", "--grace", "0.2")
-    allfold.run("run", *AGENT, *options, allfold.script(fails + stubborn), status=5)
+    allfold.run("run", *allfold.agent(), *options, allfold.script(fails + stubborn), status=5)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_signal_ends_stubborn_ranks_and_their_children(
     allfold: Commands, number: signal.Signals, status: int
 ) -> None:
     options = ("--nproc-per-node", "2", "--grace", "0.2")
-    command = allfold.start("run", *AGENT, *options, allfold.script(STUBBORN))
+    command = allfold.start("run", *allfold.agent(), *options, allfold.script(STUBBORN))
     command.wait_for_output("ready", count=2)
     assert len(command.marked()) == 5
     command.send(number)
@@ -104,7 +105,7 @@ def test_ctrl_c_lets_ranks_clean_up(allfold: Commands) -> None:
         "try:\n    print('ready'); time.sleep(600)\n"
         "except KeyboardInterrupt: print('saved')"
     )
-    command = allfold.start("run", *AGENT, script)
+    command = allfold.start("run", *allfold.agent(), script)
     command.wait_for_output("ready")
     command.send(signal.SIGINT)
     assert command.wait() == 130
@@ -112,7 +113,7 @@ def test_ctrl_c_lets_ranks_clean_up(allfold: Commands) -> None:
 
 
 def test_a_second_signal_kills_at_once(allfold: Commands) -> None:
-    command = allfold.start("run", *AGENT, "--grace", "600", allfold.script(STUBBORN))
+    command = allfold.start("run", *allfold.agent(), "--grace", "600", allfold.script(STUBBORN))
     command.wait_for_output("ready")
     command.send(signal.SIGINT)
     wait_until(lambda: "got SIGINT" in command.err, "the note about the first signal")
@@ -122,7 +123,7 @@ def test_a_second_signal_kills_at_once(allfold: Commands) -> None:
 
 def test_ranks_die_with_a_launcher_that_is_killed(allfold: Commands) -> None:
     script = allfold.script(STUBBORN.replace("child = ", "# "))
-    command = allfold.start("run", *AGENT, "--nproc-per-node", "2", script)
+    command = allfold.start("run", *allfold.agent(), "--nproc-per-node", "2", script)
     command.wait_for_output("ready", count=2)
     command.send(signal.SIGKILL)
     command.process.wait()
@@ -131,7 +132,7 @@ def test_ranks_die_with_a_launcher_that_is_killed(allfold: Commands) -> None:
 
 def test_a_run_that_takes_too_long_ends_with_status_124(allfold: Commands) -> None:
     options = ("--timeout", "0.5", "--grace", "0.2")
-    command = allfold.run("run", *AGENT, *options, allfold.script(STUBBORN), status=124)
+    command = allfold.run("run", *allfold.agent(), *options, allfold.script(STUBBORN), status=124)
     assert "not over after 0.5 s" in command.err
 
 
@@ -148,7 +149,7 @@ def test_with_keep_going_the_others_outlive_a_failed_rank(
     )
     flag = allfold.folder / "flag"
     options = ("--nproc-per-node", "2", "--grace", "0", "--keep-going")
-    command = allfold.start("run", *AGENT, *options, script, flag)
+    command = allfold.start("run", *allfold.agent(), *options, script, flag)
     wait_until(lambda: "status 9; the others go on" in command.err, "the note")
     flag.touch()
     assert command.wait() == status
@@ -160,13 +161,13 @@ def test_what_a_rank_leaves_running_ends_with_it(allfold: Commands) -> None:
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print('done')"
     )
-    assert allfold.run("run", *AGENT, script).out == "[0] done\n"
+    assert allfold.run("run", *allfold.agent(), script).out == "[0] done\n"
 
 
 def test_output_that_nobody_reads_any_more_ends_the_run(allfold: Commands) -> None:
     reader, writer = os.pipe()
     script = allfold.script("while True: print('y')")
-    command = allfold.start("run", *AGENT, script, stdout=writer)
+    command = allfold.start("run", *allfold.agent(), script, stdout=writer)
     os.close(writer)
     assert os.read(reader, 6) == b"[0] y\n"
     os.close(reader)
@@ -177,7 +178,7 @@ def test_a_reader_that_stands_still_does_not_keep_a_run_from_ending(allfold: Com
     reader, writer = os.pipe()
     script = allfold.script("while True: print('y' * 1000)")
     options = ("--timeout", "0.5", "--grace", "0.2")
-    command = allfold.start("run", *AGENT, *options, script, stdout=writer)
+    command = allfold.start("run", *allfold.agent(), *options, script, stdout=writer)
     os.close(writer)
     assert command.wait() == 124
     os.close(reader)
@@ -187,7 +188,7 @@ def test_a_reader_that_stands_still_does_not_keep_a_run_from_ending(allfold: Com
 def test_a_slow_reader_gets_everything(allfold: Commands, status: int) -> None:
     reader, writer = os.pipe()
     script = allfold.script(f"print('y' * 150_000, end='!'); raise SystemExit({status})")
-    command = allfold.start("run", *AGENT, "--no-prefix", script, stdout=writer)
+    command = allfold.start("run", *allfold.agent(), "--no-prefix", script, stdout=writer)
     os.close(writer)
     wait_until(lambda: len(command.marked()) == 1, "the rank's end, with output left")
     with os.fdopen(reader, "rb") as source:
@@ -210,7 +211,14 @@ def test_a_run_works_where_standard_streams_are_closed(
     script = allfold.script(
         "import sys; print('hello', repr(sys.stdin.read())); print('bye', file=sys.stderr)"
     )
-    allfold_run: list[str | Path] = [sys.executable, "-m", "allfold.cli", "run", *AGENT, script]
+    allfold_run: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "allfold.cli",
+        "run",
+        *allfold.agent(),
+        script,
+    ]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "-", *allfold_run],
         capture_output=True,
@@ -222,7 +230,15 @@ def test_a_run_works_where_standard_streams_are_closed(
 
 
 def test_a_rank_that_cannot_be_started_ends_the_run(allfold: Commands) -> None:
-    allfold_run = [sys.executable, "-m", "allfold.cli", "run", *AGENT, "--nproc-per-node", "20"]
+    allfold_run = [
+        sys.executable,
+        "-m",
+        "allfold.cli",
+        "run",
+        *allfold.agent(),
+        "--nproc-per-node",
+        "20",
+    ]
     done = subprocess.run(
         ["sh", "-c", 'ulimit -n 40; exec "$@"', "-", *allfold_run, allfold.script(STUBBORN)],
         capture_output=True,

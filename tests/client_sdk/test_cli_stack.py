@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Command, Commands, commands
-from tests.support.waiting import wait_until
 
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
+from tests.support.processes.cli import Command, Commands, commands
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def allfold() -> Iterator[Commands]:
 
 
 def exported(command: Command) -> dict[str, str]:
-    """What a shell gets that runs what ``allfold up`` printed."""
+    """Return the variables of a shell that evaluates the output of ``allfold up``."""
     lines = [shlex.split(line, comments=True) for line in command.out.splitlines()]
     return dict(line[1].split("=", 1) for line in lines if line)
 

@@ -1,4 +1,4 @@
-"""How a script ends that has called Allfold: in order where it can, and soon where it cannot."""
+"""The end of a script that has called Allfold: in order if it can be, and soon if it cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.services import ROOT, Services
+
+from tests.support.processes.services import ROOT, Services
 from tests.support.waiting import wait_until
 
 # Far less than the ops' own deadline; generous, because the machine may be busy.
@@ -39,6 +40,7 @@ class Script:
     """One rank of two, as a process of its own."""
 
     def __init__(self, services: Services, group: str, rank: int, text: str) -> None:
+        self.group = group
         self._folder = services.folder / f"{group}.{rank}"
         self._folder.mkdir()
         self._out, self._err = self._folder / "out", self._folder / "err"
@@ -142,7 +144,7 @@ def test_a_script_that_forgets_to_wait_for_what_is_done_leaves_in_order(
     second.end()
     assert first.err == ""
     assert "True" in second.out
-    assert "has left group" in second.out
+    assert "can never be done: rank 0 exited" in second.out
     wait_until(lambda: not scripts.groups(), "the agent has closed the group")
 
 
@@ -184,3 +186,21 @@ def test_a_script_whose_op_has_failed_ends_with_that_error_at_once(scripts: Scri
         script.end(1)
         assert "MismatchError" in script.err
     wait_until(lambda: not scripts.groups(), "the agent has closed the group")
+
+
+def test_a_script_that_an_error_ends_is_recorded_as_lost_and_its_error_is_told(
+    scripts: Scripts, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    first, second = scripts.start(
+        "allfold.barrier()\nraise ValueError('boom')",
+        "allfold.barrier()\n"
+        "try:\n    allfold.barrier()\nexcept allfold.PeerLost as error:\n    print(error.message)\n"
+        f"while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)",
+    )
+    first.end(1)
+    second.wait_for_output("rank 0 ended with an exception (ValueError: boom) after op 0")
+    group = scripts.services.get(f"{scripts.services.orchestrator_url}/v1/groups/{first.group}")
+    assert [each["rank"] for each in group["lost"]] == [0]
+    seen.touch()
+    second.end()

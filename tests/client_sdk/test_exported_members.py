@@ -1,4 +1,4 @@
-"""What ``import allfold`` offers."""
+"""The names that ``import allfold`` offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process learns its rank: every launcher, every half-given source, every contradiction."""
+"""The sources of a rank: every launcher, every half-given source, every contradiction."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The connection to the agent: nothing waits for ever, nothing is settled twice."""
+"""The connection to the agent: nothing waits forever, nothing is settled twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.fake_agent import FakeAgent
 
 import allfold
 from allfold._settings import socket_path
@@ -24,7 +23,8 @@ from allfold_core.errors import (
     MultipleUnregister,
     PeerMissing,
 )
-from allfold_core.local_wire import MAX_MESSAGE, Message, OpMessage, pack_outcome
+from allfold_core.wire.local_wire import MAX_MESSAGE, Message, OpMessage, pack_outcome
+from tests.support.fakes.fake_agent import FakeAgent
 
 LONG = 60.0
 
@@ -74,7 +74,7 @@ def test_an_agent_that_reads_nothing_any_more_is_given_up(agent: FakeAgent) -> N
     group = open_group(agent)
     with pytest.raises(AgentLost, match="takes no messages"):
         while True:
-            group.membership.session.send(bytes(1000), timeout=0.2)
+            group.membership.session.connection.send(bytes(1000), timeout=0.2)
 
 
 def test_a_message_for_which_there_is_no_room_is_sent_as_soon_as_there_is(
@@ -86,7 +86,7 @@ def test_a_message_for_which_there_is_no_room_is_sent_as_soon_as_there_is(
 
     def send_them() -> None:
         for _ in range(messages):
-            group.membership.session.send(bytes(1000), LONG)
+            group.membership.session.connection.send(bytes(1000), LONG)
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send_them)
@@ -119,7 +119,7 @@ def test_one_wait_takes_in_all_the_answers_that_are_there(agent: FakeAgent) -> N
     works[0].wait()
     assert agent.connected is not None
     agent.connected.close()  # what has not been taken in by now is not known for long
-    assert not group.membership.session._pending
+    assert not group.membership.session.connection._pending
     for work in works:
         work.wait()
 

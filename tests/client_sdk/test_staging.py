@@ -15,7 +15,7 @@ from allfold._calls.call import Call
 from allfold._cuda import device
 from allfold._cuda.driver import CudaUnavailable
 from allfold._cuda.paths import Path
-from allfold._staging import stage
+from allfold._staging.choice import stage
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
 
@@ -24,7 +24,7 @@ GPU = 3
 
 @pytest.fixture
 def session() -> Iterator[Any]:
-    """What staging needs of a session, where torch has to copy what is on a GPU."""
+    """A session with the parts that staging needs, where torch has to copy what is on a GPU."""
     arena = Arena(host_memory(lambda *_: None))
     gpu = SimpleNamespace(path=Path.HOST, why="this is a test")
     yield SimpleNamespace(arena=arena, gpu={GPU: gpu}.__getitem__)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support.ranks import Job, RankPool
-from tests.support.services import Services
+
+from tests.support.processes.ranks import Job, RankPool
+from tests.support.processes.services import Services
 
 NODES = 5
 OP_SECONDS = 15.0
@@ -19,6 +20,24 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "5x1": (0, 1, 2, 3, 4),
     "1+2+3": (2, 0, 2, 1, 2, 1),
 }
+
+# Ranks of one node use no strategy, whatever they ask for. Three nodes are in 1+2+3 as well, and
+# nodes of one rank in 5x1.
+STRATEGIES_OF_SHAPES = {"1x3": ("auto",), "3x1": ()}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what another shape tests as well: strategies are run on 2x2, 5x1 and 1+2+3."""
+    same = [item for item in items if _is_tested_by_another_shape(item)]
+    if same:
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if item not in same]
+
+
+def _is_tested_by_another_shape(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    wanted = STRATEGIES_OF_SHAPES.get(str(parameters.get("shared_job")))
+    return "strategy" in parameters and wanted is not None and parameters["strategy"] not in wanted
 
 
 @pytest.fixture(scope="session")

@@ -10,28 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support import programs
-from tests.support.cases import Case, digest, encode, expected, label, numels
-from tests.support.ranks import Job, RankPool
-from tests.support.services import Services
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Kind
+from tests.conformance import exact, programs
+from tests.support.cases import Case, digest, encode, expected, label, numels
+from tests.support.processes.ranks import Job, RankPool
+from tests.support.processes.services import Services
+from tests.support.strategies import names_of
 
 Floats = npt.NDArray[np.float32]
 
-STRATEGIES = (
-    "ring",
-    "direct",
-    "direct2",
-    "halving_doubling",
-    "double_tree",
-    "centralized",
-    "tree(1)",
-    "tree(2)",
-    "tree(4)",
-    "chain",
-    "auto",
-)
+STRATEGIES = names_of(Kind.ALL_REDUCE, 1, 4)
 OPS = ("sum", "mean", "min", "max", "product")
 DTYPES = ("float32", "bfloat16", "int64")
 OTHER_DTYPES = ("float64", "float16", "int8", "int16", "int32", "uint8", "bool")
@@ -45,7 +35,7 @@ def is_defined(op: str, dtype: str) -> bool:
 
 def check(job: Job, cases: list[Case]) -> None:
     """Run the cases on all ranks and compare every result with the reference, bit for bit."""
-    got = job.run(programs.all_reduce_cases, rows=[case.row for case in cases], seconds=60)
+    got = job.run(exact.all_reduce_cases, rows=[case.row for case in cases], seconds=60)
     wrong: list[Any] = []
     for number, case in enumerate(cases):
         reference = expected(case.op, case.dtype, case.numel, job.world_size)
@@ -102,7 +92,7 @@ def test_half_types_are_rounded_once(job: Job) -> None:
         values = [[large if rank == 0 else 1] * 8 for rank in range(job.world_size)]
         right = encode(np.full(8, large + job.world_size - 1), dtype).hex()
         assert right != encode(np.full(8, large), dtype).hex()
-        folded = job.run(programs.fold, values=values, strategies=STRATEGIES, dtype=dtype)
+        folded = job.run(exact.fold, values=values, strategies=STRATEGIES, dtype=dtype)
         assert folded == [[right] * len(STRATEGIES)] * job.world_size
 
 
@@ -147,9 +137,9 @@ def test_all_ranks_get_the_same_bits_and_get_them_again(job: Job) -> None:
     """Whatever the strategy's order of folding is, with values that make it matter."""
     values = [row.tolist() for row in _wild(job.world_size)]
     for op in ("sum", "mean", "product"):
-        first = job.run(programs.fold, values=values, strategies=STRATEGIES, op=op)
+        first = job.run(exact.fold, values=values, strategies=STRATEGIES, op=op)
         assert all(rank == first[0] for rank in first), op
-        assert job.run(programs.fold, values=values, strategies=STRATEGIES, op=op) == first, op
+        assert job.run(exact.fold, values=values, strategies=STRATEGIES, op=op) == first, op
         for strategy, data in zip(STRATEGIES, first[0], strict=True):
             got = np.frombuffer(bytes.fromhex(data), np.float32)
             np.testing.assert_allclose(got, _reference(values, op), 1e-4, 1e-4, err_msg=strategy)
@@ -161,7 +151,7 @@ def test_special_values_propagate_with_the_same_bits_on_all_ranks(job: Job) -> N
     special = [np.nan, np.inf, -np.inf, 0.0, -0.0]
     for odd, op in product((0, last), ("sum", "mean", "min", "max", "product")):
         values = [special if rank == odd else ordinary for rank in range(job.world_size)]
-        folded = job.run(programs.fold, values=values, strategies=STRATEGIES, op=op)
+        folded = job.run(exact.fold, values=values, strategies=STRATEGIES, op=op)
         assert all(rank == folded[0] for rank in folded), (op, odd)
         for strategy, data in zip(STRATEGIES, folded[0], strict=True):
             got = np.frombuffer(bytes.fromhex(data), np.float32)
@@ -207,7 +197,7 @@ def test_one_rank_alone_gets_back_what_it_gave(pool: RankPool, op: str) -> None:
         for dtype in ("float32", "bfloat16", "float16"):
             values = [_round_trip(bits, dtype).tolist()]
             (folded,) = alone.run(
-                programs.fold, values=values, strategies=STRATEGIES, dtype=dtype, op=op
+                exact.fold, values=values, strategies=STRATEGIES, dtype=dtype, op=op
             )
             assert set(folded) == {encode(np.array(values[0]), dtype).hex()}, dtype
 
@@ -236,9 +226,9 @@ def _in_node_order(values: Sequence[Floats], job: Job) -> Floats:
 
 
 def _reference(values: Sequence[Sequence[float]], op: str) -> npt.NDArray[np.float64]:
-    exact = np.array(values, np.float64)
+    given = np.array(values, np.float64)
     folds: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "product": np.prod}
-    folded: npt.NDArray[np.float64] = folds[op](exact, 0)
+    folded: npt.NDArray[np.float64] = folds[op](given, 0)
     return folded
 
 
@@ -254,6 +244,6 @@ def _fold(
 ) -> bytes:
     """The bytes that one op gives, which must be the same on all ranks."""
     rows = [list(map(float, row)) for row in values]
-    got = job.run(programs.fold, values=rows, strategies=[strategy], dtype=dtype, op=op)
+    got = job.run(exact.fold, values=rows, strategies=[strategy], dtype=dtype, op=op)
     assert all(rank == got[0] for rank in got)
     return bytes.fromhex(got[0][0])

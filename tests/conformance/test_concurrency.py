@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+from tests.conformance import group_programs, programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.support import group_programs, programs
-from tests.support.ranks import Job, RankPool, results
+from tests.support.processes.ranks import Job, RankPool, results
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What local ranks bring is folded where it lies, and the results are exact all the same.
+"""Inputs of local ranks are reduced in place, and the results are exact all the same.
 
 A node with one rank folds that rank's own memory, unless it has to be converted or multiplied
 first; a node with several folds theirs into its own memory, and then that.
@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
+
+from tests.conformance import collective_programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.support import collective_programs, reference
+from tests.support import reference
 from tests.support.cases import digest
-from tests.support.ranks import Job, RankPool
+from tests.support.processes.ranks import Job, RankPool
 from tests.support.reference import Collective
 
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -1,4 +1,4 @@
-"""What an agent holds: after many ops and groups about as much as before."""
+"""The resources of an agent: after many ops and groups about as many as before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.conformance import memory_programs, programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.support import memory_programs, programs
-from tests.support.ranks import RankPool
-from tests.support.services import Services
+from tests.support.processes.ranks import RankPool
+from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
 GROUPS = 8
@@ -22,7 +23,7 @@ MEMORY_SLACK = 64 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds, as the kernel counts it."""
+    """The resources of a process, as the kernel counts them."""
 
     files: int
     threads: int

@@ -7,13 +7,14 @@ import signal
 import time
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import programs, rank_worker
-from tests.support.ranks import Call, Failure, Job, RankPool, await_called, failures
-from tests.support.services import Services
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, PeerMissing
+from tests.conformance import programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes import rank_worker
+from tests.support.processes.ranks import Call, Failure, Job, RankPool, await_called, failures
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
 
 # Generous, because the machine may be busy; what was measured is printed.
 SECONDS = 5.0
@@ -41,7 +42,7 @@ def told_within(found: list[Failure], since: float) -> None:
 
 
 def fail_at_once(job: Job, ranks: list[int], error: type[AllfoldError] = PeerLost) -> None:
-    """What is called now fails without waiting for anybody."""
+    """Check that calls fail now without waiting for anybody."""
     for failure in failures([job.start(rank, programs.call) for rank in ranks]):
         assert type(failure.error) is error, str(failure)
         assert failure.seconds < 1.0

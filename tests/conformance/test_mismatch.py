@@ -7,11 +7,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import programs
-from tests.support.ranks import Call, Job, RankPool, failures
 
 from allfold_core.errors import MismatchError
+from tests.conformance import programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import Call, Job, RankPool, failures
 
 # Generous, because the machine may be busy; what was measured is printed.
 SECONDS = 5.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import programs
-from tests.support.ranks import Failure, Job, RankPool, failures
 
 from allfold_core.errors import PeerMissing
+from tests.conformance import programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import Failure, Job, RankPool, failures
 
 TIMEOUT = 0.6
 SHORT_TIMEOUT = 0.1

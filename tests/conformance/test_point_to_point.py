@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import pair_programs, programs
-from tests.support.ranks import Call, Job, RankPool, await_called, failures, results
-from tests.support.services import Services
 
-from allfold_agent.letters import PARCEL_BYTES
-from allfold_agent.pairs import EAGER_BYTES
+from allfold_agent.p2p.messages import PARCEL_BYTES
+from allfold_agent.p2p.outbox import EAGER_BYTES
 from allfold_core.errors import InvalidArgument, MismatchError, PeerLost, PeerMissing
+from tests.conformance import pair_programs, programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures, results
+from tests.support.processes.services import Services
 
 SIZES = (0, 1, 1000, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, 3 * PARCEL_BYTES + 17)
 TIMEOUT = 0.4
@@ -245,7 +245,7 @@ def test_a_rank_that_leaves_fails_those_who_wait_for_it_and_nobody_else(
         job.start(2, pair_programs.leave, delay=0.1).result()
         error = waiting.failure().error
         assert isinstance(error, PeerLost)
-        assert "rank 2 has left group" in error.message
+        assert "rank 2 left the group" in error.message
         job.start(0, pair_programs.send, to=1).result()
         assert anyone.result() == [0, [1, 2, 3]]
         assert isinstance(job.start(0, pair_programs.send, to=2).failure().error, PeerLost)

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import collective_programs, reference
-from tests.support.cases import digest
-from tests.support.ranks import Job, RankPool
-from tests.support.reference import BLOCKED, FOLDED, PLAIN, ROOTED, Collective
 
-from allfold_core.compiler import strategies_for
 from allfold_core.operations import Kind
+from allfold_core.schedules.registry import strategies_for
+from tests.conformance import collective_programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support import reference
+from tests.support.cases import digest
+from tests.support.processes.ranks import Job, RankPool
+from tests.support.reference import BLOCKED, FOLDED, PLAIN, ROOTED, Collective
 
 MEMBERS = 3  # sub-groups of a shape: each is made once, and kept
 CASES = 8  # calls in one example, one after the other
@@ -109,7 +110,7 @@ def forms_of(kind: str) -> Sequence[str]:
 
 @st.composite
 def calls(draw: st.DrawFn, world: int) -> tuple[list[int], list[Collective]]:
-    """Who calls, in the order in which they are numbered, and what."""
+    """Draw the callers, in the order in which they are numbered, and their calls."""
     groups = [list(range(world)), *sub_groups(world)]
     members = draw(st.sampled_from(groups))
     return members, draw(st.lists(collectives(len(members)), min_size=CASES, max_size=CASES))

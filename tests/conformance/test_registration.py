@@ -6,11 +6,6 @@ import time
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS
-from tests.support import programs, rank_worker
-from tests.support.ranks import Call, Job, Rank, RankPool, failures, results
-from tests.support.services import Services
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import (
     AgentLost,
@@ -22,6 +17,12 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
     RegisterParamsMismatch,
 )
+from tests.conformance import programs
+from tests.conformance.conftest import OP_SECONDS
+from tests.support.processes import rank_worker
+from tests.support.processes.ranks import Call, Job, Rank, RankPool, failures, results
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
 
 FUNCTIONS = ["all_reduce", "reduce", "broadcast", "barrier", "empty", "rank", "world_size"]
 
@@ -47,7 +48,7 @@ def join(
 
 
 def seated(services: Services, name: str) -> int:
-    """How many ranks of a group have a seat, as the orchestrator tells it."""
+    """Count the ranks of a group that have a seat, according to the orchestrator."""
     groups = services.get(f"{services.orchestrator_url}/v1/groups")["groups"]
     return sum(len(group["present"]) for group in groups if group["group"] == name)
 
@@ -222,6 +223,7 @@ def test_a_group_that_does_not_complete_names_the_missing_ranks_and_a_retry_work
             assert type(failure.error) is PeerMissing
             assert failure.error.details["missing_ranks"] == [1, 3]
             assert "ranks 1, 3 of 4 did not come" in failure.error.message
+            assert "with ALLFOLD_INIT_TIMEOUT or init_timeout=." in failure.error.message
             assert failure.seconds < 2.0 + 4.0
         job.enter(services, timeout=OP_SECONDS)
         works(job)

@@ -6,9 +6,6 @@ from itertools import cycle, product
 from typing import Any
 
 import pytest
-from tests.support import programs, tensors
-from tests.support.cases import digest, encode, expected, inputs, numels
-from tests.support.ranks import Job, failures, results
 
 from allfold_core.errors import (
     AllfoldError,
@@ -16,8 +13,14 @@ from allfold_core.errors import (
     BroadcastNoTensor,
     InvalidArgument,
 )
+from allfold_core.operations import Kind
+from tests.conformance import exact, programs
+from tests.support import tensors
+from tests.support.cases import digest, encode, expected, inputs, numels
+from tests.support.processes.ranks import Job, failures, results
+from tests.support.strategies import names_of
 
-STRATEGIES = ("tree(1)", "tree(2)", "tree(4)", "centralized", "chain", "auto")
+STRATEGIES = names_of(Kind.REDUCE, 1, 4)
 SEVERAL_CHUNKS = 600_011
 LATE_SECONDS = 0.1
 
@@ -38,7 +41,7 @@ def test_a_reduction_is_exact_at_every_root_and_leaves_the_others_alone(
         (strategy, root, *kind, numel)
         for (root, numel), kind in zip(roots_and_sizes(job), kinds, strict=False)
     ]
-    got = job.run(programs.reduce_cases, rows=rows)
+    got = job.run(exact.reduce_cases, rows=rows)
     for number, row in enumerate(rows):
         _, root, op, dtype, numel = row
         for rank in range(job.world_size):
@@ -50,7 +53,7 @@ def test_a_reduction_is_exact_at_every_root_and_leaves_the_others_alone(
 @pytest.mark.parametrize("arena", [False, True])
 def test_a_reduction_leaves_any_bits_of_the_others_as_they_are(job: Job, arena: bool) -> None:
     for root, strategy in product(range(job.world_size), STRATEGIES):
-        untouched = job.run(programs.untouched_by_reduce, root=root, strategy=strategy, arena=arena)
+        untouched = job.run(exact.untouched_by_reduce, root=root, strategy=strategy, arena=arena)
         assert untouched == [rank != root for rank in range(job.world_size)]
 
 
@@ -61,10 +64,10 @@ def test_a_broadcast_gives_every_rank_the_bits_of_every_root(job: Job, strategy:
         (strategy, root, dtype, numel)
         for (root, numel), dtype in zip(roots_and_sizes(job), dtypes, strict=False)
     ]
-    got = job.run(programs.broadcast_cases, rows=rows)
+    got = job.run(exact.broadcast_cases, rows=rows)
     for number, row in enumerate(rows):
         _, root, dtype, numel = row
-        right = digest(tensors.to_bytes(programs.raw(dtype, numel, root)))
+        right = digest(tensors.to_bytes(exact.raw(dtype, numel, root)))
         assert [rank[number][0] for rank in got] == [right] * job.world_size, row
 
 
@@ -110,7 +113,7 @@ def test_whoever_brings_a_tensor_is_the_source_and_the_others_get_a_new_one(
         range(job.world_size), [([2, 3], "float32"), ([], "int64"), ([0, 4], "float64")]
     ):
         got = job.run(
-            programs.broadcast_without_root,
+            exact.broadcast_without_root,
             sources=[source],
             shape=shape,
             dtype=dtype,
@@ -126,14 +129,18 @@ def test_whoever_brings_a_tensor_is_the_source_and_the_others_get_a_new_one(
 
 def test_a_bfloat16_tensor_comes_out_as_torch_has_it(job: Job) -> None:
     got = job.run(
-        programs.broadcast_without_root, sources=[0], shape=[3], dtype="bfloat16", torch=True
+        exact.broadcast_without_root, sources=[0], shape=[3], dtype="bfloat16", torch=True
     )
     assert {(rank["library"], rank["dtype"]) for rank in got} == {("torch", "bfloat16")}
 
 
 def _refused_everywhere(job: Job, sources: list[int]) -> list[AllfoldError]:
     calls = job.start_all(
-        programs.broadcast_without_root, sources=sources, shape=[2], dtype="float32", torch=False
+        exact.broadcast_without_root,
+        sources=sources,
+        shape=[2],
+        dtype="float32",
+        torch=False,
     )
     errors = [failure.error for failure in failures(calls)]
     assert len({str(error) for error in errors}) == 1
@@ -164,13 +171,13 @@ def test_a_broadcast_with_several_tensors_is_refused_on_every_rank_and_names_the
 @pytest.mark.parametrize("what", ["uint16", "datetime", "complex", "torch.bool", "torch.bfloat16"])
 def test_what_one_rank_brings_may_be_of_any_type(job: Job, what: str) -> None:
     source = job.world_size - 1
-    got = job.run(programs.bring, what=what, source=source)
+    got = job.run(exact.bring, what=what, source=source)
     assert got == [got[source]] * job.world_size
 
 
 @pytest.mark.parametrize("what", ["a list", "structured"])
 def test_that_one_rank_brings_what_cannot_be_moved_is_told_to_all(job: Job, what: str) -> None:
-    for call in job.start_all(programs.bring, what=what, source=0):
+    for call in job.start_all(exact.bring, what=what, source=0):
         assert isinstance(call.failure().error, InvalidArgument)
     total = sum(range(1, job.world_size + 1))
     assert job.run(programs.call) == [[total] * 4] * job.world_size

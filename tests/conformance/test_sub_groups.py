@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support import group_programs, group_wire_programs, programs
-from tests.support.ranks import Job, RankPool, failures, results
-from tests.support.services import Services
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+from tests.conformance import group_programs, group_wire_programs, programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
 
 INIT_TIMEOUT = 1.5
 
@@ -191,7 +191,7 @@ def test_ranks_that_cannot_make_a_group_are_refused_on_every_rank(
 
 
 def test_a_member_that_never_comes_is_named_and_a_retry_works(job: Job) -> None:
-    """Who is the first to give up names it alone; the others may find that one missing, too."""
+    """The first to give up names it alone; the others may find that one missing, too."""
     members = list(range(job.world_size))
     absent = members[-1]
     early = [

@@ -1,18 +1,18 @@
-"""What may be given to a collective: libraries, layouts, shapes, the arena; and what may not."""
+"""The tensors that a collective takes (libraries, layouts, shapes, the arena) and refuses."""
 
 from __future__ import annotations
 
 import pytest
-from tests.support import programs
-from tests.support.layouts import LAYOUTS
-from tests.support.ranks import Job
 
 from allfold_core.errors import InvalidArgument
+from tests.conformance import exact, programs
+from tests.conformance.layouts import LAYOUTS
+from tests.support.processes.ranks import Job
 
 
 def test_any_layout_is_reduced_in_place_and_its_surroundings_stay(job: Job) -> None:
     """All collectives, on torch and NumPy, with another layout on every rank of an op."""
-    job.run(programs.through_layouts, names=list(LAYOUTS))
+    job.run(exact.through_layouts, names=list(LAYOUTS))
 
 
 @pytest.mark.parametrize("arena", [False, True])
@@ -24,7 +24,7 @@ def test_scalars_empty_tensors_and_many_dimensions_keep_their_shape(
     numel = 1
     for size in shape:
         numel *= size
-    got = job.run(programs.of_shape, shape=shape, torch=torch, arena=arena)
+    got = job.run(exact.of_shape, shape=shape, torch=torch, arena=arena)
     assert got == [[shape, [job.world_size] * numel]] * job.world_size
 
 
@@ -48,7 +48,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(
     job: Job, what: str, named: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        raise job.start(0, programs.refused, what=what).failure().error
+        raise job.start(0, exact.refused, what=what).failure().error
     # It did not count as an op.
     total = sum(range(1, job.world_size + 1))
     assert job.run(programs.call) == [[total] * 4] * job.world_size
@@ -58,7 +58,7 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(
 def test_a_strategy_that_cannot_run_an_op_is_refused_with_those_that_can(
     job: Job, what: str
 ) -> None:
-    for call in job.start_all(programs.refused, what=what):
+    for call in job.start_all(exact.refused, what=what):
         with pytest.raises(InvalidArgument, match="centralized"):
             raise call.failure().error
     total = sum(range(1, job.world_size + 1))

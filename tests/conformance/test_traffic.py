@@ -1,14 +1,15 @@
-"""What crosses the wire, counted by the agents: exactly the bytes of the textbook."""
+"""The traffic between agents, as they count it: exactly the bytes of the textbook."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+
+from tests.conformance import programs
 from tests.conformance.conftest import NODES, OP_SECONDS
-from tests.support import programs
-from tests.support.ranks import Job, RankPool
-from tests.support.services import Services
+from tests.support.processes.ranks import Job, RankPool
+from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
 NUMEL = 8 * 30_000

@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.conformance.test_traffic import edges, moved
-from tests.support import group_wire_programs, programs, wire_programs
-from tests.support.ranks import Call, Job, RankPool, failures
-from tests.support.services import Services
-from tests.support.wires import LOSSY
 
-from allfold_core.choose import JOINING
 from allfold_core.codecs import INT8_BLOCK
-from allfold_core.compiler import strategies_for
 from allfold_core.errors import InvalidArgument, MismatchError
 from allfold_core.operations import Kind
+from allfold_core.schedules.registry import STRATEGIES, strategies_for
+from tests.conformance import group_wire_programs, programs, wire_programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.conformance.test_traffic import edges, moved
+from tests.support.processes.ranks import Call, Job, RankPool, failures
+from tests.support.processes.services import Services
+from tests.support.wires import LOSSY
 
 KINDS = [kind for kind in Kind if kind is not Kind.BARRIER]
 # All ranks have the same in the end.
@@ -33,6 +32,9 @@ TIMES = 25
 def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
     with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
         yield job
+
+
+JOINING = {name for name, strategy in STRATEGIES.items() if strategy.joins_slices}
 
 
 def names(kind: Kind, wire: str, *, feedback: bool = False) -> list[str]:
@@ -145,7 +147,7 @@ def test_a_lossy_wire_is_never_chosen_by_itself(job: Job) -> None:
 
 @pytest.mark.parametrize("strategy", sorted({*strategies_for(Kind.ALL_REDUCE)} - JOINING))
 def test_with_feedback_the_mean_of_many_results_becomes_exact(job: Job, strategy: str) -> None:
-    """What one op loses is added to the next, so the sum of all is off by about one op's error."""
+    """An op's rounding error is added to the next, so the sum is off by about one op's error."""
     nodes = len(job.node_names)
     if nodes == 1:
         pytest.skip("nothing travels")

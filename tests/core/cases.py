@@ -1,27 +1,29 @@
-"""What the tests of schedules go through: strategies, roots and blocks."""
+"""The inputs of the tests of schedules: strategies, roots and blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from allfold_core.compiler import strategies_for
 from allfold_core.operations import Kind
-from allfold_core.schedule import Slice
+from allfold_core.schedules.registry import STRATEGIES, strategies_for
+from allfold_core.schedules.schedule import Program, Send, Slice
 
+FEW = 18
 PLAIN = [kind for kind in Kind if not kind.has_blocks]
 BLOCKED = [kind for kind in Kind if kind.has_blocks]
 
 
-def names_for(kind: Kind, *trees: str) -> tuple[str, ...]:
-    """The strategies of a kind, with further trees where it has trees."""
+def names_for(kind: Kind, *values: int) -> tuple[str, ...]:
+    """The strategies of a kind, and further values of those that take a parameter."""
     names = strategies_for(kind)
-    return (*names, *trees) if "tree" in names else names
+    taking = [name for name in names if STRATEGIES[name].parameter]
+    return (*names, *(f"{name}({value})" for name in taking for value in values))
 
 
-def pairs_of(kinds: Sequence[Kind], *trees: str) -> list[tuple[Kind, str]]:
+def pairs_of(kinds: Sequence[Kind], *values: int) -> list[tuple[Kind, str]]:
     """Each kind with each of its strategies."""
-    return [(kind, name) for kind in kinds for name in names_for(kind, *trees)]
+    return [(kind, name) for kind in kinds for name in names_for(kind, *values)]
 
 
 def labels_of(pairs: Sequence[tuple[Kind, str]]) -> list[str]:
@@ -30,7 +32,10 @@ def labels_of(pairs: Sequence[tuple[Kind, str]]) -> list[str]:
 
 
 def roots_of(kind: Kind, nodes: int) -> tuple[int, ...]:
-    return tuple(sorted({0, nodes // 2, nodes - 1})) if kind.has_root else (-1,)
+    """Several roots of few nodes, one of many: another root is but another name of positions."""
+    if not kind.has_root:
+        return (-1,)
+    return tuple(sorted({0, nodes // 2, nodes - 1})) if nodes < FEW else (2 * nodes // 3,)
 
 
 def blocks_of(sizes: Sequence[int]) -> tuple[Slice, ...]:
@@ -40,6 +45,11 @@ def blocks_of(sizes: Sequence[int]) -> tuple[Slice, ...]:
 
 def block_count(kind: Kind, nodes: int) -> int:
     return nodes * nodes if kind is Kind.ALL_TO_ALL else nodes
+
+
+def bytes_sent(program: Program, itemsize: int = 4) -> int:
+    """The payload that one node puts on the wire; signals have none."""
+    return itemsize * sum(len(step.slice) for step in program if isinstance(step, Send))
 
 
 # The sizes of `count` blocks. The first of "some empty" is empty.

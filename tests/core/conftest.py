@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines per example measure how busy the machine is, not the code.
-settings.register_profile("core", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "core", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("core")
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from allfold_core.schedule import Await, Fold, Program, Receive, Send, Signal, Slice
+from allfold_core.schedules.schedule import Await, Fold, Program, Receive, Send, Signal, Slice
 
 Row = np.ndarray
 Edges = dict[tuple[int, int], deque[Row]]

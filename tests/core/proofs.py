@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allfold_core.schedule import Await, Fold, Receive, Schedule, Send, Signal, Step
-from allfold_core.verify import ScheduleError, verify
+from allfold_core.schedules.schedule import Await, Fold, Receive, Schedule, Send, Signal, Step
+from allfold_core.schedules.verify import ScheduleError, verify
 
 _SIGNALS = (Signal, Await)
 _proved: set[int] = set()
@@ -32,7 +32,7 @@ def prove(schedule: Schedule) -> None:
 
 
 def structure(schedule: Schedule) -> tuple[object, ...]:
-    """What is left of a schedule when the distance between two bounds no longer counts."""
+    """Return a schedule without the distances between its bounds."""
     bounds = {0, schedule.numel}
     for block in schedule.blocks:
         bounds.update((block.start, block.stop))

@@ -1,8 +1,9 @@
-"""What travels between processes comes out as it went in: errors, plans, codes."""
+"""Round trips of everything that travels between processes: errors, plans, codes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -39,7 +40,18 @@ def test_every_error_comes_out_as_the_class_it_went_in(cls: type[errors.AllfoldE
     back = errors.from_dict(wire)
     assert type(back) is cls
     assert (back.message, back.details) == (error.message, error.details)
-    assert str(back) == f"[{cls.code} {cls.__name__}] rank 3 on node b is late"
+    assert str(back) == str(error)
+    assert str(back).startswith(f"[{cls.code} {cls.__name__}] rank 3 on node b is late")
+
+
+@pytest.mark.parametrize("cls", [errors.PeerLost, errors.OrchestratorUnreachable, errors.AgentLost])
+def test_who_reads_that_something_is_gone_reads_what_to_do(cls: type[errors.AllfoldError]) -> None:
+    """Once: a message of whole sentences has said it already."""
+    shown = str(errors.from_dict(cls("node b is gone: Connection refused").to_dict()))
+    assert shown == f"[{cls.code} {cls.__name__}] node b is gone: Connection refused. {cls.advice}"
+    assert cls.advice.endswith(".")
+    assert str(cls("node b is gone. Restart it.")).endswith("node b is gone. Restart it.")
+    assert cls("node b is gone").message == "node b is gone"  # for other messages to quote
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
@@ -94,11 +106,22 @@ def test_a_plan_survives_json(plan: Plan) -> None:
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
+@pytest.mark.parametrize(("shared", "cores"), [(True, 2), (False, 0)])
+def test_a_plan_from_before_schemas_keeps_what_its_nodes_share(shared: bool, cores: int) -> None:
+    plan = Plan("g", 1, 0, (), (), LinkModel(shared_cores=cores), {}, 30.0)
+    old = {name: value for name, value in plan.to_dict().items() if name != "schema"}
+    old["links"] = {**asdict(LinkModel()), "shared": shared}
+    del old["links"]["shared_cores"]
+    assert Plan.from_dict(old) == plan
+
+
 def test_a_plan_knows_where_ranks_and_nodes_are() -> None:
     one, two = Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2))
     plan = Plan("g", 1, 4, (one, two), (0, 1), LinkModel(), {}, 30.0)
     assert [plan.index_of_rank(rank) for rank in range(4)] == [0, 1, 1, 0]
     assert plan.index_of_node("b") == 1
+    assert plan.ranks_on("b") == (1, 2)
+    assert plan.ranks_on("c") == ()
     with pytest.raises(KeyError):
         plan.index_of_node("c")
     with pytest.raises(KeyError):

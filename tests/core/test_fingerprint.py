@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.codecs import Wire
-from allfold_core.compiler import parse_strategy, strategies_for
 from allfold_core.dtypes import DType
 from allfold_core.operations import MAX_STRATEGY_LABEL, Fingerprint, Kind, ReduceOp
+from allfold_core.schedules.registry import parse_strategy, strategies_for
 
 U63 = st.integers(0, 2**63 - 1)
 STRATEGIES = ["auto", "tree(1000)", *map(str, map(parse_strategy, strategies_for(Kind.ALL_REDUCE)))]

@@ -37,4 +37,4 @@ def test_nothing_reaches_outside_the_process(path: Path) -> None:
 
 
 def test_the_package_names_its_version() -> None:
-    assert allfold_core.__version__ == "0.1.0"
+    assert allfold_core.__version__ == "0.2.0"

@@ -95,7 +95,7 @@ def test_whatever_differs_is_named(change: dict[str, Any], field: str, shown: st
 
 
 def exchange(rank: int, matrix: list[list[int]], dtype: DType = DType.FLOAT32) -> Fingerprint:
-    """What a rank calls when rank i sends ``matrix[i][j]`` rows to rank j."""
+    """Return the fingerprint of a rank when rank i sends ``matrix[i][j]`` rows to rank j."""
     counts = (*matrix[rank], *(row[rank] for row in matrix))
     return Fingerprint(Kind.ALL_TO_ALL, None, dtype, (8,), -1, "auto", counts=counts)
 
@@ -180,3 +180,17 @@ def test_when_all_have_called_the_links_are_to_blame() -> None:
 def test_long_lists_of_ranks_are_cut() -> None:
     assert name_ranks([5]) == "rank 5"
     assert name_ranks(list(range(10))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+def test_a_rank_whose_gpu_is_busy_has_called_but_cannot_begin() -> None:
+    error = judge_deadline(PLAN, Evidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0)
+    assert "the GPU of rank 1 on node a is busy with what it was given before" in error.message
+
+
+def test_a_large_odd_side_is_named_without_nodes() -> None:
+    members = tuple(Member(f"n{rank}", "", "", (rank,)) for rank in range(30))
+    plan = replace(PLAN, world_size=30, members=members)
+    calls = {rank: call(1 if rank < 16 else 2) for rank in range(30)}
+    error = judge_mismatch(plan, Evidence(0, calls, {}))
+    assert error is not None
+    assert "ranks 16, 17, 18, 19, 20, 21, 22, 23 and 6 more called" in error.message

@@ -1,7 +1,7 @@
 """Ranks with memory on GPUs: real processes and sockets, NVIDIA's own bindings, a fake driver.
 
-Without a GPU this proves all but the hardware: see tests/support/fake_cuda. The same on a real GPU
-is in tests/gpu.
+Without a GPU this proves all but the hardware: see tests/support/fakes/fake_cuda. The same on a
+real GPU is in tests/gpu.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Unpack
 
 import pytest
-from tests.support import fake_cuda
-from tests.support.fake_cuda import Settings
-from tests.support.ranks import RankPool
+
+from tests.support.fakes import fake_cuda
+from tests.support.fakes.fake_cuda import Settings
+from tests.support.processes.ranks import RankPool
+from tests.support.processes.services import Services
 from tests.support.require import requires
-from tests.support.services import Services
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from tests.support import cuda_programs as programs
-from tests.support.ranks import RankPool
+
+from tests.cuda import programs
+from tests.support.processes.ranks import RankPool
 
 ONE_AGENT = [(0, 0), (0, 0, 0, 0)]
 TWO_AGENTS = [(0, 1), (0, 0, 1, 1)]
@@ -75,9 +77,22 @@ def test_ranks_with_and_without_a_gpu_are_in_one_group(
         assert found == [[]] * len(nodes)
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_a_lossy_wire_rounds_between_nodes_alone(pool: RankPool, wire: str) -> None:
-    with pool.job((0, 0, 1, 1), wire=wire) as job:
-        # Whole numbers up to 28 pass in 8 bits of mantissa; int8 has a scale that need not be 1.
-        cases = [("float32", "sum")] if wire == "bfloat16" else [("int32", "sum")]
-        assert job.run(programs.all_reduces, numel=50_000, cases=cases) == [[]] * 4
+@pytest.mark.parametrize(
+    ("wire", "given", "rounded"),
+    [
+        # bfloat16 has 8 bits of mantissa, so 257 is 256 in it.
+        ("bfloat16", [[257.0, 256.0], [-1.0, 1.0]], [256.0, 256.0]),
+        # 127 makes the scale of its block 1, so 0.6 is 1 in it, and 0.3 would be 0.
+        ("int8", [[127.0, 0.3], [0.0, 0.3]], [127.0, 1.0]),
+    ],
+)
+def test_a_lossy_wire_rounds_what_ranks_of_a_node_bring_together_and_only_between_nodes(
+    pool: RankPool, wire: str, given: list[list[float]], rounded: list[float]
+) -> None:
+    """If each rank's values were rounded, there would be 255 and 0 instead of 256 and 1."""
+    exact = np.array(given, np.float32).sum(axis=0).tolist()
+    everybody = [*given, [0.0, 0.0], [0.0, 0.0]]
+    for nodes, expected in (((0, 0, 1, 1), rounded), ((0, 0, 0, 0), exact)):
+        with pool.job(nodes, wire=wire) as job:
+            found = job.run(programs.sum_of_pairs, numel=50_000, given=everybody)
+            assert found == [[expected]] * 4

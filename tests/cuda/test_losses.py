@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.cuda.conftest import machine
-from tests.support import cuda_programs as programs
-from tests.support.ranks import Call, RankPool, failures
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import PeerLost
+from tests.cuda import loss_programs, programs
+from tests.cuda.conftest import machine
+from tests.support.processes.ranks import Call, RankPool, failures
+from tests.support.waiting import wait_until
 
 CASES = [("float32", "sum")]
 
@@ -26,7 +26,7 @@ def test_a_rank_may_die_while_the_agent_has_its_memory_open(
         calls = [
             job.start(rank, programs.all_reduces, numel=numel, cases=CASES) for rank in between
         ]
-        job.start(0, programs.die_in_flight, numel=numel)
+        job.start(0, loss_programs.die_in_flight, numel=numel)
         found = failures(calls)
         wait_until(lambda: job.ranks[0].ended, "the rank is dead")
         found += failures([job.start(last, programs.all_reduces, numel=numel, cases=CASES)])
@@ -49,14 +49,14 @@ def test_an_op_that_a_rank_dies_in_has_one_outcome_for_the_others(
             job.start(rank, programs.all_reduces, numel=numel, cases=CASES)
             for rank in range(1, len(nodes))
         ]
-        job.start(0, programs.die_in_flight, numel=numel)
+        job.start(0, loss_programs.die_in_flight, numel=numel)
         found = [outcome(call) for call in others]
         wait_until(lambda: job.ranks[0].ended, "the rank is dead")
         assert found in ([[]] * len(others), [(PeerLost.code, [0])] * len(others))
 
 
 def outcome(call: Call) -> object:
-    """What the program returned; or the code of its error, and the ranks that are lost."""
+    """Return the program's result; or the code of its error, and the ranks that are lost."""
     answer = call.answer()
     if "result" in answer:
         return answer["result"]
@@ -64,29 +64,11 @@ def outcome(call: Call) -> object:
     return error.code, error.details.get("ranks")
 
 
-@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
-def test_a_gpu_that_is_late_for_one_op_fails_that_one_for_all(nodes: tuple[int, ...]) -> None:
-    with machine(delay_us=100_000) as pool, pool.job(nodes) as job:
-        first, second = job.run(programs.late_for_one)
-        assert first == second, "the ranks have different outcomes"
-        assert [first[0], first[2]] == ["done", "done"]
-        assert first[1].startswith("PeerMissing: op 1 of group")
-        assert "the GPU of rank 0 on node node0 is busy" in first[1]
-
-
-@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
-def test_the_time_that_a_rank_waits_for_its_gpu_is_counted_once(nodes: tuple[int, ...]) -> None:
-    """That is about 2 s here: more than half of the op's time, so twice that would be too much."""
-    with machine(delay_us=100_000) as pool, pool.job(nodes) as job:
-        found = job.run(programs.late_but_in_time, timeout=3.5, rounds=40)
-        assert found == ["done", "done"]
-
-
 def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over() -> None:
     variables = {"ALLFOLD_GPU_PATH": "pinned"}
     with machine(variables, hang_device_after=0) as pool, pool.unregistered((0, 0)) as job:
         job.enter(pool.services)
-        for rank, said in enumerate(job.run(programs.hang, timeout=1.0)):
+        for rank, said in enumerate(job.run(loss_programs.hang, timeout=1.0)):
             assert said.startswith("PeerMissing: op 0 of group")
             assert "missed its timeout of 1 s" in said
             assert f"the GPU of rank {rank} on node node0 is busy with what it was given" in said
@@ -95,13 +77,13 @@ def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over()
 
 
 def test_an_agent_whose_gpu_does_nothing_any_more_says_so_when_the_time_is_over() -> None:
-    """And serves others: to let go of memory of ranks that end, it would have to wait for ever."""
+    """Others are served: releasing the memory of ranks that end would mean to wait forever."""
     variables = {"FAKE_CUDA_HANG_DEVICE_AFTER": "12", "FAKE_CUDA_RELEASE_WAITS": "1"}
     with machine(agent_variables=variables) as pool, pool.unregistered((0, 0)) as job:
         job.enter(pool.services)
-        assert job.run(programs.keep_array) == [True, True]  # which no op uses
+        assert job.run(loss_programs.keep_array) == [True, True]  # which no op uses
         for _ in range(10):  # the proofs of four segments, and some ops
-            said = job.run(programs.hang, timeout=1.0)
+            said = job.run(loss_programs.hang, timeout=1.0)
             if said != ["done", "done"]:
                 break
         for each in said:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+from tests.cuda import loss_programs, programs
 from tests.cuda.conftest import machine
-from tests.support import cuda_programs as programs
-from tests.support.ranks import RankPool
+from tests.support.processes.ranks import RankPool
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +46,22 @@ def test_new_arrays_have_memory_that_nothing_is_on_its_way_to(
     slow: RankPool, nodes: tuple[int, ...], fails: bool
 ) -> None:
     with slow.job(nodes) as job:
-        assert job.run(programs.memory_after, numel=1 << 16, fails=fails) == [[], []]
+        assert job.run(loss_programs.memory_after, numel=1 << 16, fails=fails) == [[], []]
 
 
 @EACH
 def test_each_op_sees_what_the_one_before_it_left(pool: RankPool, nodes: tuple[int, ...]) -> None:
     with pool.job(nodes) as job:
         assert job.run(programs.chain, numel=70_000, steps=10) == [[]] * len(nodes)
+
+
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
+def test_a_gpu_that_is_late_for_one_op_fails_that_one_for_all(
+    slow: RankPool, nodes: tuple[int, ...]
+) -> None:
+    with slow.job(nodes) as job:
+        first, second = job.run(loss_programs.late_for_one)
+        assert first == second, "the ranks have different outcomes"
+        assert [first[0], first[2]] == ["done", "done"]
+        assert first[1].startswith("PeerMissing: op 1 of group")
+        assert "the GPU of rank 0 on node node0 is busy" in first[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
+
 from tests.support.require import requires
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def read(*paths: Path) -> list[Object]:
 
 @cache
 def built(folder: Path) -> list[Object]:
-    """What ``kubectl apply -k`` would send."""
+    """Return the objects that ``kubectl apply -k`` would send."""
     requires("kubectl")
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)],
@@ -69,14 +70,14 @@ class Container(NamedTuple):
         return str(self.environment[variable]["valueFrom"]["fieldRef"]["fieldPath"])
 
     def mount(self, path: str) -> tuple[Object, Object]:
-        """What is mounted at a path: the mount and its volume."""
+        """Return the mount at a path, and its volume."""
         (mount,) = (each for each in self.spec["volumeMounts"] if each["mountPath"] == path)
         (volume,) = (each for each in self.pod["volumes"] if each["name"] == mount["name"])
         return mount, volume
 
 
 def workloads(objects: Sequence[Object]) -> Iterator[Object]:
-    """What makes pods."""
+    """Iterate over the objects that make pods."""
     return (each for each in objects if "template" in each.get("spec", {}))
 
 

@@ -11,6 +11,8 @@ from string import Template
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+
+from allfold_agent import __version__
 from tests.deploy.manifests import (
     BASE_FILES,
     FILES,
@@ -25,8 +27,6 @@ from tests.deploy.manifests import (
     of_kind,
     read,
 )
-
-from allfold_agent import __version__
 
 IMAGES = {
     "agent": "allfold-agent",
@@ -89,7 +89,7 @@ def test_images_have_the_version_of_the_packages(objects: list[Object]) -> None:
 
 
 def own_overlay(folder: Path) -> list[Object]:
-    """What the page's overlay with a registry makes."""
+    """Return the objects of the page's overlay with a registry."""
     found = re.search(r"cat > mine/kustomization\.yaml <<END\n(.*?)^END$", PAGE, re.DOTALL | re.M)
     assert found
     shutil.copytree(FOLDER, folder / "deploy" / "kubernetes")
@@ -100,7 +100,7 @@ def own_overlay(folder: Path) -> list[Object]:
 
 
 def job_as_sent() -> Object:
-    """What the page's command hands to ``kubectl apply`` for a job."""
+    """Return the object that the page's command hands to ``kubectl apply`` for a job."""
     found = re.search(r"^sed .*?(?= \|$)", PAGE, re.M)
     assert found
     env = {**os.environ, "R": "registry/x", "TAG": "tag"}

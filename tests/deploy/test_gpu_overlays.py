@@ -1,4 +1,4 @@
-"""What the overlays for GPUs add to the agents of the base."""
+"""The additions of the overlays for GPUs to the agents of the base."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 import pytest
+
 from tests.deploy.manifests import FOLDER, OVERLAYS, PAGE, Object, built, of_kind, services
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -25,7 +26,7 @@ def agent(folder: str) -> tuple[Object, Object]:
 
 
 def added(folder: str, base: str, key: str) -> list[Object]:
-    """What a list of the container has beside what it has in the base; nothing is lost."""
+    """Return what a list of the container has beside the base's; it must have all of that, too."""
     ours, theirs = agent(folder)[1][key], agent(base)[1][key]
     assert all(each in ours for each in theirs)
     return [each for each in ours if each not in theirs]

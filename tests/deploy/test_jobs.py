@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from tests.deploy.manifests import FOLDER, JOB_FILES, JOBS, ROOT, Container, Object, jobs, read
 
 FOUND = jobs(read(*JOB_FILES))
@@ -91,3 +92,8 @@ def test_jobs_on_gpus_claim_one_for_each_rank() -> None:
 def claimed(container: Container) -> int:
     limits: Object = container.spec["resources"]["limits"]
     return int(limits.get("nvidia.com/gpu", 0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pods_of_a_job_may_start_minutes_apart(name: str) -> None:
+    assert FOUND[name].value("ALLFOLD_INIT_TIMEOUT") == "900"

@@ -1,4 +1,4 @@
-"""Who may talk to whom in deploy/kubernetes."""
+"""The network policies of deploy/kubernetes: the services and ports that each pod may reach."""
 
 from __future__ import annotations
 

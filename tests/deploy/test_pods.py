@@ -14,6 +14,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
+
+from allfold_agent.agent import Agent
+from allfold_agent.control_port import make_app
+from allfold_agent.settings import AgentSettings
+from allfold_orchestrator.http.app import create_app
+from allfold_orchestrator.settings import Settings
 from tests.deploy.manifests import (
     SERVICES,
     SOCKET_FOLDER,
@@ -25,12 +31,6 @@ from tests.deploy.manifests import (
     services,
     workloads,
 )
-
-from allfold_agent.agent import Agent
-from allfold_agent.control import make_app
-from allfold_agent.settings import AgentSettings
-from allfold_orchestrator.app import create_app
-from allfold_orchestrator.settings import Settings
 
 # Root, without a capability: see base/agent.yaml.
 ROOTS = {SOCKET_FOLDER}
@@ -189,7 +189,8 @@ def _application(service: str) -> FastAPI:
     if service == "orchestrator":
         return create_app(Settings(token=SecretStr("secret")))
     agent = SimpleNamespace(
-        settings=AgentSettings(token="secret"), enrolment=SimpleNamespace(problem="starting")
+        settings=AgentSettings.model_validate({"ALLFOLD_TOKEN": "secret"}),
+        registration=SimpleNamespace(problem="starting"),
     )
     return make_app(cast(Agent, agent))
 

@@ -1,4 +1,4 @@
-"""What the services of deploy/kubernetes are told, and their secrets."""
+"""The settings and secrets of the services of deploy/kubernetes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from allfold_agent.settings import AgentSettings
+from allfold_orchestrator.settings import Settings
 from tests.deploy.manifests import (
     FOLDER,
     NAME,
@@ -17,9 +19,6 @@ from tests.deploy.manifests import (
     services,
     workloads,
 )
-
-from allfold_agent.settings import AgentSettings
-from allfold_orchestrator.settings import Settings
 
 READ = {
     "agent": {str(field.validation_alias) for field in AgentSettings.model_fields.values()},
@@ -123,7 +122,7 @@ def created(text: str) -> set[str]:
 
 
 def mounted_secrets(container: Container) -> Iterator[tuple[str, Object]]:
-    """Where a container finds its secrets: the path and the volume of each."""
+    """Iterate over the path and the volume of each secret of a container."""
     for mount in container.spec.get("volumeMounts", ()):
         for volume in container.pod.get("volumes", ()):
             if volume["name"] == mount["name"] and "secret" in volume:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.support import docker
+
+from tests.support.processes import docker
 from tests.support.require import requires
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -104,7 +105,7 @@ def trained(up: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def ended(request: pytest.FixtureRequest, trained: Stack) -> Ending:
-    """What remained of the stack when it was stopped and taken down, after all other tests."""
+    """Stop the stack and take it down, after all other tests; return its exit codes and remains."""
     project = trained.project
     with ended_with_logs_of_failures(request, project):
         project.compose("stop", "--timeout", "10", *LONG_RUNNING)
@@ -181,7 +182,7 @@ def test_nothing_starts_before_what_it_depends_on_is_ready(up: Stack) -> None:
 
 
 def moments(stack: Stack, action: str) -> dict[str, int]:
-    """When each service first had an event of the kind, in nanoseconds."""
+    """Return the time of each service's first event of the kind, in nanoseconds."""
     first: dict[str, int] = {}
     for event in stack.events:
         if event["Action"] == action:

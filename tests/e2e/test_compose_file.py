@@ -1,4 +1,4 @@
-"""What docker-compose.yml and the images' helpers promise, checked without Docker."""
+"""The promises of docker-compose.yml and the images' helpers, checked without Docker."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What docker-compose.gpu.yml adds to docker-compose.yml; no GPU is needed."""
+"""The additions of docker-compose.gpu.yml to docker-compose.yml; no GPU is needed."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from tests.support import docker
+
+from tests.support.processes import docker
 from tests.support.require import requires
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Commands, commands
+
+from tests.support.processes.cli import Commands, commands
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OK = r"demo: ok accuracy=0\.9[5-9]\d\d ranks_identical=yes"
@@ -115,13 +116,13 @@ def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("wire", ["native", "int8"])
-def test_mixed_precision_trains_with_float32_master_weights(allfold: Commands, wire: str) -> None:
+def test_mixed_precision_trains_with_float32_master_weights(allfold: Commands) -> None:
+    """With the format that rounds most; without it there is one thing less to go wrong."""
     script = EXAMPLES / "train_mixed_precision.py"
-    status, out = run(allfold, *shape(2, 2), script, "--wire", wire)
+    status, out = run(allfold, *shape(2, 2), script, "--wire", "int8")
     assert status == 0, out
     last = out.splitlines()[-1]
-    assert re.fullmatch(rf"mixed precision: ok accuracy=0\.9[5-9]\d\d wire={wire}", last)
+    assert re.fullmatch(r"mixed precision: ok accuracy=0\.9[5-9]\d\d wire=int8", last)
 
 
 @pytest.mark.slow

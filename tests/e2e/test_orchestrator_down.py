@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.support import programs
-from tests.support.fixtures import pool_of_ranks, services_with
-from tests.support.ranks import Job, RankPool, failures
-from tests.support.redis_server import RedisServer
-from tests.support.require import requires
-from tests.support.services import Services
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import OrchestratorUnreachable, ServiceError
+from benchmarks.redis_server import RedisServer
+from tests.conformance import programs
+from tests.support.processes.fixtures import pool_of_ranks, services_with
+from tests.support.processes.ranks import Job, RankPool, failures
+from tests.support.processes.services import Services
+from tests.support.require import requires
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

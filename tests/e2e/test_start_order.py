@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support import programs
-from tests.support.ranks import RankPool, failures
-from tests.support.services import Services
 
 from allfold_core.errors import OrchestratorUnreachable
+from tests.conformance import programs
+from tests.support.processes.ranks import RankPool, failures
+from tests.support.processes.services import Services
 
 pytestmark = pytest.mark.slow
 

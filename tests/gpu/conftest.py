@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from functools import lru_cache
 
 import pytest
-from tests.support.ranks import RankPool
+
+from tests.support.processes.ranks import RankPool
+from tests.support.processes.services import Services
 from tests.support.require import required, requires
-from tests.support.services import Services
 from tests.torch_backend.conftest import TorchJob
 
 # The ways that tensors take to the agent, and what is set for them: the fastest is found.

@@ -1,4 +1,4 @@
-"""Where the tensors of a rank are, and GPUs that have something else to do. Used inside workers.
+"""The devices of a rank's tensors, and GPUs that are busy with something else. Used inside workers.
 
 Programs say ``device``: ``cuda``, ``cpu``, or ``mixed``, where every second rank has no GPU. On a
 CPU there are no streams, and nothing is ever busy.
@@ -38,7 +38,7 @@ def path_of(group: allfold.Group, device: torch.device) -> str:
 
 
 def lies_in_arena(group: allfold.Group, tensor: torch.Tensor) -> bool:
-    """Whether the agent reads and writes a tensor where it is."""
+    """Tell if the agent reads and writes a tensor in place."""
     arena = group.membership.session.arena
     if tensor.is_cuda:
         gpu = _gpu(group, tensor.device)
@@ -74,7 +74,7 @@ class Moment:
 
     @property
     def is_over(self) -> bool:
-        """Whether all before it is done; nobody waits for that here."""
+        """Tell, without waiting, if all work before it is done."""
         return self._event is None or bool(self._event.query())
 
 

@@ -1,13 +1,13 @@
-"""What ranks do when one of them, or an agent, is about to be gone."""
+"""Programs of ranks that lose one of them, or an agent."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from tests.gpu.devices import keep_busy, take
 
 import allfold
+from tests.gpu.devices import keep_busy, take
 
 _MIB = 1 << 20
 
@@ -52,7 +52,7 @@ _kept: list[torch.Tensor] = []
 
 
 def free_mib() -> int:
-    """What nobody on this machine has of the first GPU."""
+    """Return the free memory of the first GPU in MiB."""
     return int(torch.cuda.mem_get_info(0)[0]) // _MIB
 
 

@@ -1,4 +1,4 @@
-"""What ranks do on several streams; run by :mod:`tests.support.rank_worker`.
+"""Programs of ranks on several streams; run by :mod:`tests.support.processes.rank_worker`.
 
 Results are held up on the GPU: whoever does not wait for them there sees something else.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+import allfold
 from tests.gpu.devices import (
     Moment,
     delay_results,
@@ -19,8 +21,6 @@ from tests.gpu.devices import (
     synchronize,
     take,
 )
-
-import allfold
 
 NUMEL = 1 << 22
 BUSY_SECONDS = 1.5

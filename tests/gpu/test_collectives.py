@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.gpu import torch_programs as programs
 from tests.gpu.conftest import OP_SECONDS, PROGRAM_SECONDS, SHAPES, TEST_SECONDS
 from tests.support import cases, reference
 from tests.support.cases import digest
-from tests.support.ranks import Job, RankPool
+from tests.support.processes.ranks import Job, RankPool
 from tests.support.reference import BLOCKED, PLAIN, ROOTED, Collective
 from tests.torch_backend.conftest import TorchJob
 

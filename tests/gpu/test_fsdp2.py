@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.gpu import training_programs as programs
 from tests.gpu.conftest import TEST_SECONDS
 from tests.torch_backend.conftest import TorchJob

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.gpu import loss_programs as programs
-from tests.gpu.conftest import OP_SECONDS, PROGRAM_SECONDS, SHAPES, TEST_SECONDS
-from tests.support.ranks import Call, Failure, Job, RankPool, await_called, failures
-from tests.support.services import Services
-from tests.support.waiting import wait_until
 
 from allfold_core.errors import AgentLost, PeerLost, PeerMissing
+from tests.gpu import loss_programs as programs
+from tests.gpu.conftest import OP_SECONDS, PROGRAM_SECONDS, SHAPES, TEST_SECONDS
+from tests.support.processes.ranks import Call, Failure, Job, RankPool, await_called, failures
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(TEST_SECONDS)]
 

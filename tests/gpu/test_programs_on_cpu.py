@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.gpu import loss_programs, stream_programs, training_programs
 from tests.gpu.conftest import OP_SECONDS, SHAPES, Pool
 from tests.gpu.test_collectives import (
@@ -24,10 +25,10 @@ from tests.gpu.test_collectives import (
     is_defined,
     run_of_torch,
 )
-from tests.support.fixtures import services_with
-from tests.support.ranks import RankPool
+from tests.support.processes.fixtures import services_with
+from tests.support.processes.ranks import RankPool
+from tests.support.processes.services import Services
 from tests.support.reference import Collective
-from tests.support.services import Services
 from tests.torch_backend.conftest import TorchJob
 
 services = services_with("node0", "node1")

@@ -1,4 +1,4 @@
-"""What is done with a tensor on a GPU before a call and after ``wait`` is in order, on any stream.
+"""Work on a tensor of a GPU before a call and after ``wait`` is in order, on any stream.
 
 And the host waits for as little as possible: not for the GPU, unless the path is ``host``.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.gpu import stream_programs as programs
 from tests.gpu import training_programs
 from tests.gpu.conftest import OP_SECONDS, PROGRAM_SECONDS, SHAPES, TEST_SECONDS
-from tests.support.ranks import Job, Program, RankPool
+from tests.support.processes.ranks import Job, Program, RankPool
 from tests.torch_backend.conftest import TorchJob
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(TEST_SECONDS)]

@@ -1,4 +1,4 @@
-"""What ranks do with torch tensors on a device; run by :mod:`tests.support.rank_worker`.
+"""Programs with torch tensors on a device; run by :mod:`tests.support.processes.rank_worker`.
 
 What must come out is computed by NumPy: :mod:`tests.support.reference`.
 """
@@ -14,14 +14,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.gpu.devices import lies_in_arena, new_stream, on, path_of, take
-from tests.support import collective_programs, reference, tensors
-from tests.support.cases import digest
-from tests.support.reference import Collective
-from tests.torch_backend.in_group import check, in_group, total
 
 import allfold
 from allfold_core.errors import AllfoldError
+from tests.conformance import collective_programs
+from tests.gpu.devices import lies_in_arena, new_stream, on, path_of, take
+from tests.support import reference, tensors
+from tests.support.cases import digest
+from tests.support.reference import Collective
+from tests.torch_backend.in_group import check, in_group, total
 
 PLACES = ("plain", "strided", "odd", "arena", "odd arena")
 _SHOWN = 24
@@ -216,7 +217,7 @@ def of_cupy(group: allfold.Group) -> list[Any]:
 
 
 def two_places(group: allfold.Group) -> str:
-    """What a call on tensors of the host and of a GPU says, before anything is sent."""
+    """Return the error of a call on tensors of the host and of a GPU, before anything is sent."""
     home = take("cuda", group.rank)
     try:
         group.all_gather(torch.ones(2, device=home), torch.ones(2 * group.world_size))

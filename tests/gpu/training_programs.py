@@ -12,6 +12,13 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+import allfold
+from allfold.torch.hook import HookState, hook
 from tests.gpu.devices import (
     delay_results,
     keep_busy,
@@ -23,13 +30,6 @@ from tests.gpu.devices import (
 )
 from tests.torch_backend.in_group import in_group, world
 from tests.torch_backend.training_programs import Network, layers, shard_layers
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
-
-import allfold
-from allfold.torch.hook import HookState, hook
 
 STEPS = 6
 RELATIVE = 1e-6
@@ -83,7 +83,7 @@ def _close(ours: list[torch.Tensor], theirs: list[torch.Tensor], relative: float
 
 
 def _on_devices(home: torch.device) -> dict[str, Any]:
-    """What DDP wants to hear of them."""
+    """Return DDP's arguments for a device."""
     return {"device_ids": [home.index]} if home.type == "cuda" else {}
 
 
@@ -139,7 +139,7 @@ def _are_identical(model: nn.Module) -> None:
 def ddp_in_the_arena(
     rank: int, size: int, *, device: str, views: bool, hooked: bool
 ) -> dict[str, Any]:
-    """Whether the gradients lie in the arena after each step; they are always the right ones."""
+    """Tell if the gradients lie in the arena after each step; check that they are right."""
     home = take(device, rank)
     group = cast(Any, world()).group
     if hooked:
@@ -205,7 +205,7 @@ def ddp_hook(rank: int, size: int, *, device: str, wire: str | None) -> float:
 
 @in_group
 def futures(rank: int, size: int, *, device: str) -> list[float]:
-    """What a future gives is in order on the stream that is current; so is what a callback made."""
+    """Check that a future's value, and a callback's result, are in order on the current stream."""
     home = take(device, rank)
     group = cast(Any, world()).group
     with on(new_stream(home)):

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from allfold_orchestrator.app import create_app
+from allfold_core.schema import MESSAGE
+from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
-from allfold_orchestrator.store import Store
+from allfold_orchestrator.store.store import Store
 
 
 class ApiClient:
@@ -62,8 +63,7 @@ class ApiClient:
     async def group(self) -> dict[str, Any]:
         response = await self.http.get("/v1/groups/train")
         assert response.status_code == 200, response.text
-        view: dict[str, Any] = response.json()
-        return view
+        return body_of(response)
 
 
 @asynccontextmanager
@@ -81,6 +81,11 @@ async def serving(
         yield ApiClient(http, app)
 
 
+def body_of(response: httpx.Response) -> dict[str, Any]:
+    """The fields of an answer, without the number of its schema."""
+    return MESSAGE.read(response.json())
+
+
 def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     """The error of an answer, which must have this status and code."""
     assert response.status_code == status, response.text
@@ -88,3 +93,11 @@ def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]
     assert error.keys() == {"code", "message", "details"}
     assert error["code"] == code, error
     return error
+
+
+async def form(api: ApiClient, world_size: int = 2) -> None:
+    """A complete group, rank r on the r-th of the nodes a, b, c ..."""
+    for rank in range(world_size):
+        node = chr(ord("a") + rank)
+        assert (await api.register(node)).status_code == 200
+        assert (await api.join(rank, node, world_size=world_size)).status_code == 200

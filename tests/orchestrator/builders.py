@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allfold_orchestrator.group_state import (
+from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
     GroupState,
@@ -17,7 +17,7 @@ from allfold_orchestrator.group_state import (
     Reason,
     Rejected,
 )
-from allfold_orchestrator.membership import step
+from allfold_orchestrator.membership.membership import step
 
 GROUP = "train"
 
@@ -42,14 +42,8 @@ def join(
     return Join(rank, seat, GroupParams(of, timeout, strategies or {}))
 
 
-def leave(
-    rank: int,
-    reason: Reason = Reason.FINISHED,
-    *,
-    session: str | None = None,
-    epoch: int | None = None,
-) -> Leave:
-    return Leave(rank, f"s{rank}" if session is None else session, reason, epoch)
+def leave(rank: int, reason: Reason = Reason.FINISHED, *, session: str | None = None) -> Leave:
+    return Leave(rank, f"s{rank}" if session is None else session, reason)
 
 
 def play(

@@ -12,10 +12,12 @@ from typing import Protocol
 import pytest
 from fakeredis import FakeServer
 
-from allfold_orchestrator.clock import Clock
-from allfold_orchestrator.redis_client import Client, connect, connect_embedded
-from allfold_orchestrator.store import Store
-from tests.support.redis_server import RedisServer
+from allfold_orchestrator.membership.group_state import NodeInfo
+from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.store.clock import Clock
+from allfold_orchestrator.store.redis_client import Client, connect, connect_embedded
+from allfold_orchestrator.store.store import Store
+from benchmarks.redis_server import RedisServer
 from tests.support.require import requires
 
 LEASE_SECONDS = 5.0
@@ -64,7 +66,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Backend(Protocol):
-    """Where stores keep their state."""
+    """A Redis: all of its clients share one state."""
 
     def client(self) -> Client: ...
 
@@ -128,3 +130,8 @@ async def make_store(backend: Backend) -> AsyncIterator[MakeStore]:
 @pytest.fixture
 def store(make_store: MakeStore, clock: ManualClock) -> Store:
     return make_store(clock)
+
+
+async def register(store: Store, info: NodeInfo) -> None:
+    """Register a node that must not be refused."""
+    assert await store.nodes.register(NodeRecord(info, "0", 0.0)) is None

@@ -22,7 +22,7 @@ def record(message: str = "group complete", **facts: object) -> logging.LogRecor
 def test_a_json_line_has_the_facts_as_fields() -> None:
     line = json.loads(JsonLines().format(record(group="train", epoch=3)))
     assert line == {
-        "ts": "1970-01-01T00:00:00.007Z",
+        "ts": "1970-01-01T00:00:00+00:00",
         "level": "info",
         "logger": "allfold_orchestrator",
         "msg": "group complete",

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import background, bells, keys, redis_client, service
-from allfold_orchestrator.group_state import GroupState
-from allfold_orchestrator.redis_client import connect
-from allfold_orchestrator.store import Store
-from tests.orchestrator.api_client import ApiClient, serving
+from allfold_orchestrator import background, service
+from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.store import keys, redis_client
+from allfold_orchestrator.store import notifications as notifications
+from allfold_orchestrator.store.redis_client import connect
+from allfold_orchestrator.store.store import Store
+from benchmarks.redis_server import RedisServer
+from tests.orchestrator.api_client import ApiClient, body_of, serving
 from tests.orchestrator.conftest import Real
-from tests.support.redis_server import RedisServer
 from tests.support.waiting import until, within
 
 LONG_LEASE = 60.0
@@ -55,9 +57,9 @@ async def test_a_long_poll_on_one_replica_is_woken_by_a_join_on_another(
     await one.register("a")
     await one.join(0)
     waiting = asyncio.create_task(one.plan("s0", wait=30))
-    await until(lambda: one.store.bells._waiting, "the long-poll waits")
-    assert (await other.join(1)).json() == {"epoch": 1, "ready": True}
-    assert (await within(5, waiting)).json() == (await other.plan("s1")).json()
+    await until(lambda: one.store.notifications._waiting, "the long-poll waits")
+    assert body_of(await other.join(1)) == {"epoch": 1, "ready": True}
+    assert body_of(await within(5, waiting)) == body_of(await other.plan("s1"))
 
 
 async def test_a_lost_announcement_costs_a_second_and_no_hang(
@@ -66,7 +68,7 @@ async def test_a_lost_announcement_costs_a_second_and_no_hang(
     async def deaf(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("allfold_orchestrator.store.relay", deaf)
+    monkeypatch.setattr("allfold_orchestrator.store.store.relay", deaf)
     async with (
         serving(store=Store(real.client(), LONG_LEASE)) as one,
         serving(store=Store(real.client(), LONG_LEASE)) as other,
@@ -74,7 +76,7 @@ async def test_a_lost_announcement_costs_a_second_and_no_hang(
         await one.register("a")
         await one.join(0)
         waiting = asyncio.create_task(one.plan("s0", wait=30))
-        await until(lambda: one.store.bells._waiting, "the long-poll waits")
+        await until(lambda: one.store.notifications._waiting, "the long-poll waits")
         await other.join(1)
         assert (await within(5, waiting)).json()["ready"] is True
 
@@ -82,12 +84,12 @@ async def test_a_lost_announcement_costs_a_second_and_no_hang(
 async def test_after_an_outage_of_redis_announcements_are_heard_again(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bells, "RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(notifications, "RECONNECT_SECONDS", 0.01)
     heard: list[str] = []
     gaps: list[float] = []
     client = connect(own_redis.url)
     relaying = asyncio.create_task(
-        bells.relay(client, heard.append, lambda: gaps.append(monotonic()))
+        notifications.relay(client, heard.append, lambda: gaps.append(monotonic()))
     )
     await until(lambda: len(gaps) == 1, "it listens")
     own_redis.stop()
@@ -188,7 +190,7 @@ async def test_of_many_who_wait_only_the_first_looks_again_and_all_are_told(
     async def deaf(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("allfold_orchestrator.store.relay", deaf)
+    monkeypatch.setattr("allfold_orchestrator.store.store.relay", deaf)
     monkeypatch.setattr(service, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(service, "RECHECK_MAX_AGE", 0.01)
     ranks, looks = 40, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from allfold_core.plan import LinkModel
+from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.settings import Settings, parse_address
 
 
@@ -24,11 +24,13 @@ def test_the_names_are_the_documented_ones() -> None:
         "ALLFOLD_ORCHESTRATOR_LISTEN",
         "ALLFOLD_REDIS_URL",
         "ALLFOLD_TOKEN",
+        "ALLFOLD_ADMIN_TOKEN",
         "ALLFOLD_LEASE_SECONDS",
         "ALLFOLD_HEARTBEAT_SECONDS",
         "ALLFOLD_LINK_LATENCY",
         "ALLFOLD_LINK_BANDWIDTH",
         "ALLFOLD_LOG_FORMAT",
+        "ALLFOLD_LOG_LEVEL",
     ]
 
 
@@ -46,7 +48,7 @@ def test_the_defaults_are_for_a_laptop() -> None:
     assert settings.redis_url == "embedded"
     assert settings.token is None
     assert (settings.lease_seconds, settings.heartbeat_seconds) == (5.0, 1.0)
-    assert settings.links == LinkModel()
+    assert settings.links == LinkSettings()
 
 
 def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +61,7 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.redis_url == "redis://store:6379/0"
     assert settings.token is not None
     assert settings.token.get_secret_value() == "sesame"
-    assert settings.links.seconds_per_byte == 1e-9
+    assert settings.links == LinkSettings(None, 1e9)
 
 
 def test_an_empty_token_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +71,12 @@ def test_an_empty_token_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_token_is_not_shown() -> None:
     assert "sesame" not in repr(Settings(token="sesame"))  # type: ignore[arg-type]
+
+
+def test_the_administrator_has_a_token_of_his_own() -> None:
+    assert Settings(token="a", admin_token="b").admin_token is not None  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ"):
+        Settings(token="a", admin_token="a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,7 @@ def test_the_token_is_not_shown() -> None:
         ("link_bandwidth", 0),
         ("link_latency", float("nan")),
         ("log_format", "xml"),
+        ("log_level", "chatty"),
     ],
 )
 def test_values_that_cannot_work_are_refused(name: str, value: object) -> None:

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_core.plan import LinkModel
-from allfold_orchestrator import background, keys, wire
-from allfold_orchestrator.failures import Refusal
-from allfold_orchestrator.group_state import Formation
+from allfold_orchestrator import background, wire
+from allfold_orchestrator.membership.group_state import Formation, Leave, LinkSettings, Reason
 from allfold_orchestrator.service import Orchestrator
-from allfold_orchestrator.store import Store
+from allfold_orchestrator.store import keys, retention
+from allfold_orchestrator.store.failures import Refusal
+from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.sweeper import Grace, Sweeper
 from tests.orchestrator.builders import GROUP
 from tests.orchestrator.conftest import LEASE_SECONDS, Backend, Embedded, MakeStore, ManualClock
@@ -26,7 +26,7 @@ class Replica:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.service = Orchestrator(store, LinkModel())
+        self.service = Orchestrator(store, LinkSettings())
         self.sweeper = Sweeper(store, self.service)
 
     async def register(self, node: str, incarnation: str = "1") -> None:
@@ -57,7 +57,11 @@ class Replica:
         )
 
     async def state_of(self, node: str) -> str:
-        return {view.node: view.state for view in await self.service.nodes()}[node]
+        (view,) = [each for each in (await self.service.nodes("", 100)).nodes if each.node == node]
+        return view.state
+
+    async def groups(self) -> list[wire.GroupView]:
+        return (await self.service.groups("", 100)).groups
 
 
 @pytest.fixture
@@ -188,7 +192,7 @@ async def test_what_a_dying_replica_left_half_done_is_finished_by_another(
     await dying.join(0, "a")
     assert await dying.store.nodes.evict("a", "1")  # and here its power fails
     await other.sweeper.sweep()
-    assert (await other.service.groups()) == []
+    assert await other.groups() == []
     assert await other.store.nodes.evictions() == []
 
 
@@ -200,7 +204,7 @@ async def test_a_node_that_comes_back_finishes_what_was_left_of_its_earlier_life
     await dying.join(0, "a")
     assert await dying.store.nodes.evict("a", "1")
     await other.register("a")
-    assert await other.service.groups() == []
+    assert await other.groups() == []
     await other.join(0, "a")
     # The sweep of the first replica, which was only slow, goes on.
     await dying.service.clear_up("a", "1")
@@ -214,7 +218,7 @@ async def test_who_waits_for_a_plan_on_a_lost_node_is_told(
     await replica.join(0, "a")
     assert isinstance(await replica.service.plan(GROUP, 1, "s0", 0), Formation)
     waiting = asyncio.create_task(replica.service.plan(GROUP, 1, "s0", 30))
-    await until(lambda: replica.store.bells._waiting, "the long-poll waits")
+    await until(lambda: replica.store.notifications._waiting, "the long-poll waits")
     assert await run_for(replica, clock, LEASE_SECONDS + 2) == ["a"]
     with pytest.raises(Refusal) as caught:
         await waiting
@@ -237,6 +241,140 @@ async def test_a_group_that_cannot_be_read_keeps_no_other_from_being_told(
     assert await replica.store.nodes.evictions() == []
 
 
+DAMAGED = ["{", "[]", "null", '{"schema": 1}', '{"schema": 1, "info": {}}']
+NEWER = '{"schema": 2, "something": "else"}'
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+async def test_a_damaged_record_of_a_node_keeps_none_from_being_swept(
+    replica: Replica, clock: ManualClock, backend: Backend, text: str
+) -> None:
+    for node in ("damaged", "whole"):
+        await replica.register(node)
+        await replica.join(0, node, group=f"of-{node}")
+    client = backend.client()
+    await client.set(keys.node("damaged"), text)
+    await client.aclose()
+    assert sorted(await run_for(replica, clock, LEASE_SECONDS + 2)) == ["damaged", "whole"]
+    assert await replica.groups() == []
+    assert await replica.store.nodes.evictions() == []
+
+
+async def test_a_record_of_a_newer_version_is_left_alone_and_keeps_no_other_from_being_swept(
+    replica: Replica, clock: ManualClock, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    for node in ("newer", "whole"):
+        await replica.register(node)
+    client = backend.client()
+    await client.set(keys.node("newer"), NEWER)
+    assert await run_for(replica, clock, LEASE_SECONDS + 4) == ["whole"]
+    assert await client.get(keys.node("newer")) == NEWER
+    await client.aclose()
+    told = [m for m in caplog.messages if "has schema 2 and is read here up to schema 1" in m]
+    assert len(told) == 1
+
+
+async def test_a_key_that_holds_something_else_keeps_no_other_node_from_being_swept(
+    replica: Replica, clock: ManualClock, backend: Backend
+) -> None:
+    for node in ("changed", "whole"):
+        await replica.register(node)
+    client = backend.client()
+    await client.delete(keys.node("changed"))
+    await client.sadd(keys.node("changed"), "from outside")
+    await client.aclose()
+    assert await run_for(replica, clock, LEASE_SECONDS + 2) == ["whole"]
+
+
+async def test_a_node_with_a_damaged_record_registers_again_and_all_is_well(
+    replica: Replica, backend: Backend
+) -> None:
+    for node in ("a", "b"):
+        await replica.register(node)
+    client = backend.client()
+    await client.set(keys.node("a"), "{")
+    await client.set(keys.progress("b"), "{")
+    await client.aclose()
+    assert [view.node for view in (await replica.service.nodes("", 9)).nodes] == ["b"]
+    with pytest.raises(Refusal) as caught:
+        await replica.join(0, "a")
+    assert caught.value.status == 404  # upon which the agent registers
+    await replica.register("a")
+    await replica.join(0, "a")
+    assert [view.node for view in (await replica.service.nodes("", 9)).nodes] == ["a", "b"]
+
+
+async def test_a_node_cannot_replace_the_record_of_a_newer_version(
+    replica: Replica, backend: Backend
+) -> None:
+    client = backend.client()
+    await client.set(keys.node("a"), NEWER)
+    await client.aclose()
+    both = (replica.register("a"), replica.register("b"))
+    refused, registered = await asyncio.gather(*both, return_exceptions=True)
+    assert isinstance(refused, ServiceError)
+    assert refused.details["key"] == keys.node("a")
+    assert registered is None
+
+
+async def test_a_group_that_cannot_be_read_is_listed_as_such_among_the_others(
+    replica: Replica, backend: Backend
+) -> None:
+    await replica.register("a")
+    for group in ("damaged", "newer", "whole"):
+        await replica.join(0, "a", group=group)
+    client = backend.client()
+    await client.hset(keys.group("damaged"), mapping={"version": "x", "meta": "{"})
+    await client.hset(keys.group("newer"), mapping={"version": "x", "meta": NEWER})
+    await client.aclose()
+    phases = {view.group: view.phase for view in await replica.groups()}
+    assert phases == {"damaged": "unreadable", "newer": "unreadable", "whole": "forming"}
+    with pytest.raises(ServiceError, match="run the version that wrote it"):
+        await replica.service.group("newer")
+    with pytest.raises(ServiceError, match="it is damaged; delete it"):
+        await replica.service.group("damaged")
+
+
+async def test_what_is_over_does_not_pile_up(
+    replica: Replica, clock: ManualClock, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_DEPARTED", "MAX_IDLE_GROUPS", "MAX_TOMBSTONES"):
+        monkeypatch.setattr(retention, limit, 3)
+    client = backend.client()
+    for number in range(20):
+        node, group = f"n{number:02}", f"g{number:02}"
+        await replica.register(node)
+        await replica.beat(node)
+        await replica.join(0, node, of=1, group=group)
+        await replica.service.remove_node(node, "1")
+        clock.time += 1
+        await replica.sweeper.sweep()
+    for _ in range(3):
+        await replica.sweeper.sweep()
+    assert await replica.store.nodes.names() == ["n17", "n18", "n19"]
+    assert [view.group for view in await replica.groups()] == ["g17", "g18", "g19"]
+    left = await client.keys("*")  # type: ignore[attr-defined]
+    assert len(left) <= 4 + 3 * 5, sorted(left)
+    clock.time += retention.TOMBSTONE_SECONDS + 1
+    await replica.sweeper.sweep()
+    for _ in range(3):
+        await replica.store.groups.prune_some()
+    assert await client.keys("*") == []  # type: ignore[attr-defined]
+    await client.aclose()
+
+
+async def test_a_group_that_came_back_is_not_taken_for_one_that_is_over(
+    replica: Replica, clock: ManualClock
+) -> None:
+    await replica.register("a")
+    await replica.join(0, "a", of=1)
+    await replica.service.leave(GROUP, Leave(0, "s0", Reason.FINISHED))
+    await replica.join(0, "a", of=1)
+    clock.time += retention.TOMBSTONE_SECONDS + 1
+    await replica.store.retention.apply(clock.time)
+    assert [view.phase for view in await replica.groups()] == ["ready"]
+
+
 async def test_the_sweeper_says_what_keeps_it_from_sweeping(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +385,8 @@ async def test_the_sweeper_says_what_keeps_it_from_sweeping(
     monkeypatch.setattr(replica.store, "synchronize", fails)
     monkeypatch.setattr(replica.sweeper, "_pause", 0.001)
     task = asyncio.create_task(replica.sweeper.run())
-    await until(lambda: "a mistake of ours" in str(replica.sweeper.problem), "it is noticed")
+    await until(lambda: "the log says why" in str(replica.sweeper.problem), "it is noticed")
+    assert "a mistake of ours" in caplog.text
     assert not task.done()
     monkeypatch.undo()
     monkeypatch.setattr(replica.sweeper, "_pause", 0.001)

@@ -47,7 +47,7 @@ class Case:
 
 
 def inputs(op: str, dtype: str, numel: int, rank: int) -> Values:
-    """What ``rank`` brings."""
+    """Return the input of ``rank``."""
     index = np.arange(numel, dtype=np.int64)
     if dtype == "bool":
         return (index * 3 + rank) % 4 % 2

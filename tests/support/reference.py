@@ -1,4 +1,4 @@
-"""What every collective must give, computed block by block without Allfold.
+"""The right results of every collective, computed block by block without Allfold.
 
 What is folded are the small integers of :mod:`tests.support.cases`; what is only moved are random
 bits, whatever they mean in the element type.
@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
 from tests.support import cases
 from tests.support.cases import Bytes
 
@@ -98,7 +99,7 @@ def brought(case: Collective, rank: int, world_size: int) -> Bytes:
 
 
 def results(case: Collective, world_size: int) -> list[Bytes]:
-    """What every rank has in the end; nothing where it gets nothing."""
+    """Return the right result of every rank; nothing where it gets nothing."""
     given = [brought(case, rank, world_size) for rank in range(world_size)]
     match case.kind:
         case "all_reduce":

@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -45,7 +48,7 @@ def _curl() -> str | None:
 
 
 def _docker() -> str | None:
-    from tests.support import docker
+    from tests.support.processes import docker
 
     return docker.missing()
 
@@ -72,6 +75,16 @@ def _kubectl() -> str | None:
     return None if shutil.which("kubectl") else "there is no kubectl on the PATH"
 
 
+def _package_index() -> str | None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+    with TemporaryDirectory() as folder:
+        asked = [*pip, "--no-deps", "--retries", "0", "--dest", folder, "hatchling"]
+        reached = (
+            subprocess.run(asked, capture_output=True, check=False, timeout=60).returncode == 0
+        )
+    return None if reached else "pip reaches no package index"
+
+
 def _gpu() -> str | None:
     return None if Path("/dev/nvidiactl").exists() else "this machine has no NVIDIA GPU"
 
@@ -84,5 +97,6 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "cuda-bindings": _cuda_bindings,
     "nvrtc": _nvrtc,
     "kubectl": _kubectl,
+    "package-index": _package_index,
     "gpu": _gpu,
 }

@@ -1,4 +1,4 @@
-"""What a lossy wire may cost, derived from what each format promises for one rounding.
+"""The error bounds of a lossy wire, derived from what each format promises for one rounding.
 
 One rounding: a float format errs by at most its unit roundoff u times the magnitude; int8 by half
 of its scale, which is the greatest magnitude of the block divided by 127 (times 1 + 2^-15, because
@@ -35,14 +35,14 @@ _INT8_TINY = 127 * 2**-126
 
 
 def values(numel: int, rank: int, dtype: str = "float32") -> npt.NDArray[Any]:
-    """What a rank brings: of all signs and of sizes that differ by some thousands."""
+    """Return a rank's input: values of all signs and of sizes that differ by some thousands."""
     dice = np.random.default_rng([numel, rank])
     drawn = dice.normal(size=numel) * 2.0 ** dice.integers(-6, 7, numel)
     return drawn.astype(dtype)
 
 
 def roundings(kind: str, strategy: str, nodes: int) -> int:
-    """How often a contribution is encoded on its way to the result, at most.
+    """Return how often a contribution is encoded on its way to the result, at most.
 
     Up a tree once per level, and a result that all get once more by who has it; along a ring at
     every step; in halving and doubling at every halving, and once more for the odd nodes, which
@@ -86,7 +86,7 @@ def bound(wire: str, given: Sequence[Floats], times: int, greatest: float) -> Fl
 
 
 def arithmetic(dtype: str, given: Sequence[Floats]) -> Floats:
-    """What the additions themselves, and the last rounding of a half type, may cost."""
+    """Return the error of the additions themselves, and of the last rounding of a half type."""
     kept, result = {
         "float64": (2**-53, 2**-53),
         "float32": (2**-24, 2**-24),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from tests.torch_backend.in_group import TIMEOUT, check, in_group, total, world
 from torch.distributed.distributed_c10d import _coalescing_manager
+
+from tests.torch_backend.in_group import check, in_group, total
 
 DTYPES = (
     torch.float32,
@@ -172,7 +171,7 @@ def coalesced(rank: int, size: int) -> None:
     check(blocks, [[total(size)], [total(size)] * 2])
 
 
-def _isend(tensor: torch.Tensor, to: int, tag: int = 0) -> dist.Work:
+def isend(tensor: torch.Tensor, to: int, tag: int = 0) -> dist.Work:
     sending = dist.isend(tensor, to, tag=tag)
     assert sending is not None
     return sending
@@ -182,7 +181,7 @@ def _isend(tensor: torch.Tensor, to: int, tag: int = 0) -> dist.Work:
 def messages(rank: int, size: int) -> None:
     after, before = (rank + 1) % size, (rank - 1) % size
     got = torch.empty(3, dtype=torch.int64)
-    sending = _isend(torch.full((3,), rank), after, tag=7)
+    sending = isend(torch.full((3,), rank), after, tag=7)
     assert dist.recv(got, before, tag=7) == before
     sending.wait()
     check(got, [before] * 3)
@@ -238,7 +237,7 @@ def a_future_need_not_wait_for_another(rank: int, size: int) -> None:
     assert early.wait()[0].item() == size
     assert not late.done()
     dist.barrier()
-    sending = _isend(torch.tensor([float(rank)]), peer)
+    sending = isend(torch.tensor([float(rank)]), peer)
     check(late.wait()[0], [peer])
     sending.wait()
 
@@ -267,20 +266,8 @@ def groups(rank: int, size: int) -> None:
 
 
 @in_group
-def about_the_group(rank: int, size: int) -> None:
-    group: Any = world()
-    assert (group.rank(), group.size(), group.name()) == (rank, size, "allfold")
-    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "allfold")
-    assert group.group_name
-    assert group.group_desc == "default_pg"
-    assert group._get_backend(torch.device("cpu")) is group
-    dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
-    assert group.group.timeout == TIMEOUT.total_seconds()
-
-
-@in_group
 def unusual_dtypes(rank: int, size: int) -> None:
-    """What cannot be reduced is moved bit by bit, of any strides."""
+    """Check that dtypes that cannot be reduced are moved bit by bit, of any strides."""
     for name in (
         "uint16",
         "int4",
@@ -304,43 +291,6 @@ def unusual_dtypes(rank: int, size: int) -> None:
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-@in_group
-def in_a_profile(rank: int, size: int) -> dict[str, list[list[list[int]]]]:
-    """The shapes of all calls that a profile shows, by name; one op outlives the profile."""
-    peer = rank ^ 1
-    tensor, whole, block = torch.ones(2, 3), torch.ones(2 * size, 3), torch.empty(2, 3)
-    blocks = [torch.empty(2, 3) for _ in range(size)]
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-    ) as profile:
-        dist.all_reduce(tensor)
-        dist.broadcast(tensor, 0)
-        dist.reduce(tensor, 0)
-        dist.all_gather(blocks, tensor)
-        dist.all_gather_into_tensor(whole, tensor)
-        dist.gather(tensor, blocks if rank == 0 else None, 0)
-        dist.scatter(block, blocks if rank == 0 else None, 0)
-        dist.reduce_scatter(block, blocks)
-        dist.reduce_scatter_tensor(block, whole)
-        dist.all_to_all(blocks, list(whole.chunk(size)))
-        dist.all_to_all_single(torch.empty_like(whole), whole)
-        sending = _isend(tensor, peer)
-        dist.recv(block, peer)
-        sending.wait()
-        sending = _isend(tensor, peer)
-        dist.recv(block)
-        sending.wait()
-        dist.barrier()
-        longer = dist.all_reduce(tensor, async_op=True)
-    longer.wait()
-    shapes: dict[str, list[list[list[int]]]] = {}
-    for event in profile.events():
-        kind = event.name.removeprefix("allfold:")
-        if kind != event.name:
-            shapes.setdefault(kind, []).append(event.input_shapes)
-    return shapes
 
 
 @in_group
@@ -370,32 +320,3 @@ def all_reduce_once(rank: int, size: int) -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     check(tensor, [size])
-
-
-def bound_to_a_gpu(rank: int, world_size: int, agent: str, store: str) -> list[float]:
-    """A default group with a ``device_id``, as torch advises; there need not be that device."""
-    os.environ["ALLFOLD_SOCKET"] = agent
-    accelerator: Any = torch.accelerator
-    gpu = torch.device("cuda", 0)
-    with (
-        mock.patch.object(accelerator, "current_accelerator", lambda *_: torch.device("cuda")),
-        mock.patch.object(accelerator, "device_count", lambda: 1),
-    ):
-        dist.init_process_group(
-            "allfold",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=world_size,
-            timeout=TIMEOUT,
-            device_id=gpu,
-        )
-    try:
-        backend: Any = world()._get_backend(gpu)
-        assert not backend.supports_tensor_alloc(gpu)
-        assert not backend.supports_time_estimate
-        tensor = torch.tensor([rank + 1.0])
-        dist.all_reduce(tensor)
-        dist.all_reduce(tensor, group=dist.new_group())
-        return [float(each) for each in tensor]
-    finally:
-        dist.destroy_process_group()

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.support.fixtures import pool_of_ranks, services_with
-from tests.support.ranks import Call, Program, RankPool, results
-from tests.support.services import Services
+
+from tests.support.processes.fixtures import pool_of_ranks, services_with
+from tests.support.processes.ranks import Call, Program, RankPool, results
+from tests.support.processes.services import Services
 
 SHAPES = {"1x2": (0, 0), "2x2": (0, 0, 1, 1)}
 PROGRAM_SECONDS = 60.0
@@ -62,3 +63,9 @@ def torch_job(
 def two_nodes(services: Services, pool: RankPool) -> Iterator[TorchJob]:
     with ExitStack() as ending:
         yield TorchJob(services, pool, SHAPES["2x2"], ending)
+
+
+@pytest.fixture
+def one_node(services: Services, pool: RankPool) -> Iterator[TorchJob]:
+    with ExitStack() as ending:
+        yield TorchJob(services, pool, SHAPES["1x2"], ending)

@@ -1,4 +1,4 @@
-"""What ranks see when something goes wrong."""
+"""Programs of ranks in which something goes wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
-from tests.torch_backend.in_group import check, in_group, world
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from allfold import AllfoldError
+from tests.torch_backend.in_group import check, in_group, world
 
 
 def _error_of(call: Callable[[], object]) -> str:
@@ -62,10 +62,10 @@ def _raise(error: BaseException | None) -> None:
 
 @in_group
 def refused(rank: int, size: int) -> list[str]:
-    """What this rank alone can see to be wrong raises at the call, and sends nothing."""
+    """Return the errors that this rank alone can see: they raise at the call, and send nothing."""
     whole = torch.ones(4)
     messages = [
-        _error_of(lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64), dist.ReduceOp.AVG)),
+        _error_of(lambda: dist.all_reduce(torch.ones(4, dtype=torch.bool), dist.ReduceOp.AVG)),
         _error_of(lambda: dist.all_reduce(whole.expand(3, 4))),
         _error_of(lambda: dist.all_reduce(whole.to_sparse())),
         _error_of(lambda: dist.broadcast(whole.to("meta"), 0)),
@@ -78,7 +78,7 @@ def refused(rank: int, size: int) -> list[str]:
 
 @in_group
 def abort_a_sub_group(rank: int, size: int) -> tuple[str, float, str]:
-    """What comes of an op when rank 0 aborts the group, and how soon; and elsewhere.
+    """Return an op's error after rank 0 aborts the group, and how soon; and the error elsewhere.
 
     The last rank does not call it, so that it cannot end before.
     """

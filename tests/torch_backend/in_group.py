@@ -45,7 +45,7 @@ def in_group(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_gloo() -> None:
-    """Keep Gloo's groups for ever, so that their destructor does not run now (torch 2.13).
+    """Keep Gloo's groups until the process ends, so that no destructor runs now (torch 2.13).
 
     It waits for Gloo's threads with the GIL held, and one of them may still need the GIL to let go
     of the tensors of its last op.

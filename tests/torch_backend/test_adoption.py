@@ -12,7 +12,7 @@ import torch
 
 from allfold import _tensors
 from allfold._arena import Arena, host_memory
-from allfold._cuda.staging import record_stream
+from allfold._staging.cuda import record_stream
 from allfold.torch._adoption import adopt
 
 LARGE = 1 << 18  # elements of float32
@@ -27,7 +27,7 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def group(arena: Arena) -> Any:
-    """What an adoption needs of a group."""
+    """A group with the parts that an adoption needs."""
 
     def empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         made: torch.Tensor = _tensors.make(arena.array(numel * dtype.itemsize), (numel,), dtype)

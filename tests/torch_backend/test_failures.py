@@ -1,4 +1,4 @@
-"""Errors reach the training script as exceptions: never as values, never as a wait for ever."""
+"""Errors reach the training script as exceptions: never as values, never as an endless wait."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.cli import Commands, commands
-from tests.support.services import Services
+
+from tests.support.processes.cli import Commands, commands
+from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 from tests.torch_backend import failing_programs as programs
 from tests.torch_backend.conftest import TorchJob

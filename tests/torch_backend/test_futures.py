@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.fake_agent import FakeAgent
-from tests.support.waiting import wait_until
 
 import allfold
 from allfold import _work
@@ -18,6 +16,8 @@ from allfold.torch._progress import Progress
 from allfold.torch._work import Work
 from allfold.torch.hook import HookState
 from allfold_core.errors import AllfoldError
+from tests.support.fakes.fake_agent import FakeAgent
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def _works(group: allfold.Group, progress: Progress, count: int) -> list[Work]:
 
 
 def _leave_as_is(error: AllfoldError) -> None:
-    """What the agent of these tests answers needs no explanation."""
+    """Leave an error unexplained: the agent of these tests answers in full."""
 
 
 def test_futures_complete_while_nobody_waits(
@@ -154,7 +154,7 @@ def test_a_future_fails_when_the_agent_gives_no_outcome(
 ) -> None:
     monkeypatch.setattr(_work, "GRACE_SECONDS", 0.1)
     future = _works(group, progress, 1)[0].get_future()
-    with pytest.raises(RuntimeError, match=r"AgentLost.*is it stopped"):
+    with pytest.raises(RuntimeError, match=r"AgentLost.*it may be stopped"):
         future.wait()
 
 

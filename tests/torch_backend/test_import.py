@@ -1,9 +1,11 @@
-"""What importing torch or Allfold brings along, in interpreters of their own."""
+"""The modules that importing torch or Allfold brings along, in interpreters of their own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,21 +19,46 @@ def test_allfold_does_not_import_torch() -> None:
     assert run("import allfold, sys; print('torch' in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize("obstacle", ["", "sys.modules['allfold'] = None; "])
-def test_torch_knows_the_backend_and_imports_nothing_of_allfold(obstacle: str) -> None:
-    """Also where Allfold is broken: torch can be imported all the same."""
+FACTS = """
+import json, sys
+import torch
+known = torch.distributed.Backend.backend_capability
+of_torch = dict(name=torch.distributed.Backend("ALLFOLD"), devices=known["allfold"])
+of_torch["api"] = "allfold._api" in sys.modules
+import allfold.torch, allfold.torch.hook
+print(json.dumps([of_torch, dict(devices=known["allfold"], dynamo="torch._dynamo" in sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts() -> list[dict[str, Any]]:
+    """Return the facts after torch was imported, and after Allfold's backend was."""
+    found: list[dict[str, Any]] = json.loads(run(FACTS))
+    return found
+
+
+def test_torch_knows_the_backend_and_imports_nothing_of_allfold(
+    facts: list[dict[str, Any]],
+) -> None:
+    assert facts[0] == {"name": "allfold", "devices": ["cpu", "cuda", "xpu", "mps"], "api": False}
+
+
+def test_torch_can_be_imported_where_allfold_is_broken() -> None:
+    known = "torch.distributed.Backend.backend_capability"
     program = (
-        f"import sys; {obstacle}import torch; "
-        "print(torch.distributed.Backend('ALLFOLD'), 'allfold._api' in sys.modules, "
-        "torch.distributed.Backend.backend_capability['allfold'])"
+        f"import sys; sys.modules['allfold'] = None; import torch; print('allfold' in {known})"
     )
-    assert run(program) == "allfold False ['cpu', 'cuda', 'xpu', 'mps']\n"
-
-
-def test_the_backend_is_registered_for_the_same_devices_in_either_way() -> None:
-    known = "torch.distributed.Backend.backend_capability['allfold']"
-    program = f"import torch; first = {known}; import allfold.torch; print(first == {known})"
     assert run(program) == "True\n"
+
+
+def test_the_backend_is_registered_for_the_same_devices_in_either_way(
+    facts: list[dict[str, Any]],
+) -> None:
+    assert facts[0]["devices"] == facts[1]["devices"]
+
+
+def test_dynamo_is_not_imported_for_those_who_do_not_compile(facts: list[dict[str, Any]]) -> None:
+    assert not facts[1]["dynamo"]
 
 
 def test_torch_can_be_imported_where_it_has_nothing_to_register_with() -> None:

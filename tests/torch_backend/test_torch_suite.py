@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.services import ROOT, Services
-from tests.torch_backend.torch_suite_table import NOT_RUN, PASSED
 
 from allfold.cli._processes import Child, stop_all, wait_for
+from tests.support.processes.services import ROOT, Services
+from tests.torch_backend.torch_suite_table import NOT_RUN, PASSED
 
 RESULT_SECONDS = 110.0
 
@@ -37,7 +37,7 @@ class Suite:
         self.methods: list[str] = json.loads(self._line())
 
     def result(self, method: str) -> dict[str, Any]:
-        """What came of a method."""
+        """Return the answer of a test method."""
         while method not in self._results:
             answer = json.loads(self._line())
             self._results[answer["method"]] = answer

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tests.support.services import ROOT, Services
 
 from allfold.cli._processes import Child, stop_all, wait_for
+from tests.support.processes.services import ROOT, Services
 
 SECONDS = 200.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("options", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
-def test_a_training_runs_under_torchrun_with_a_running_agent(
-    services: Services, options: list[str]
-) -> None:
-    script = str(ROOT / "examples" / "train_ddp.py")
+def run_by_torchrun(services: Services, *arguments: str) -> str:
+    """Return the output of torchrun and its two ranks, on the machine of the second agent."""
     # A store of its own, on a port that is free.
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, script, "--epochs", "1", *options]
     here = {"ALLFOLD_SOCKET": services.socket_of("node1"), "TMPDIR": str(services.folder)}
-    log, log_of_agent = services.folder / "torchrun.log", services.folder / "node1.log"
-    before = log_of_agent.read_text().count(" 2 ranks")
+    log = services.folder / "torchrun.log"
     with log.open("wb") as out:
         env = services.environment() | here
+        command = [sys.executable, *launcher, *arguments]
         torchrun = Child("torchrun", command, env=env, stdout=out, stderr=subprocess.STDOUT)
     try:
         assert wait_for([torchrun], SECONDS), f"it hangs\n{log.read_text()}"
@@ -36,5 +31,44 @@ def test_a_training_runs_under_torchrun_with_a_running_agent(
         stop_all([torchrun], grace=30.0)
     text = log.read_text()
     assert torchrun.status == 0, text
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_a_training_runs_under_torchrun_with_a_running_agent(services: Services) -> None:
+    script = str(ROOT / "examples" / "train_ddp.py")
+    log_of_agent = services.folder / "node1.log"
+    before = log_of_agent.read_text().count(" 2 ranks")
+    text = run_by_torchrun(services, script, "--epochs", "1")
     assert " on allfold: ok accuracy=0." in text
     assert log_of_agent.read_text().count(" 2 ranks") > before
+
+
+DIES_AT_FIRST = """
+import os, sys
+if os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == sys.argv[1] + "0":
+    import torch.distributed as dist
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    # The other has come, and waits.
+    store.wait([f"default_pg/0//cpu//allfold/visit/{1 - int(sys.argv[1])}"])
+    os._exit(3)
+import torch, torch.distributed as dist
+dist.init_process_group("allfold")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print("sum", tensor.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("dead", ["0", "1"])
+def test_ranks_meet_after_one_died_before_the_group_was_open(
+    services: Services, tmp_path: Path, dead: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DIES_AT_FIRST)
+    text = run_by_torchrun(services, "--max-restarts", "1", str(script), dead)
+    assert text.count("sum 2.0") == 2, text

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ranks import Program
-from tests.torch_backend import training_programs as programs
-from tests.torch_backend.conftest import TorchJob
 
 from allfold.torch.hook import HookState
+from tests.support.processes.ranks import Program
+from tests.torch_backend import checkpoint_programs, hook_programs
+from tests.torch_backend import training_programs as programs
+from tests.torch_backend.conftest import TorchJob
 
 
 @pytest.mark.parametrize("options", [{}, {"sometimes": True}, {"no_sync": True}], ids=str)
@@ -58,7 +59,17 @@ def test_functional_collectives(torch_job: TorchJob) -> None:
 
 
 def test_a_distributed_checkpoint_is_saved_and_loaded(two_nodes: TorchJob, tmp_path: Path) -> None:
-    two_nodes.run(programs.checkpoint, folder=str(tmp_path))
+    two_nodes.run(checkpoint_programs.checkpoint, folder=str(tmp_path))
+
+
+def test_a_distributed_checkpoint_is_saved_in_the_background(
+    two_nodes: TorchJob, tmp_path: Path
+) -> None:
+    two_nodes.run(checkpoint_programs.checkpoint_in_the_background, folder=str(tmp_path))
+
+
+def test_a_sharded_model_takes_the_weights_of_rank_0(two_nodes: TorchJob) -> None:
+    two_nodes.run(checkpoint_programs.weights_that_rank_0_alone_has)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +94,7 @@ def test_what_torch_builds_on_it(two_nodes: TorchJob, program: Program) -> None:
 def test_the_hook_averages_gradients_beside_gloo(
     two_nodes: TorchJob, wire: str | None, feedback: bool, within: float
 ) -> None:
-    apart = two_nodes.run(programs.ddp_hook, backend="gloo", wire=wire, feedback=feedback)
+    apart = two_nodes.run(hook_programs.ddp_hook, backend="gloo", wire=wire, feedback=feedback)
     assert max(map(max, apart)) < within
     if wire in ("bfloat16", "int8"):
         assert max(map(max, apart)) > 1e-7, "nothing was rounded"
@@ -92,7 +103,7 @@ def test_the_hook_averages_gradients_beside_gloo(
 def test_feedback_makes_the_mean_of_many_steps_exact_for_each_model(two_nodes: TorchJob) -> None:
     for feedback in (True, False):
         for models in two_nodes.run(
-            programs.means_of_hooked_steps, backend="gloo", feedback=feedback
+            hook_programs.means_of_hooked_steps, backend="gloo", feedback=feedback
         ):
             for first, all_ in models:
                 assert first > 1e-3, "nothing was rounded"
@@ -100,13 +111,13 @@ def test_feedback_makes_the_mean_of_many_steps_exact_for_each_model(two_nodes: T
 
 
 def test_rebuilt_buckets_take_the_place_of_the_old_ones(two_nodes: TorchJob) -> None:
-    two_nodes.run(programs.buckets_of_another_size, backend="gloo")
+    two_nodes.run(hook_programs.buckets_of_another_size, backend="gloo")
 
 
 def test_models_have_series_of_their_own() -> None:
     first, second = HookState(wire="int8"), HookState(wire="int8")
     series = [
-        state.options(programs.bucket(torch.ones(4), index)).get("feedback")
+        state.options(hook_programs.bucket(torch.ones(4), index)).get("feedback")
         for state in (first, second)
         for index in (0, 1)
     ]
@@ -115,6 +126,6 @@ def test_models_have_series_of_their_own() -> None:
 
 
 def test_an_error_in_the_hook_raises_in_backward_on_every_rank(two_nodes: TorchJob) -> None:
-    first, *others = two_nodes.run(programs.a_hook_that_fails, backend="gloo")
+    first, *others = two_nodes.run(hook_programs.a_hook_that_fails, backend="gloo")
     assert all("MismatchError" in message and "rank 0" in message for message in others), others
     assert "PeerLost" in first  # the others, done with it, had left by then

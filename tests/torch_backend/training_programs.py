@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
-from tests.torch_backend.in_group import check, in_group, total, world
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -31,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import allfold
 from allfold.torch.hook import HookState, hook
+from tests.torch_backend.in_group import check, in_group, total, world
 
 STEPS = 8
 RELATIVE = 1e-6
@@ -55,12 +50,12 @@ class Network(nn.Module):
         return result
 
 
-def _seeded(make: Callable[[], nn.Module]) -> Any:
+def seeded(make: Callable[[], nn.Module]) -> Any:
     torch.manual_seed(0)
     return make()
 
 
-def _batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
+def batches(rank: int, steps: int = STEPS) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(rank)
     return (torch.randn(8, 16, generator=generator) for _ in range(steps))
 
@@ -87,7 +82,7 @@ def ddp(rank: int, size: int, *, sometimes: bool = False, no_sync: bool = False)
 
     def make(group: Any) -> Any:
         return DistributedDataParallel(
-            _seeded(lambda: Network(sometimes)),
+            seeded(lambda: Network(sometimes)),
             process_group=group,
             bucket_cap_mb=0.004,
             find_unused_parameters=sometimes,
@@ -95,7 +90,7 @@ def ddp(rank: int, size: int, *, sometimes: bool = False, no_sync: bool = False)
 
     models = _pair(make)
     optimizers = [torch.optim.SGD(model.parameters(), 0.05) for model in models]
-    for step, batch in enumerate(_batches(rank)):
+    for step, batch in enumerate(batches(rank)):
         alone = no_sync and step % 2 == 0
         for model in models:
             with model.no_sync() if alone else nullcontext():
@@ -114,14 +109,14 @@ WIDE = 600  # a layer of it fills a bucket that is moved to the arena
 
 @in_group
 def ddp_in_the_arena(rank: int, size: int, *, views: bool, hooked: bool) -> list[bool]:
-    """Whether the gradients lie in the arena after each step; they are always those of Gloo."""
+    """Tell if the gradients lie in the arena after each step; check that they are those of Gloo."""
     gloo, default = dist.new_group(backend="gloo"), cast(Any, world())
     group = default.group
     if hooked:
         group = allfold.init(rank=rank, world_size=size, group=f"{group.name}.hook")
     ours, theirs = (
         DistributedDataParallel(
-            _seeded(lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))),
+            seeded(lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))),
             process_group=each,
             bucket_cap_mb=1,
             gradient_as_bucket_view=views,
@@ -152,7 +147,7 @@ def _lies_in_arena(group: allfold.Group, tensor: torch.Tensor) -> bool:
 
 @in_group
 def memory_of_scripts(rank: int, size: int) -> None:
-    """What a script reduces itself stays in its own memory, also from inside a backward pass."""
+    """Check that what a script reduces itself stays in its own memory, also in backward."""
     group: Any = world()
     tensor = torch.ones(1 << 19)
     array = tensor.numpy()
@@ -177,7 +172,7 @@ def ddp_with_uneven_inputs(rank: int, size: int) -> None:
     for model in models:
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         with Join([model]):
-            for batch in _batches(rank, 3 + 2 * rank):
+            for batch in batches(rank, 3 + 2 * rank):
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -197,7 +192,7 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolic
 
 
 def _sharded(group: Any, policy: MixedPrecisionPolicy) -> Any:
-    return shard_layers(_seeded(layers), DeviceMesh.from_group(group, "cpu"), policy)
+    return shard_layers(seeded(layers), DeviceMesh.from_group(group, "cpu"), policy)
 
 
 @in_group
@@ -210,7 +205,7 @@ def fsdp2(rank: int, size: int, *, compute: str = "float32") -> None:
         # Gloo has no average: FSDP divides by itself there.
         model.set_force_sum_reduction_for_comms(model is models[1])
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        for batch in _batches(rank):
+        for batch in batches(rank):
             loss = model(batch).float().square().mean()
             loss.backward()
             optimizer.step()
@@ -225,9 +220,9 @@ def fsdp2(rank: int, size: int, *, compute: str = "float32") -> None:
 def fsdp2_in_half_precision(rank: int, size: int) -> None:
     """Gradients are bfloat16, and so is their mean: what float64 finds, rounded once."""
     model = _sharded(world(), MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16))
-    alone = _seeded(layers).bfloat16()
+    alone = seeded(layers).bfloat16()
     rounded_otherwise = 0
-    for batch in _batches(rank):
+    for batch in batches(rank):
         for each in (model, alone):
             each(batch.bfloat16()).float().square().mean().backward()
         for sharded, mine in zip(model.parameters(), alone.parameters(), strict=True):
@@ -247,9 +242,9 @@ def fsdp2_in_half_precision(rank: int, size: int) -> None:
 def hybrid_fsdp2(rank: int, size: int) -> None:
     """Sharded within pairs, replicated over them."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
-    model: Any = fully_shard(_seeded(lambda: nn.Linear(16, 4)), mesh=mesh)
-    plain = _seeded(lambda: nn.Linear(16, 4))
-    for batch in _batches(rank, 3):
+    model: Any = fully_shard(seeded(lambda: nn.Linear(16, 4)), mesh=mesh)
+    plain = seeded(lambda: nn.Linear(16, 4))
+    for batch in batches(rank, 3):
         model(batch).square().mean().backward()
         plain(batch).square().mean().backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -301,21 +296,6 @@ def functional(rank: int, size: int) -> None:
 
 
 @in_group
-def checkpoint(rank: int, size: int, *, folder: str) -> None:
-    mesh = init_device_mesh("cpu", (size,))
-    whole = torch.arange(4.0 * size)
-    state = {"weights": distribute_tensor(whole, mesh, [Shard(0)]), "step": 7}
-    save(state, checkpoint_id=Path(folder) / "checkpoint")
-    empty: dict[str, Any] = {
-        "weights": distribute_tensor(torch.zeros(4 * size), mesh, [Shard(0)]),
-        "step": 0,
-    }
-    load(empty, checkpoint_id=Path(folder) / "checkpoint")
-    assert empty["step"] == 7
-    check(empty["weights"].full_tensor(), whole)
-
-
-@in_group
 def pipeline(rank: int, size: int) -> None:
     """Stages that send activations forth and gradients back."""
     torch.manual_seed(0)
@@ -339,7 +319,7 @@ def pipeline(rank: int, size: int) -> None:
 @in_group
 def tensor_parallel(rank: int, size: int) -> None:
     model, plain = (
-        _seeded(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))) for _ in "12"
+        seeded(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))) for _ in "12"
     )
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(model, init_device_mesh("cpu", (size,)), plan)
@@ -355,110 +335,10 @@ def hooks_of_torch(rank: int, size: int) -> None:
         (default_hooks.fp16_compress_hook, None),
         (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)),
     ):
-        model = DistributedDataParallel(_seeded(lambda: nn.Linear(16, 4)))
+        model = DistributedDataParallel(seeded(lambda: nn.Linear(16, 4)))
         model.register_comm_hook(state, hook_)
-        for batch in _batches(rank, 4):
+        for batch in batches(rank, 4):
             model(batch).square().mean().backward()
         gradients = [torch.empty_like(model.module.weight) for _ in range(size)]
         dist.all_gather(gradients, model.module.weight.grad)
         assert all(torch.equal(each, gradients[0]) for each in gradients)
-
-
-_hooked = itertools.count()
-
-
-@in_group
-def ddp_hook(rank: int, size: int, *, wire: str | None, feedback: bool = True) -> list[float]:
-    """DDP over Gloo whose gradients Allfold averages; the losses of plain DDP come close."""
-    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
-    hooked, plain = (DistributedDataParallel(_seeded(Network), bucket_cap_mb=0.004) for _ in "12")
-    hooked.register_comm_hook(HookState(group, wire=wire, feedback=feedback), hook)
-    losses: list[list[float]] = [[], []]
-    for model, seen in ((hooked, losses[0]), (plain, losses[1])):
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for step, batch in enumerate(_batches(rank)):
-            loss = model(batch, step).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append(loss.item())
-    for parameter in hooked.parameters():
-        others = [torch.empty_like(parameter) for _ in range(size)]
-        dist.all_gather(others, parameter.detach())
-        assert all(torch.equal(other, parameter) for other in others), "ranks differ"
-    allfold.shutdown(group)
-    return [abs(one - other) for one, other in zip(*losses, strict=True)]
-
-
-class _Bucket:
-    def __init__(self, gradient: torch.Tensor, index: int) -> None:
-        self._gradient = gradient
-        self._index = index
-
-    def buffer(self) -> torch.Tensor:
-        return self._gradient
-
-    def index(self) -> int:
-        return self._index
-
-
-def bucket(gradient: torch.Tensor, index: int = 0) -> GradBucket:
-    """What the hook looks at in a bucket of DDP's, which DDP alone can make."""
-    return cast(GradBucket, _Bucket(gradient, index))
-
-
-@in_group
-def means_of_hooked_steps(
-    rank: int, size: int, *, feedback: bool, steps: int = 32
-) -> list[list[float]]:
-    """How far the mean of all steps is from the truth, for two models that take turns.
-
-    Each has one constant gradient. The error of the worst element, after one step and after all.
-    """
-    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
-    states = [HookState(group, wire="int8", feedback=feedback) for _ in "12"]
-    generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(1000, generator=generator) for _ in states]
-    sums = [torch.zeros(1000, dtype=torch.float64) for _ in states]
-    apart: list[list[float]] = [[], []]
-    for step in range(1, steps + 1):
-        for state, gradient, total_, seen in zip(states, gradients, sums, apart, strict=True):
-            total_ += hook(state, bucket(gradient * (rank + 1))).wait()
-            if step in (1, steps):
-                truth = gradient.double() * total(size) / size
-                seen.append((total_ / step - truth).abs().max().item())
-    allfold.shutdown(group)
-    return apart
-
-
-@in_group
-def buckets_of_another_size(rank: int, size: int) -> None:
-    """They begin with nothing owed, as in a model that begins."""
-    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
-    used, fresh = (HookState(group, wire="int8") for _ in "12")
-    generator = torch.Generator().manual_seed(rank)
-    large, small = torch.randn(1000, generator=generator), torch.randn(700, generator=generator)
-    hook(used, bucket(large.clone())).wait()
-    assert used.options(bucket(large)) == used.options(bucket(small))
-    expected = hook(fresh, bucket(small.clone())).wait()
-    check(hook(used, bucket(small.clone())).wait(), expected)
-    again = hook(used, bucket(small.clone())).wait()
-    assert not torch.equal(again, expected), "nothing is owed"
-    allfold.shutdown(group)
-
-
-@in_group
-def a_hook_that_fails(rank: int, size: int) -> str:
-    """What backward raises where rank 0 has called something else before."""
-    group = allfold.init(rank=rank, world_size=size, group=f"hook{next(_hooked)}")
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    model.register_comm_hook(HookState(group), hook)
-    if rank == 0:
-        group.barrier(async_op=True)
-    message = "nothing"
-    try:
-        model(torch.ones(2, 4)).sum().backward()
-    except RuntimeError as error:
-        message = str(error)
-    allfold.shutdown(group)
-    return message

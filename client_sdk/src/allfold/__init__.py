@@ -14,8 +14,6 @@ agents fold the tensors of their ranks and exchange the result with each other.
 
 from __future__ import annotations
 
-import logging
-
 from allfold._api import (
     all_gather,
     all_reduce,
@@ -37,6 +35,7 @@ from allfold._api import (
     world_size,
 )
 from allfold._group import Group
+from allfold._ranks import SingleProcessWarning
 from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
@@ -60,10 +59,11 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
     RegisterParamsMismatch,
     ServiceError,
+    UnknownArgument,
 )
 from allfold_core.operations import ReduceOp
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AgentLost",
@@ -89,6 +89,8 @@ __all__ = [
     "RegisterNotFirstOperation",
     "RegisterParamsMismatch",
     "ServiceError",
+    "SingleProcessWarning",
+    "UnknownArgument",
     "Work",
     "all_gather",
     "all_reduce",
@@ -109,5 +111,3 @@ __all__ = [
     "shutdown",
     "world_size",
 ]
-
-logging.getLogger("allfold").addHandler(logging.NullHandler())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -18,6 +19,13 @@ from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
 
+_ASSUMED = (
+    "allfold.init() takes this process for rank 0 of 1, because no launcher has numbered it. Start "
+    "the script with 'allfold run' or torchrun (which set RANK and WORLD_SIZE), or set "
+    "ALLFOLD_RANK and ALLFOLD_WORLD_SIZE. Where one process is all there is, say so: "
+    "init(rank=0, world_size=1)."
+)
+
 
 def init(
     *,
@@ -30,14 +38,15 @@ def init(
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
 ) -> Group:
-    """Take this process's seat in a group, and wait until every rank has taken its own.
+    """Join a group as one of its ranks, and wait until every rank has joined.
 
     The first group of a process is the default of all functions. Further groups of the same ranks,
     with other names, may be opened beside it; :func:`new_group` makes groups of some of them.
 
     Args:
         rank: this process, 0 to ``world_size - 1``. Default: what torchrun, Slurm, MPI or
-            Kubernetes say in the environment; one log line says which of them did.
+            Kubernetes say in the environment; one log line says which of them did. Where nothing
+            says it, this is rank 0 of 1, with a ``SingleProcessWarning``.
         world_size: the number of ranks, over all machines.
         group: its name (``ALLFOLD_GROUP``, else "default"). Jobs that share an orchestrator need
             different ones.
@@ -60,6 +69,8 @@ def init(
     name = group_name(group)
     info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
     log.info("group '%s': %s", name, info.describe())
+    if info.is_assumed:
+        warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=2)
     return open_group(
         name,
         info.rank,
@@ -81,7 +92,7 @@ def new_group(
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
 ) -> Group | None:
-    """A group of some ranks of another one, numbered from 0 in the order given.
+    """Make a group of some ranks of another one, numbered from 0 in the order given.
 
     Called by every rank that is in it, with the same arguments; a rank that is not may call it too,
     and gets ``None`` at once. A rank may be in any number of groups, with ops of all of them in
@@ -124,22 +135,22 @@ def shutdown(group: Group | None = None) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a group."""
+    """Return True if this process is in a group."""
     return len(registry) > 0
 
 
 def _chosen(group: Group | None) -> Group:
-    """The group that was given, or the first of the process."""
+    """Return the group that was given, or the first of the process."""
     return group or registry.default()
 
 
 def rank(group: Group | None = None) -> int:
-    """This process's rank in a group."""
+    """Return this process's rank in a group."""
     return _chosen(group).rank
 
 
 def world_size(group: Group | None = None) -> int:
-    """The number of ranks of a group."""
+    """Return the number of ranks of a group."""
     return _chosen(group).world_size
 
 
@@ -151,7 +162,7 @@ def all_reduce(
     group: Group | None = None,
     **options: Unpack[Options],
 ) -> Any:
-    """Fold the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
+    """Reduce the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
     return _chosen(group).all_reduce(tensor, op, factor=factor, **options)
 
 
@@ -164,7 +175,7 @@ def reduce(
     group: Group | None = None,
     **options: Unpack[Options],
 ) -> Any:
-    """Fold the tensors of all ranks into that of ``root``; see :meth:`Group.reduce`."""
+    """Reduce the tensors of all ranks into that of ``root``; see :meth:`Group.reduce`."""
     return _chosen(group).reduce(tensor, root, op, factor=factor, **options)
 
 
@@ -227,7 +238,7 @@ def reduce_scatter(
     group: Group | None = None,
     **options: Unpack[Options],
 ) -> Any:
-    """Fold the tensors of all ranks, each gets its block; see :meth:`Group.reduce_scatter`."""
+    """Reduce the tensors of all ranks, each gets its block; see :meth:`Group.reduce_scatter`."""
     return _chosen(group).reduce_scatter(
         inputs, output, op, factor=factor, counts=counts, **options
     )
@@ -257,7 +268,7 @@ def send(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give one rank a tensor; see :meth:`Group.send`."""
+    """Send a tensor to one rank; see :meth:`Group.send`."""
     return _chosen(group).send(tensor, to, tag=tag, timeout=timeout, async_op=async_op)
 
 
@@ -270,7 +281,7 @@ def recv(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Get a tensor of one rank, or of any; see :meth:`Group.recv`."""
+    """Receive a tensor from one rank, or from any; see :meth:`Group.recv`."""
     return _chosen(group).recv(tensor, source, tag=tag, timeout=timeout, async_op=async_op)
 
 
@@ -288,7 +299,7 @@ def empty(
     device: Any = "cpu",
     group: Group | None = None,
 ) -> Any:
-    """An uninitialized tensor in the arena, which collectives need not copy.
+    """Make an uninitialized tensor in the arena, which collectives need not copy.
 
     See :meth:`Group.empty`.
     """

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allfold_core.errors import ArenaExhausted
-from allfold_core.local_wire import Region
+from allfold_core.wire.local_wire import Region
 
 ALIGNMENT = 64
 FIRST_SEGMENT = 16 << 20
@@ -35,7 +35,7 @@ Share = Callable[[int, int, int], None]
 
 
 class Memory(Protocol):
-    """What a segment consists of.
+    """The memory that a segment consists of.
 
     Attributes:
         size: in bytes.
@@ -225,7 +225,7 @@ class Arena:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no memory, and never had."""
+        """True if it has no memory, and never had."""
         return not self._segments
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How the calls of one group reach the agent, and which of them are in flight."""
+"""The calls of one rank in one group on their way to the agent, and those in flight."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from itertools import count
 from threading import Lock
 from time import monotonic
 
-from allfold._calls.call import Call, PairCall
+from allfold._calls.call import Call, P2PCall
+from allfold._connection import GRACE_SECONDS
 from allfold._membership import Membership
-from allfold._session import GRACE_SECONDS
-from allfold._staging import Staged, stage
+from allfold._staging.choice import stage
+from allfold._staging.host import Staged
 from allfold._work import Work
-from allfold_core.local_wire import FIRST_PAIR, Message, OpMessage, PairMessage
+from allfold_core.errors import InvalidArgument
+from allfold_core.wire.local_wire import (
+    FIRST_PAIR,
+    MAX_OPEN_MESSAGES,
+    MAX_OPEN_OPS,
+    Message,
+    OpMessage,
+    P2PMessage,
+)
 
 _TIDY_EVERY = 64
 
@@ -22,16 +31,23 @@ class Channel:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._session = membership.session
+        self._connection = membership.session.connection
         self._lock = Lock()
         self._op_numbers = count()
         self._pair_numbers = count(FIRST_PAIR)
-        self._in_flight: dict[int, Work] = {}
+        self._ops: dict[int, Work] = {}
+        self._messages: dict[int, Work] = {}
 
     # Starting
 
     def start_op(self, call: Call, fingerprint: bytes, timeout: float) -> Work:
-        """Start a collective, which the agent gives so many seconds."""
+        """Start a collective, which the agent gives so many seconds.
+
+        While ``MAX_OPEN_OPS`` of them have no outcome, it waits for the oldest.
+
+        Raises:
+            AgentLost: the oldest should have had an outcome long ago.
+        """
 
         def message(number: int, staged: Staged) -> bytes:
             group = self._membership.number
@@ -39,14 +55,18 @@ class Channel:
                 group, number, timeout, staged.source, staged.target, fingerprint, staged.fence
             ).pack()
 
-        return self._start(call, self._op_numbers, message, timeout)
+        return self._start(call, self._op_numbers, message, timeout, self._ops, self._await_room)
 
-    def start_pair(self, call: PairCall, timeout: float) -> Work:
-        """Start a send or a receive."""
+    def start_pair(self, call: P2PCall, timeout: float) -> Work:
+        """Start a send or a receive.
+
+        Raises:
+            InvalidArgument: too many of them have no outcome.
+        """
         (view,) = call.inputs + call.outputs
 
         def message(number: int, staged: Staged) -> bytes:
-            return PairMessage(
+            return P2PMessage(
                 kind=call.kind,
                 group=self._membership.number,
                 seq=number,
@@ -59,7 +79,9 @@ class Channel:
                 fence=staged.fence,
             ).pack()
 
-        return self._start(call, self._pair_numbers, message, timeout)
+        return self._start(
+            call, self._pair_numbers, message, timeout, self._messages, self._check_room
+        )
 
     def _start(
         self,
@@ -67,40 +89,62 @@ class Channel:
         numbers: Iterator[int],
         message: Callable[[int, Staged], bytes],
         timeout: float,
+        in_flight: dict[int, Work],
+        make_room: Callable[[], None],
     ) -> Work:
         """Give the agent a call; one at a time, because calls are numbered as they go."""
-        session, group = self._session, self._membership
-        staged = stage(session, call, group.nodes)
+        connection, group = self._connection, self._membership
+        staged = stage(group.session, call, group.view.nodes)
         try:
             with self._lock:
+                make_room()
                 number = next(numbers)
                 packed = message(number, staged)
-                pending = session.expect((Message.OP, group.number, number))
-                session.send(packed, timeout + GRACE_SECONDS)
-                name = group.seat.group
-                work = Work(session, pending, name, number, staged, timeout, self._in_flight)
+                pending = connection.expect((Message.OP, group.number, number))
+                connection.send(packed, timeout + GRACE_SECONDS)
+                name = group.view.group
+                work = Work(connection, pending, name, number, staged, timeout, in_flight)
         except BaseException:
             staged.free()
             raise
-        if len(self._in_flight) % _TIDY_EVERY == 0:
+        if len(in_flight) % _TIDY_EVERY == 0:
             self._tidy()
         return work
+
+    def _await_room(self) -> None:
+        """Wait until one more collective may be in flight."""
+        while len(self._ops) >= MAX_OPEN_OPS:
+            for oldest in list(self._ops.values())[:1]:
+                oldest.settle()
+            self._tidy()
+
+    def _check_room(self) -> None:
+        """Refuse a message where too many are in flight: which of them ends first is not known."""
+        if len(self._messages) < MAX_OPEN_MESSAGES:
+            return
+        self._tidy()
+        if len(self._messages) >= MAX_OPEN_MESSAGES:
+            view = self._membership.view
+            raise InvalidArgument(
+                f"rank {view.rank} has {len(self._messages)} sends and receives in flight in group "
+                f"'{view.group}', the most there may be; wait for some of them first"
+            )
 
     # In flight
 
     def in_flight(self) -> list[Work]:
-        """What has no outcome yet, as far as this process knows."""
-        return list(self._in_flight.values())
+        """Return the handles of calls whose outcome this process does not know yet."""
+        return [*self._ops.values(), *self._messages.values()]
 
     def quiesce(self, seconds: float) -> bool:
-        """Whether everything in flight has an outcome within ``seconds``."""
+        """Wait up to ``seconds`` for all in flight; return True if every one has an outcome."""
         deadline = monotonic() + seconds
         return all(
             work.settle_within(max(0.0, deadline - monotonic())) for work in self.in_flight()
         )
 
     def _tidy(self) -> None:
-        """Take in replies, so that the agent can go on sending, and settle what is done."""
-        self._session.drain()
+        """Process replies, so that the agent can go on sending, and settle what is done."""
+        self._connection.drain()
         for work in self.in_flight():
             work.settle_if_done()

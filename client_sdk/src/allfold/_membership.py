@@ -11,8 +11,10 @@ from threading import Lock
 from typing import Any, Self
 
 from allfold._calls.arguments import checked_rank
-from allfold._calls.call import Seat
-from allfold._session import GRACE_SECONDS, Session
+from allfold._calls.call import EpochView, Seat
+from allfold._connection import GRACE_SECONDS
+from allfold._parting import Parting
+from allfold._session import Session
 from allfold._settings import GroupSettings
 from allfold_core.errors import (
     AgentLost,
@@ -22,7 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.local_wire import Message
+from allfold_core.wire.local_wire import Message
 
 log = logging.getLogger("allfold")
 
@@ -35,21 +37,20 @@ class Membership:
     """A seat that was taken. Made by :meth:`join`.
 
     Attributes:
-        session: the connection to the agent.
-        seat: the name of the group, the rank and the world size.
+        session: the connection to the agent, and the memory shared with it.
+        view: the group in its epoch, as the agent reported it.
         number: what the agent calls the group, for this process.
-        epoch: of the group.
-        nodes: how many the ranks are on.
         timeout: seconds until an op fails, as the ranks have agreed.
         left: whether the seat was given up.
     """
 
     def __init__(self, session: Session, seat: Seat, answer: Mapping[str, Any]) -> None:
         self.session = session
-        self.seat = seat
+        self._connection = session.connection
+        self.view = EpochView(
+            seat.group, answer["rank"], answer["world_size"], answer["epoch"], answer["nodes"]
+        )
         self.number: int = answer["number"]
-        self.epoch: int = answer["epoch"]
-        self.nodes: int = answer["nodes"]
         self.timeout: float = answer["timeout"]
         self.left = False
         self._leaving = Lock()
@@ -69,13 +70,13 @@ class Membership:
             "strategies": settings.strategies,
         }
         try:
-            answer = session.request(Message.JOIN, body, patience + GRACE_SECONDS)
+            answer = session.connection.request(Message.JOIN, body, patience + GRACE_SECONDS)
         except TimeoutError as error:
             if isinstance(error, PeerMissing):
                 raise
             raise PeerMissing(
-                f"the node agent at {session.path} gave no answer to the registration of "
-                f"rank {seat.rank} within {patience:g} s",
+                f"the node agent at {session.connection.path} gave no answer to the registration "
+                f"of rank {seat.rank} within {patience:g} s",
                 timeout=patience,
             ) from None
         return cls(session, seat, answer)
@@ -84,54 +85,59 @@ class Membership:
         """Refuse to work for a seat that was given up, or that another process took."""
         if self.left:
             raise error(
-                f"rank {self.seat.rank} has left group '{self.seat.group}'; call allfold.init again"
+                f"rank {self.view.rank} has left group '{self.view.group}'; call allfold.init again"
             )
-        self.session.check_process()
+        self._connection.check_process()
 
-    def leave(self) -> None:
+    def leave(self, parting: Parting) -> None:
         """Give up the seat. Where the agent is gone, there is nothing left to give up.
 
         Raises:
             MultipleUnregister: it was given up before, maybe by another thread just now.
         """
-        self._give_up(GRACE_SECONDS, "left group '%s' without the agent's word: %s")
+        self._give_up(GRACE_SECONDS, parting)
 
-    def abandon(self) -> None:
+    def abandon(self, parting: Parting) -> None:
         """Give up the seat with ops in flight: the others lose this rank, at once."""
-        self._give_up(_ABANDON_SECONDS, "gave up group '%s' without the agent: %s", lost=True)
+        self._give_up(_ABANDON_SECONDS, parting, lost=True)
 
-    def _give_up(self, seconds: float, warning: str, **how: bool) -> None:
+    def _give_up(self, seconds: float, parting: Parting, *, lost: bool = False) -> None:
         with self._leaving:
             self.check(MultipleUnregister)
             self.left = True
         try:
-            self.session.request(Message.LEAVE, {"number": self.number, **how}, seconds)
+            body = {"number": self.number, "lost": lost, **parting._asdict()}
+            self._connection.request(Message.LEAVE, body, seconds)
         except (AgentLost, TimeoutError) as error:
-            log.warning(warning, self.seat.group, error or "late")
+            log.warning(
+                "left group '%s' without an answer of the agent: %s",
+                self.view.group,
+                error or f"none came within {seconds:g} s",
+            )
 
     def explain(self, kind: str, nbytes: int) -> str:
         """The strategy that ``"auto"`` stands for."""
         self.check()
         request = {"number": self.number, "kind": kind, "nbytes": nbytes}
-        return str(self.session.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
+        return str(self._connection.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
 
     # Sub-groups
 
     def checked_members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The ranks of a sub-group; ``InvalidArgument`` where they cannot make one."""
         self.check()
-        members = tuple(checked_rank(self.seat, rank, "rank") for rank in ranks)
+        members = tuple(checked_rank(self.view, rank, "rank") for rank in ranks)
         if not members or len(set(members)) < len(members):
             raise InvalidArgument(
                 f"a group has at least one rank, and each once; got {list(members)} of "
-                f"group '{self.seat.group}'"
+                f"group '{self.view.group}'"
             )
         return members
 
     def subgroup_name(self, members: tuple[int, ...]) -> str:
         """The name of the next sub-group of these ranks: the same on all of them."""
-        name = self.seat.group
-        key = f"{name} {self.epoch} {members} {self._subgroups[members]}"
+        name = self.view.group
+        key = f"{name} {self.view.epoch} {members} {self._subgroups[members]}"
         return f"{name[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
 
     def count_subgroup(self, members: tuple[int, ...]) -> None:

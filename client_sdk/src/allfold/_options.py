@@ -1,16 +1,19 @@
-"""The options that all collectives share, and what they make of a call."""
+"""The options that all collectives share, checked and packed."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, TypedDict
 
 from allfold_core.codecs import Wire
-from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import MAX_MESSAGE
+from allfold_core.errors import InvalidArgument, UnknownArgument
 from allfold_core.operations import Fingerprint
+from allfold_core.wire.local_wire import MAX_MESSAGE
 
 LONGEST_SECONDS = 30 * 24 * 3600
 _LONGEST_FINGERPRINT = MAX_MESSAGE - 256
@@ -26,11 +29,66 @@ class Options(TypedDict, total=False):
     async_op: bool
 
 
+_KNOWN = Options.__annotations__.keys()
+# The words of torch.distributed, NCCL and MPI, and what Allfold's functions may call the same.
+_SYNONYMS = {
+    "src": ("root", "source"),
+    "dst": ("root", "to"),
+    "dest": ("root", "to"),
+    "comm": ("group",),
+    "reduce_op": ("op",),
+    "async_": ("async_op",),
+    "blocking": ("async_op",),
+    "out": ("output",),
+    "recvbuf": ("output", "tensor"),
+    "sendbuf": ("inputs", "tensor"),
+    "input": ("inputs", "tensor"),
+    "scatter_list": ("inputs",),
+    "gather_list": ("output",),
+    "input_split_sizes": ("send_counts",),
+    "output_split_sizes": ("receive_counts",),
+    "algorithm": ("strategy",),
+    "compression": ("wire",),
+}
+
+
+def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that a collective does not have.
+
+    Args:
+        function: the collective; its signature says which arguments it has beside the options.
+        options: the keyword arguments that its signature does not name.
+
+    Raises:
+        UnknownArgument: names the public function and the argument that was probably meant.
+    """
+    for name in options:
+        if name not in _KNOWN:
+            raise _unknown(function, name)
+
+
+def _unknown(function: Callable[..., Any], name: str) -> UnknownArgument:
+    own = [each for each in inspect.signature(function).parameters if each != "options"]
+    known = [*own, *_KNOWN, "group"]
+    meant = _meant(name, known)
+    advice = f"did you mean '{meant}'?" if meant else f"its arguments are {', '.join(known)}"
+    return UnknownArgument(
+        f"allfold.{function.__name__}() has no argument '{name}'; {advice}",
+        function=function.__name__,
+        argument=name,
+    )
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    synonyms = (each for each in _SYNONYMS.get(name, ()) if each in known)
+    return next(iter([*synonyms, *get_close_matches(name, known, 1)]), None)
+
+
 @lru_cache(maxsize=1024)
 def agreed(
     call: Fingerprint, strategy: str, wire: str | None, feedback: str | None, usual_wire: str
 ) -> bytes:
-    """What the ranks must agree on, packed: a call with its options.
+    """Pack what the ranks must agree on: a call with its options.
 
     Worked out once for all calls that are alike, because a training repeats its calls.
 
@@ -48,7 +106,7 @@ def agreed(
 
 
 def checked_wire(name: str) -> Wire:
-    """The wire format of a name; ``InvalidArgument`` lists what there is."""
+    """Return the wire format of a name; ``InvalidArgument`` lists what there is."""
     try:
         return Wire.from_label(name)
     except ValueError as error:
@@ -56,7 +114,7 @@ def checked_wire(name: str) -> Wire:
 
 
 def checked_seconds(source: str, value: Any) -> float:
-    """A time limit; ``InvalidArgument`` names where a bad one came from."""
+    """Return a time limit; ``InvalidArgument`` names where a bad one came from."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -81,7 +139,7 @@ def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:
 
 
 def _feedback_key(name: str | None) -> int:
-    """The number of a series of calls; 0 is that of none."""
+    """Return the number of a series of calls; 0 for none."""
     if name is None:
         return 0
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""What each source says about this process's rank: one reader per launcher, all pure.
+"""The sources of this process's rank: one reader per launcher, all pure.
 
 How the claims become one answer, and when two of them contradict, is in ``_ranks``.
 """
@@ -28,7 +28,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one source says.
+    """The rank and world size that one source gives.
 
     Attributes:
         names: the names of the rank and of the world size, for messages about a missing half.
@@ -55,7 +55,7 @@ class Claim:
 
     @property
     def readings(self) -> list[Reading]:
-        """What there is of rank and world size."""
+        """The rank and the world size, as far as they are given."""
         return [reading for reading in (self.rank, self.world_size) if reading is not None]
 
     def __str__(self) -> str:
@@ -67,13 +67,13 @@ class Claim:
 
 
 def arguments(rank: int | None, world_size: int | None) -> Claim:
-    """What the caller said."""
+    """Read the caller's arguments."""
     names = ("rank", "world_size")
     return Claim("arguments", names, _argument(names[0], rank), _argument(names[1], world_size))
 
 
 def own_variables(env: Environment) -> Claim:
-    """What ``ALLFOLD_*`` say."""
+    """Read ``ALLFOLD_RANK`` and ``ALLFOLD_WORLD_SIZE``."""
     names = ("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE")
     return Claim("environment", names, _number(env, names[0]), _number(env, names[1]))
 

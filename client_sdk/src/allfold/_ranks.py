@@ -1,4 +1,4 @@
-"""Which rank this process is, read from what started it.
+"""The rank of this process, read from what started it.
 
 :func:`resolve` looks at these sources, in this order:
 
@@ -42,9 +42,13 @@ from allfold_core.errors import InvalidArgument, RankSourcesContradict
 SINGLE_PROCESS = "single process"
 
 
+class SingleProcessWarning(UserWarning):
+    """``init`` found no number of this process anywhere, and took it for the only one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Who this process is.
+    """The number of this process in its job and on its machine.
 
     Attributes:
         rank: from 0 to ``world_size - 1``.
@@ -60,9 +64,14 @@ class RankInfo:
     local_world_size: int | None
     source: str
 
+    @property
+    def is_assumed(self) -> bool:
+        """True where no argument, variable or launcher has numbered this process."""
+        return self.source == SINGLE_PROCESS
+
     def describe(self) -> str:
         """One line for the log: ``rank 1 of 4 (from torchrun: RANK, WORLD_SIZE)``."""
-        origin = self.source if self.source == SINGLE_PROCESS else f"from {self.source}"
+        origin = self.source if self.is_assumed else f"from {self.source}"
         return f"rank {self.rank} of {self.world_size} ({origin})"
 
 
@@ -174,7 +183,7 @@ def _refuse_different_halves(first: Claim, second: Claim) -> None:
 
 
 def _compatible(inner: tuple[int, int] | None, outer: tuple[int, int] | None) -> bool:
-    """Whether both can be right: equal, or the outer one knows one process, or the nodes."""
+    """Return True if both can be right: equal, or the outer one numbers one process, or nodes."""
     if inner is None or outer is None or outer[1] <= 1:
         return True
     ranks_per_node, rest = divmod(inner[1], outer[1])

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
+from time import monotonic
 
 from allfold._calls.call import Seat
 from allfold._group import Group
 from allfold._membership import Membership
+from allfold._parting import Parting, at_exit, by_call
 from allfold._session import Session
 from allfold._settings import GroupSettings, socket_path
 from allfold_core.errors import (
@@ -74,14 +76,15 @@ class Registry:
     def _opened(self, membership: Membership, wire: str) -> Group:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
         with self._lock:
-            session, name = membership.session, membership.seat.group
+            session, name = membership.session, membership.view.group
             if session.lost is not None:
                 raise session.lost
             group = self._groups[name] = Group(membership, wire, self._forget)
             return group
 
-    def leave(self, group: Group | None = None) -> None:
+    def leave(self, group: Group | None = None, parting: Parting | None = None) -> None:
         """Leave a group, or all of them, in order; raises the first error once all are left."""
+        parting = parting or by_call()
         with self._lock:
             leaving = [group] if group is not None else list(self._groups.values())
         if not leaving:
@@ -89,7 +92,7 @@ class Registry:
         failures: list[AllfoldError] = []
         for each in leaving:
             try:
-                each.shutdown()
+                each.leave(parting)
             except AllfoldError as error:
                 failures.append(error)
         if failures:
@@ -97,20 +100,27 @@ class Registry:
 
     def leave_at_exit(self) -> None:
         """Leave all groups in order, unless ops are in flight."""
-        if self._session is None or self._session.pid != os.getpid():
+        if self._session is None or self._session.connection.pid != os.getpid():
             return
         seconds = patience_at_exit()
         if not all(group.quiesce(seconds) for group in list(self._groups.values())):
-            # Most likely an error is on its way out of the script: it must not wait for others. The
-            # agent tells them that this rank is gone.
+            # Most likely an error is on its way out of the script: it must not wait for others.
             log.warning("ops are still in flight at exit; their groups lose this rank")
-            self._session.close()
+            self._abandon_all(self._session)
             return
         try:
             if self._groups:
-                self.leave()
+                self.leave(parting=at_exit())
         except AllfoldError as error:
             log.warning("could not leave in order at exit: %s", error)
+
+    def _abandon_all(self, session: Session) -> None:
+        """Let the other ranks know why they lose this one, if the agent answers soon."""
+        deadline = monotonic() + _EXIT_SECONDS
+        for group in list(self._groups.values()):
+            if session.lost is None and monotonic() < deadline:
+                group.abandon(at_exit())
+        session.close()
 
     def _check_is_new(self, name: str) -> None:
         for seated in (self._groups.get(name), self._opening.get(name)):
@@ -123,10 +133,11 @@ class Registry:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
         if self._session is None:
             self._session = Session(agent or socket_path(), patience)
-        self._session.check_process()
-        if agent and agent != self._session.path:
+        self._session.connection.check_process()
+        used = self._session.connection.path
+        if agent and agent != used:
             raise InvalidArgument(
-                f"this process uses the node agent at {self._session.path} already, and can use "
+                f"this process uses the node agent at {used} already, and can use "
                 f"only one at a time, not also {agent}; leave its groups first"
             )
         return self._session

@@ -1,154 +1,54 @@
-"""The connection of this process to its node agent.
-
-There is no thread: whoever waits for a result reads the socket, and hands out what is not its own
-to the others that wait.
-"""
+"""A process's session at its node agent: a connection, and memory that both can reach."""
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import select
-import socket
-from collections.abc import Callable, Hashable
-from contextlib import suppress
-from threading import Condition, Lock
-from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from allfold._arena import Arena, host_memory
-from allfold_core.errors import (
-    AgentLost,
-    AgentUnreachable,
-    AllfoldError,
-    InvalidArgument,
-    from_dict,
-)
-from allfold_core.local_wire import (
-    MAX_MESSAGE,
-    PROTOCOL_VERSION,
-    SEGMENT,
-    Message,
-    pack_json,
-    unpack_json,
-    unpack_outcome,
-)
+from allfold._connection import Connection
+from allfold_core.errors import AgentLost
+from allfold_core.wire.local_wire import SEGMENT, Message
 
 if TYPE_CHECKING:
     from allfold._cuda.gpu import Gpu
 
-log = logging.getLogger("allfold")
-
-_RETRY_SECONDS = 0.05
-_LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
-_ANSWERS = {
-    Message.JOINED: Message.JOIN,
-    Message.LEFT: Message.LEAVE,
-    Message.EXPLAINED: Message.EXPLAIN,
-    Message.SHARED: Message.SHARE,
-}
-# The agent enforces deadlines; the SDK's own only catches an agent that hangs.
-GRACE_SECONDS = 5.0
-
-
-class Pending:
-    """Something that the agent has been asked for."""
-
-    __slots__ = ("answer", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.answer: dict[str, Any] = {}
-        self.error: AllfoldError | None = None
-
-    def outcome(self) -> dict[str, Any]:
-        """The answer that is there, or the error that came instead, raised."""
-        if self.error is not None:
-            raise self.error
-        return self.answer
-
 
 class Session:
-    """A connected socket, the arena behind it, and what is being waited for."""
+    """The connection to the agent, the arena that is shared with it, and the GPUs in use.
+
+    Args:
+        path: of the agent's socket.
+        timeout: seconds for each step of the beginning, and for the agent to take memory.
+    """
 
     def __init__(self, path: str, timeout: float) -> None:
-        self.path = path
-        self.pid = os.getpid()
+        self._patience = timeout
         self._numbers = itertools.count()
-        self.arena = Arena(host_memory(self._share), self._numbers)
         self._gpus: dict[int, Gpu] = {}
         self._opening = Lock()
-        self._patience = timeout
-        self._socket = _connect(path, monotonic() + timeout)
-        self._readable = select.poll()
-        self._readable.register(self._socket, select.POLLIN)
-        self._lock = Lock()
-        self._changed = Condition(self._lock)
-        self._reading = False
-        self._pending: dict[Hashable, Pending] = {}
-        self._requests = itertools.count(1)
-        self._lost: AgentLost | None = None
-        try:
-            self._greet(timeout)
-        except BaseException:
-            self.close()
-            raise
+        self.connection = Connection(path, timeout)
+        self.arena = Arena(host_memory(self._share), self._numbers)
 
     @property
     def lost(self) -> AgentLost | None:
         """Set when the agent is gone, and with it every group that was opened here."""
-        return self._lost
+        return self.connection.lost
 
-    # Asking
-
-    def request(
-        self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
-    ) -> dict[str, Any]:
-        """Ask for something rare (join, leave, share) and wait for the answer.
-
-        Args:
-            descriptor: of a file that is handed over with it.
-        """
-        number = next(self._requests)
-        key = (kind, number)
-        pending = self.expect(key)
-        message = pack_json(kind, {**body, "request": number})
-        if descriptor is None:
-            self.send(message, timeout)
-        else:
-            self._send_descriptor(message, descriptor, timeout)
-        return self.wait(pending, timeout)
-
-    def expect(self, key: Hashable) -> Pending:
-        """Announce that an answer will come."""
-        pending = Pending()
-        with self._lock:
-            if self._lost:
-                raise self._lost
-            self._pending[key] = pending
-        return pending
-
-    def send(self, message: bytes, timeout: float) -> None:
-        """Send one message; the agent has ``timeout`` seconds to take it.
-
-        Raises:
-            AgentLost: the agent is gone, or takes nothing.
-        """
-        self._hand_over(lambda: self._socket.send(message, socket.MSG_DONTWAIT), timeout)
+    def close(self) -> None:
+        """Disconnect, and let go of the memory."""
+        self.connection.close()
+        self.arena.close()
+        for gpu in self._gpus.values():
+            gpu.close()
 
     def _share(self, number: int, size: int, descriptor: int) -> None:
         message = SEGMENT.pack(Message.SEGMENT, number, size)
-        self._send_descriptor(message, descriptor, self._patience)
-
-    def _send_descriptor(self, message: bytes, descriptor: int, timeout: float) -> None:
-        flags = socket.MSG_DONTWAIT
-        self._hand_over(
-            lambda: socket.send_fds(self._socket, [message], [descriptor], flags), timeout
-        )
+        self.connection.send_descriptor(message, descriptor, self._patience)
 
     def gpu(self, ordinal: int) -> Gpu:
-        """The GPU of this number, opened at the first call of this process that needs it."""
+        """Return the GPU of this number, opened at the first call of this process that needs it."""
         if (known := self._gpus.get(ordinal)) is not None:
             return known
         from allfold._cuda.gpu import Agent, Gpu
@@ -156,8 +56,8 @@ class Session:
         with self._opening:
             if ordinal not in self._gpus:
                 agent = Agent(
-                    self._welcome.get("gpus", {}),
-                    self._welcome.get("no_gpu", "the agent folds on no GPU"),
+                    self.connection.welcome.get("gpus", {}),
+                    self.connection.welcome.get("no_gpu", "the agent folds on no GPU"),
                     self._numbers,
                     self._share,
                     self._share_gpu,
@@ -168,209 +68,9 @@ class Session:
     def _share_gpu(self, number: int, size: int, uuid: str, descriptor: int, proof: bytes) -> None:
         body = {"number": number, "size": size, "uuid": uuid, "proof": proof.hex()}
         try:
-            self.request(Message.SHARE, body, self._patience, descriptor)
+            self.connection.request(Message.SHARE, body, self._patience, descriptor)
         except TimeoutError:
-            raise self._lose(
-                f"the node agent at {self.path} has not opened memory of a GPU within "
+            raise self.connection.lose(
+                f"the node agent at {self.connection.path} has not opened memory of a GPU within "
                 f"{self._patience:g} s"
             ) from None
-
-    def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
-        """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
-        try:
-            if not _done(give):
-                self._await_room(give, timeout)
-        except (OSError, ValueError) as error:
-            raise self._lose(f"the node agent at {self.path} is gone: {error}") from error
-
-    def _await_room(self, give: Callable[[], int], timeout: float) -> None:
-        room = select.poll()
-        room.register(self._socket, select.POLLOUT)
-        deadline = monotonic() + timeout
-        while not _done(give):
-            left = deadline - monotonic()
-            if left <= 0:
-                reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
-                raise self._lose(f"the node agent at {self.path} {reason}")
-            room.poll(min(left, _LONGEST_WAIT) * 1000)
-
-    # Waiting
-
-    def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
-        """The answer, or the error that came instead.
-
-        Raises:
-            TimeoutError: none came in time; it may still be waited for.
-            AllfoldError: the agent's answer was an error, or the agent is gone.
-        """
-        if not self.wait_for(pending, timeout):
-            raise TimeoutError
-        return pending.outcome()
-
-    def wait_for(self, pending: Pending, timeout: float) -> bool:
-        """Whether the answer is there within ``timeout`` seconds."""
-        return self.wait_until(lambda: pending.done, timeout)
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Whether answers make a condition true within ``timeout`` seconds.
-
-        It is asked again whenever some have come.
-        """
-        deadline = monotonic() + timeout
-        while not condition():
-            left = deadline - monotonic()
-            if left <= 0:
-                return False
-            self._advance(condition, left)
-        return True
-
-    def poll(self, pending: Pending) -> bool:
-        """Whether the answer is there, taking in what has arrived without waiting."""
-        if not pending.done:
-            self._advance(lambda: pending.done, 0.0)
-        return pending.done
-
-    def drain(self) -> None:
-        """Take in what has arrived, so that the agent can go on sending."""
-        self._advance(lambda: False, 0.0)
-
-    def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
-        """Take in what comes, or wait while another thread does so."""
-        with self._lock:
-            if condition():
-                return
-            if self._reading:
-                self._changed.wait(min(timeout, _LONGEST_WAIT))
-                return
-            self._reading = True
-        try:
-            self._take_in(timeout)
-        finally:
-            with self._lock:
-                self._reading = False
-                self._changed.notify_all()
-
-    def _take_in(self, timeout: float) -> None:
-        """Wait for a message; where more are expected, take what is there already as well."""
-        data = self._receive(timeout)
-        while data is not None:
-            with self._lock:
-                self._dispatch(data)
-            data = self._receive(0.0) if self._pending else None
-
-    def _receive(self, timeout: float) -> bytes | None:
-        """The next message; ``None`` where none has come in time, or none will any more."""
-        try:
-            if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
-                return None
-            data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            self._lose(f"the node agent at {self.path} is gone: {error}")
-            return None
-        if not data:
-            self._lose(f"the node agent at {self.path} closed the connection")
-            return None
-        return data
-
-    def _dispatch(self, data: bytes) -> None:
-        kind = data[0]
-        if kind in (Message.DONE, Message.FAILED):
-            number, seq, body = unpack_outcome(data)
-            key = (Message.OP, number, seq)
-            if kind == Message.FAILED:
-                self._settle(key, {}, from_dict(body or {}))
-            else:
-                self._settle(key, body or {}, None)
-            return
-        body = unpack_json(data)
-        if kind == Message.REFUSED:
-            error_key = self._refused(body)
-            self._settle(error_key, {}, from_dict(body))
-        elif kind == Message.WELCOME:
-            self._settle(Message.HELLO, body, None)
-        elif kind in _ANSWERS:
-            self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
-
-    def _refused(self, body: dict[str, Any]) -> Hashable:
-        """What a refusal refers to: a request by its number, else the greeting."""
-        number = body.get("request")
-        asked = [(kind, number) for kind in _ANSWERS.values()]
-        return next((key for key in asked if key in self._pending), Message.HELLO)
-
-    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
-        pending = self._pending.pop(key, None)
-        if pending is None:
-            log.error("unexpected message from the node agent: %s %s", key, error or answer)
-            return
-        pending.answer, pending.error, pending.done = answer, error, True
-
-    def _lose(self, message: str) -> AgentLost:
-        with self._changed:
-            if self._lost is None:
-                self._lost = AgentLost(f"{message}. Its ops in flight are lost; call init again.")
-            for pending in self._pending.values():
-                pending.error, pending.done = self._lost, True
-            self._pending.clear()
-            self._changed.notify_all()
-            return self._lost
-
-    # Beginning and end
-
-    def _greet(self, timeout: float) -> None:
-        pending = self.expect(Message.HELLO)
-        hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
-        self.send(pack_json(Message.HELLO, hello), timeout)
-        try:
-            self._welcome = self.wait(pending, timeout)
-        except TimeoutError:
-            raise AgentUnreachable(
-                f"the node agent at {self.path} does not answer within {timeout:g} s"
-            ) from None
-
-    def check_process(self) -> None:
-        """Refuse to work in a forked child, whose replies its parent would take."""
-        if os.getpid() != self.pid:
-            raise InvalidArgument(
-                f"this connection belongs to process {self.pid}; a forked child is a rank of its "
-                "own and must call allfold.init itself (start it with 'spawn')"
-            )
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._lose("the session was closed")
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
-        self._socket.close()
-        self.arena.close()
-        for gpu in self._gpus.values():
-            gpu.close()
-
-
-def _done(give: Callable[[], int]) -> bool:
-    try:
-        give()
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _connect(path: str, deadline: float) -> socket.socket:
-    """Connect, waiting for an agent that is still starting."""
-    while True:
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # An agent that is stopped while its queue is full would let a blocking connect wait.
-        connected.setblocking(False)
-        try:
-            connected.connect(path)
-            connected.setblocking(True)
-            return connected
-        except OSError as error:
-            connected.close()
-            if isinstance(error, PermissionError) or monotonic() > deadline:
-                raise AgentUnreachable(
-                    f"no node agent listens on {path} ({error.strerror}). Start one with "
-                    "'allfold agent', start the script with 'allfold run', or set ALLFOLD_SOCKET."
-                ) from error
-        sleep(_RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet

@@ -1,19 +1,20 @@
-"""What the arguments of ``init`` leave open: from the environment, else a default."""
+"""Settings that the arguments of ``init`` leave open: from the environment, else a default."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
 from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
-from allfold_core.compiler import parse_overrides
 from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import default_socket
+from allfold_core.schedules.registry import parse_overrides
+from allfold_core.wire.local_wire import default_socket
 
 DEFAULT_GROUP = "default"
 DEFAULT_TIMEOUT = 300.0
@@ -25,7 +26,7 @@ _GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group works; see :func:`allfold.init`."""
+    """The settings of a group; see :func:`allfold.init`."""
 
     timeout: float
     init_timeout: float
@@ -40,17 +41,17 @@ class GroupSettings:
         strategies: str | Mapping[str, str] | None,
         wire: str | None,
     ) -> Self:
-        """What was given, or what holds instead; ``InvalidArgument`` for what cannot work."""
+        """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work."""
         return cls(
             _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT),
             _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT),
             _overrides(strategies),
-            checked_wire(wire or os.environ.get("ALLFOLD_WIRE") or Wire.NATIVE.label).label,
+            _wire(wire),
         )
 
 
 def group_name(given: str | None) -> str:
-    """The name of the group to open; ``InvalidArgument`` for what cannot be one."""
+    """Return the name of the group to open; ``InvalidArgument`` for what cannot be one."""
     name = given or os.environ.get("ALLFOLD_GROUP") or DEFAULT_GROUP
     if not _GROUP_NAME.fullmatch(name):
         raise InvalidArgument(
@@ -60,7 +61,7 @@ def group_name(given: str | None) -> str:
 
 
 def socket_path() -> str:
-    """Where the node agent listens, if nobody says otherwise."""
+    """Return the path of the node agent's socket where the caller gives none."""
     given = os.environ.get("ALLFOLD_SOCKET")
     return given or default_socket(os.environ, os.getuid(), tempfile.gettempdir())
 
@@ -71,9 +72,26 @@ def _seconds(name: str, given: float | None, variable: str, default: float) -> f
     return checked_seconds(variable, os.environ.get(variable, default))
 
 
+def _wire(given: str | None) -> str:
+    if given:
+        return checked_wire(given).label
+    with _naming("ALLFOLD_WIRE"):
+        return checked_wire(os.environ.get("ALLFOLD_WIRE") or Wire.NATIVE.label).label
+
+
 def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:
     if isinstance(strategies, Mapping):
-        text = ";".join(f"{kind}={name}" for kind, name in strategies.items())
-    else:
-        text = strategies if strategies is not None else os.environ.get("ALLFOLD_STRATEGY", "")
-    return parse_overrides(text)
+        return parse_overrides(";".join(f"{kind}={name}" for kind, name in strategies.items()))
+    if strategies is not None:
+        return parse_overrides(strategies)
+    with _naming("ALLFOLD_STRATEGY"):
+        return parse_overrides(os.environ.get("ALLFOLD_STRATEGY", ""))
+
+
+@contextmanager
+def _naming(variable: str) -> Iterator[None]:
+    """Begin the message of a refused value with the variable that has it."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{variable}: {error.message}") from None

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from ctypes import memmove
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from allfold._arena import Block, Bytes
+from allfold._elements import element_of_array, element_of_torch
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
@@ -73,7 +73,7 @@ class TensorView:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Its device, in words."""
         if self.gpu is not None:
             return f"cuda:{self.gpu}"
         return str(self.tensor.device) if self.is_torch else "the host"
@@ -98,11 +98,11 @@ class TensorView:
             given[...] = _shaped(block, start, self.nbytes, given)
 
     def stays(self) -> bool:
-        """Whether the memory is still the tensor's: torch lets anybody resize a storage."""
+        """Return True if the memory is still the tensor's: torch lets anybody resize a storage."""
         return not self.is_torch or self.tensor.data_ptr() == self.address
 
     def copyable(self) -> Any:
-        """The tensor, of a type that torch can copy: of those of a byte it cannot copy all."""
+        """Return the tensor in a type that torch can copy: it lacks some of those of one byte."""
         if not self.is_torch:
             return self.tensor
         data = self.tensor.detach()
@@ -145,7 +145,7 @@ def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorVie
 
 
 def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> TensorView:
-    element = _element_of_array(array.dtype, folded)
+    element = element_of_array(array.dtype, folded)
     flags = array.flags
     if written and not flags.writeable:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
@@ -166,7 +166,7 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
         or tensor.is_quantized
     ):
         raise InvalidArgument(_why_not(tensor, torch))
-    element = _element_of_torch(tensor.dtype, folded)
+    element = element_of_torch(tensor.dtype, folded)
     shape = tuple(tensor.shape)
     _check_dimensions(len(shape))
     contiguous = tensor.is_contiguous()
@@ -192,7 +192,7 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
     shape = tuple(about["shape"])
     _check_dimensions(len(shape))
     dtype = np.dtype(about["typestr"])
-    element = _element_of_array(dtype, folded)
+    element = element_of_array(dtype, folded)
     address, read_only = about["data"]
     if written and read_only:
         raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
@@ -228,7 +228,7 @@ def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _why_not(tensor: Any, torch: Any) -> str:
-    """Why something is no plain array of numbers in some memory, and what to do."""
+    """Return why a tensor is no plain array of numbers in memory, and what to do."""
     if tensor.is_nested:
         return "the tensor is nested; move those of tensor.unbind() one by one"
     if tensor.layout is not torch.strided:
@@ -236,43 +236,6 @@ def _why_not(tensor: Any, torch: Any) -> str:
     if tensor.is_meta:
         return "the tensor is on meta and has no data; use torch.empty_like(tensor, device='cpu')"
     return f"the tensor is quantized ({tensor.dtype}); use tensor.int_repr()"
-
-
-class _Element(NamedTuple):
-    """How Allfold sees an element: of what type, how many of them (as a shape), in what size."""
-
-    dtype: DType
-    inner: tuple[int, ...]
-    itemsize: int
-    is_complex: bool
-
-
-@lru_cache(maxsize=256)
-def _element_of_array(dtype: np.dtype[Any], folded: bool) -> _Element:
-    if dtype.hasobject:
-        raise InvalidArgument(f"the array holds Python objects ({dtype}), not numbers")
-    if not dtype.isnative:
-        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
-    return _element(dtype.name, dtype.itemsize, folded)
-
-
-@lru_cache(maxsize=256)
-def _element_of_torch(dtype: Any, folded: bool) -> _Element:
-    return _element(str(dtype).removeprefix("torch."), dtype.itemsize, folded)
-
-
-_COMPLEX = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
-
-
-def _element(label: str, itemsize: int, folded: bool) -> _Element:
-    if label in _COMPLEX:
-        return _Element(_COMPLEX[label], (2,), itemsize, True)
-    try:
-        return _Element(DType.from_label(label), (), itemsize, False)
-    except ValueError as error:
-        if folded:
-            raise InvalidArgument(str(error)) from None
-        return _Element(DType.UINT8, (itemsize,), itemsize, label.startswith("complex"))
 
 
 def _check_dimensions(count: int) -> None:
@@ -290,7 +253,7 @@ def _check_strides(shape: Sequence[int], strides: Sequence[int], step: int) -> N
 
 
 def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
-    """Whether elements may share memory; ``strides`` count in what an element has ``step`` of.
+    """Return True if elements may share memory; ``strides`` have the unit of ``step``.
 
     As in torch, an interleaving of dimensions that happens to touch nothing twice counts as well.
     """
@@ -330,65 +293,3 @@ def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:
     if torch is not None and isinstance(dtype, torch.dtype):
         return torch.from_numpy(memory).view(dtype).reshape(tuple(shape))
     return memory.view(np.dtype(dtype)).reshape(tuple(shape))
-
-
-def itemsize_of(dtype: Any) -> int:
-    """The bytes of an element of a NumPy or torch dtype (or NumPy's name of one)."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        return int(dtype.itemsize)
-    try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidArgument(f"{dtype!r} is not a dtype of NumPy or torch: {error}") from None
-    if found.hasobject:
-        raise InvalidArgument(f"an array of {found} holds Python objects, not numbers")
-    return found.itemsize
-
-
-_LONGEST_NAME = 32
-_TORCH_ON_GPU = 2
-ABOUT_SIZE = 3 + _LONGEST_NAME + MAX_DIMENSIONS
-"""Numbers in what :func:`describe` makes."""
-
-
-def describe(tensor: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """What another rank must know to make a tensor like this one, as numbers.
-
-    Raises:
-        InvalidArgument: it is not one that Allfold can move, or its type has no name.
-    """
-    seen = view(tensor, written=False, folded=False)
-    name = str(tensor.dtype).removeprefix("torch.") if seen.is_torch else tensor.dtype.str
-    if len(name) > _LONGEST_NAME or (not seen.is_torch and np.dtype(name) != tensor.dtype):
-        raise InvalidArgument(f"the type {tensor.dtype} has no name that another rank would know")
-    shape = tuple(tensor.shape)
-    about = np.zeros(ABOUT_SIZE, np.int64)
-    kind = _TORCH_ON_GPU if seen.is_torch and seen.gpu is not None else int(seen.is_torch)
-    about[:3] = (kind, len(name), len(shape))
-    about[3 : 3 + len(name)] = list(name.encode("ascii"))
-    about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + len(shape)] = shape
-    return about
-
-
-def described(about: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-    """A fresh tensor like the one that was described; ``None`` where none was.
-
-    A torch tensor where torch is loaded and it was one, on the current GPU where there is one and
-    it was on one; else an array.
-    """
-    kind, length, ndim = (int(value) for value in about[:3])
-    if not length:
-        return None
-    name = bytes(about[3 : 3 + length].astype(np.uint8)).decode("ascii")
-    shape = tuple(int(size) for size in about[3 + _LONGEST_NAME : 3 + _LONGEST_NAME + ndim])
-    torch = sys.modules.get("torch")
-    if kind and torch is not None:
-        on_gpu = kind == _TORCH_ON_GPU and torch.cuda.is_available()
-        return torch.empty(shape, dtype=getattr(torch, name), device="cuda" if on_gpu else "cpu")
-    try:
-        return np.empty(shape, np.dtype(name))
-    except TypeError:
-        raise InvalidArgument(
-            f"the tensor is {name}, which NumPy lacks: import torch first"
-        ) from None

@@ -8,16 +8,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from allfold._session import GRACE_SECONDS, Pending, Session
-from allfold._staging import Staged, nothing
+from allfold._connection import GRACE_SECONDS, Connection, Pending
+from allfold._staging.host import Staged, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
-from allfold_core.local_wire import FIRST_PAIR
+from allfold_core.wire.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 
 
 class Work:
-    """What an op with ``async_op=True`` returns. The tensor must be left alone until it is done.
+    """A handle of an op with ``async_op=True``. Leave the tensor alone until it is done.
 
     Args:
         group: its name.
@@ -29,7 +29,7 @@ class Work:
 
     def __init__(
         self,
-        session: Session,
+        connection: Connection,
         pending: Pending,
         group: str,
         number: int,
@@ -37,7 +37,7 @@ class Work:
         timeout: float,
         in_flight: dict[int, Work],
     ) -> None:
-        self._session = session
+        self._connection = connection
         self._pending = pending
         self._group = group
         self._number = number
@@ -57,19 +57,28 @@ class Work:
         return f"<allfold.Work {self._name}: {state}>"
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return, or raise, at once."""
-        return self._settled or self._session.poll(self._pending)
+        """Return True if :meth:`wait` would return, or raise, at once."""
+        return self._settled or self._connection.poll(self._pending)
 
     def settle_if_done(self) -> None:
-        """Bring a result home that is there already; :meth:`wait` still tells the outcome."""
+        """Take a result that has arrived; :meth:`wait` still reports the outcome."""
         if self._pending.done:
             self._settle()
 
     def settle_within(self, seconds: float) -> bool:
-        """Whether there is an outcome within ``seconds``; :meth:`wait` still tells it."""
-        if not self._settled and self._session.wait_for(self._pending, seconds):
+        """Wait up to ``seconds``; return True if there is an outcome for :meth:`wait` to report."""
+        if not self._settled and self._connection.wait_for(self._pending, seconds):
             self._settle()
         return self._settled
+
+    def settle(self) -> None:
+        """Wait for an outcome, which :meth:`wait` still tells.
+
+        Raises:
+            AgentLost: the agent gave none although the op's deadline is over.
+        """
+        if not self.settle_within(self._patience()):
+            raise self._overdue(None)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
@@ -87,7 +96,7 @@ class Work:
         """
         if not self._settled:
             limit = self._patience() if timeout is None else timeout
-            if not self._session.wait_for(self._pending, limit):
+            if not self._connection.wait_for(self._pending, limit):
                 raise self._overdue(timeout)
             self._settle()
         if self._error is not None:
@@ -96,11 +105,11 @@ class Work:
         return self._result
 
     def is_overdue(self) -> bool:
-        """Whether the agent should have given an outcome long ago."""
+        """Return True if the agent is overdue: the op's deadline and a grace period have passed."""
         return not self._settled and monotonic() > self._deadline
 
     def _patience(self) -> float:
-        """Seconds for the agent's word, some even where it is overdue: it may just be unread."""
+        """Return the seconds to wait; some even if it is overdue: the answer may be unread."""
         return max(self._deadline - monotonic(), GRACE_SECONDS)
 
     def _overdue(self, timeout: float | None) -> Exception:
@@ -110,8 +119,8 @@ class Work:
                 timeout=timeout,
             )
         return AgentLost(
-            f"the node agent at {self._session.path} gave no outcome for {self._name} within "
-            f"{self._timeout:g} s, although it should have; is it stopped?"
+            f"the node agent at {self._connection.path} gave no outcome for {self._name} within "
+            f"{self._timeout:g} s, although it should have: it may be stopped"
         )
 
     @property
@@ -122,7 +131,7 @@ class Work:
         return f"{kind} {number} of group '{self._group}'"
 
     def _settle(self) -> None:
-        """Bring the outcome home, once, whoever of several threads comes first."""
+        """Take the outcome, once, in whichever of several threads comes first."""
         with self._settling:
             staged, self._staged = self._staged, None
             if staged is None:
@@ -144,7 +153,7 @@ class Work:
 
 
 def _copy(error: BaseException) -> BaseException:
-    """An error for each who waits: a raised one knows the frames on its way, and those the work.
+    """Return an error for each waiter: a raised one keeps its frames, and those keep the work.
 
     If the work knew it as well, both and the tensors would stay until the garbage is collected.
     """
@@ -152,14 +161,14 @@ def _copy(error: BaseException) -> BaseException:
 
 
 def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
-    """Those that have an outcome or are overdue, waiting up to ``timeout`` seconds for the first.
+    """Return those that have an outcome or are overdue, after up to ``timeout`` seconds.
 
-    All are of one session. More may be added meanwhile: their answers are noticed as well.
+    All are of one connection. More may be added meanwhile: their answers are noticed as well.
     """
     watched = list(works)
     if not watched:
         return []
-    session, first = watched[0]._session, min(work._deadline for work in watched)
+    connection, first = watched[0]._connection, min(work._deadline for work in watched)
     seconds = max(0.0, min(timeout, first - monotonic()))
-    session.wait_until(lambda: any(work._pending.done for work in list(works)), seconds)
+    connection.wait_until(lambda: any(work._pending.done for work in list(works)), seconds)
     return [work for work in list(works) if work._pending.done or work.is_overdue()]

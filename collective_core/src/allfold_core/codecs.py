@@ -1,4 +1,4 @@
-"""What the bytes of a chunk are between two nodes: the element type itself, or a shorter code."""
+"""The formats of a chunk on the wire: the element type itself, or a shorter code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Wire(Enum):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether elements share a scale, so that cut elsewhere they encode to other bytes.
+        """True where elements share a scale, so that cut elsewhere they encode to other bytes.
 
         Results must then travel in the slices in which they were made.
         """
@@ -60,7 +60,7 @@ class Wire(Enum):
         return Wire.NATIVE if self.label == kept.label else self
 
     def refusal(self, kept: DType) -> str | None:
-        """Why data kept as ``kept`` cannot travel in this format; ``None`` where they can."""
+        """Return why data kept as ``kept`` cannot travel in this format; ``None`` if they can."""
         if self.effective(kept) is Wire.NATIVE or kept in (DType.FLOAT32, DType.FLOAT64):
             return None
         return (

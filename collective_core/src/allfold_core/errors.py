@@ -3,6 +3,7 @@
     AllfoldError
     ├── LocalError                       this process broke the contract
     │   ├── InvalidArgument              a value that can never work
+    │   │   └── UnknownArgument          a keyword argument that the function does not have
     │   ├── RankSourcesContradict        two sources name different ranks
     │   ├── RegisterNotFirstOperation    an op before ``init`` or after ``shutdown``
     │   ├── MultipleRegister             ``init`` twice, or a rank that is taken
@@ -24,6 +25,10 @@
 
 Each class has a stable ``code``, which is also its page in the documentation, and an HTTP
 ``status``. Errors travel as JSON between processes and come out as the class they went in.
+
+A message says what happened, who, what was expected and what to do next. One that ends without a
+full stop only says what happened, so that another message can quote it; the class adds the next
+step when it is shown.
 """
 
 from __future__ import annotations
@@ -32,10 +37,16 @@ from typing import Any, ClassVar
 
 
 class AllfoldError(Exception):
-    """The root of the tree. ``details`` holds the machine-readable facts of the message."""
+    """The root of the tree.
+
+    Attributes:
+        message: the text, without code and class.
+        details: the machine-readable facts of the message.
+    """
 
     code: ClassVar[str] = "AF000"
     status: ClassVar[int] = 500
+    advice: ClassVar[str] = ""
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
@@ -43,7 +54,8 @@ class AllfoldError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        return f"[{self.code} {type(self).__name__}] {self.message}"
+        shown = f"[{self.code} {type(self).__name__}] {self.message}"
+        return f"{shown}. {self.advice}" if self.advice and shown[-1] != "." else shown
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which :func:`from_dict` reads."""
@@ -61,6 +73,12 @@ class InvalidArgument(LocalError, ValueError):
     """A value that can never work, refused before anything was sent."""
 
     code = "AF101"
+
+
+class UnknownArgument(InvalidArgument, TypeError):
+    """A keyword argument that the function does not have, refused before anything was sent."""
+
+    code = "AF107"
 
 
 class RankSourcesContradict(LocalError):
@@ -133,6 +151,10 @@ class PeerLost(PeerError):
     """A rank or a node of the group died, left, or cannot be reached any more."""
 
     code = "AF301"
+    advice = (
+        "Look at what the lost rank or its agent printed last; then restart the job, or start the "
+        "rank again and call shutdown and init on all others."
+    )
 
 
 class PeerMissing(PeerError, TimeoutError):
@@ -160,6 +182,10 @@ class OrchestratorUnreachable(ServiceError):
     """The orchestrator did not answer before the deadline."""
 
     code = "AF401"
+    advice = (
+        "Check that it runs, and that ALLFOLD_ORCHESTRATOR_URL is its address as seen from this "
+        "machine; /readyz of that address says if it is ready."
+    )
 
 
 class AgentUnreachable(ServiceError):
@@ -172,6 +198,10 @@ class AgentLost(ServiceError):
     """The local node agent died or stopped answering while it was needed."""
 
     code = "AF403"
+    advice = (
+        "Look at the agent's log, and start it again; then restart the job, or call shutdown and "
+        "init on all ranks."
+    )
 
 
 class ArenaExhausted(ServiceError, MemoryError):

@@ -23,7 +23,7 @@ Waiting = TypeVar("Waiting")
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is written on a message.
+    """The envelope of a message.
 
     Attributes:
         source: the rank that sends it.
@@ -61,14 +61,14 @@ ENVELOPE_SIZE = _ENVELOPE.size
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a receive asks for: ``source`` may be :data:`ANY_SOURCE`."""
+    """The messages that a receive takes: ``source`` may be :data:`ANY_SOURCE`."""
 
     source: int
     target: int
     tag: int
 
     def takes(self, envelope: Envelope) -> bool:
-        """Whether a message for the same rank is such a one."""
+        """Return True for a message, to the same rank, that this receive takes."""
         return self.tag == envelope.tag and self.source in (ANY_SOURCE, envelope.source)
 
 

@@ -1,4 +1,4 @@
-"""What a collective call asks for: its kind, its reduce operation and its fingerprint."""
+"""The identity of a collective call: its kind, its reduce operation and its fingerprint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kind(Enum):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the tensor consists of one block per rank (or per pair of ranks)."""
+        """True where the tensor consists of one block per rank (or per pair of ranks)."""
         return self in _BLOCKED
 
 
@@ -81,7 +81,7 @@ class ReduceOp(Enum):
         return dtype
 
     def refusal(self, dtype: DType) -> str | None:
-        """Why this reduction is meaningless for ``dtype``; ``None`` where it is fine.
+        """Return why this reduction is meaningless for ``dtype``; ``None`` where it is fine.
 
         Booleans follow NCCL's convention: sum and max are "any", product and min are "all".
         """
@@ -104,6 +104,8 @@ _REDUCE_OPS = {op.code: op for op in ReduceOp}
 _HEADER = struct.Struct("<BBBBBxxxiIdQ32s")
 MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
+AUTO = "auto"
+"""The name that stands for the choice of a strategy by the cost model."""
 _SHOWN = 16
 
 
@@ -164,7 +166,7 @@ class Fingerprint:
 
     @property
     def common(self) -> Fingerprint:
-        """What must be equal on all ranks: for an all-to-all, all but the counts."""
+        """The part that must be equal on all ranks: for an all-to-all, all but the counts."""
         return replace(self, counts=()) if self.kind is Kind.ALL_TO_ALL else self
 
     def sent(self) -> tuple[int, ...]:
@@ -240,7 +242,7 @@ class Fingerprint:
             parts.append(f"root={self.root}")
         if self.wire is not Wire.NATIVE:
             parts.append(f"wire={self.wire.label}")
-        if self.strategy != "auto":
+        if self.strategy != AUTO:
             parts.append(f"strategy={self.strategy}")
         return f"{self.kind.label}({', '.join(parts)})"
 

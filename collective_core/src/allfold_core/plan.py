@@ -11,24 +11,26 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from allfold_core.schema import PLAN
+
 
 @dataclass(frozen=True)
 class LinkModel:
-    """What a link costs, in the terms of the cost model.
+    """The cost of a link, in the terms of the cost model.
 
     Attributes:
         latency: α, seconds for one step, software included.
         overhead: o, seconds for each further message inside one step.
         seconds_per_byte: β, the inverse of one direction's bandwidth.
         fold_seconds_per_byte: γ, the inverse of the fold rate.
-        shared: whether the nodes are all on one machine, whose cores they share.
+        shared_cores: the cores of the machine that all nodes share; 0 where they are on several.
     """
 
     latency: float = 150e-6
     overhead: float = 40e-6
     seconds_per_byte: float = 1 / 1.1e9
     fold_seconds_per_byte: float = 1 / 5e9
-    shared: bool = False
+    shared_cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Plan:
         links: the link model from which ``auto`` decides.
         strategies: overrides by kind label, e.g. ``{"all_reduce": "ring"}``.
         timeout: the deadline of an op, in seconds, where the call gives none.
+        schema: the number of the plan's JSON form, see :mod:`allfold_core.schema`.
     """
 
     group: str
@@ -67,6 +70,7 @@ class Plan:
     links: LinkModel
     strategies: Mapping[str, str]
     timeout: float
+    schema: int = PLAN.number
 
     @cached_property
     def _index_of_rank(self) -> dict[int, int]:
@@ -92,6 +96,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which :meth:`from_dict` reads."""
         return {
+            "schema": self.schema,
             "group": self.group,
             "epoch": self.epoch,
             "world_size": self.world_size,
@@ -105,7 +110,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of :meth:`to_dict`."""
+        """Return the plan that :meth:`to_dict` wrote.
+
+        Raises:
+            UnknownSchema: it was written by a newer version.
+        """
+        data = PLAN.read(data)
         members = tuple(
             Member(**{**member, "ranks": tuple(member["ranks"])}) for member in data["members"]
         )

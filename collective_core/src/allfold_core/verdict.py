@@ -19,7 +19,7 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about one op of a group.
+    """The facts that are known about one op of a group.
 
     Attributes:
         seq: the op.
@@ -35,6 +35,10 @@ class Evidence:
     last_seq: Mapping[int, int]
     silent: tuple[str, ...] = ()
     held: frozenset[int] = frozenset()
+
+
+LEFT = "left the group"
+"""The reason of a rank that leaves by ``shutdown``: a phrase to follow its name."""
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -66,7 +70,7 @@ def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
     return MismatchError(
         f"op {evidence.seq} of group '{plan.group}': {named}{more}; "
         f"expected, as {name_ranks(sides[expected])} called it: {expected.describe()}. "
-        "Nothing was folded and the group is usable; make the calls of all ranks agree.",
+        "No tensor was changed and the group is usable; make the calls of all ranks agree.",
         seq=evidence.seq,
         group=plan.group,
         odd_ranks=sorted(rank for ranks in odd.values() for rank in ranks),

@@ -1,4 +1,4 @@
-"""The agent as a whole: who calls whom."""
+"""The agent as a whole: its parts, and the calls between them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ import os
 import socket
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
+from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
-from allfold_agent import __version__, addresses, http_client, link_probe
-from allfold_agent.buffers import BufferPool
-from allfold_agent.data_server import DataServer, SocketTaker
-from allfold_agent.edge_request import EdgeRequest, Lane
-from allfold_agent.enrolment import Enrolment, Identity
+from allfold_agent import __version__
+from allfold_agent.data_port import DataPort, SocketTaker
+from allfold_agent.edges.edge_request import EdgeRequest, Lane
+from allfold_agent.edges.opening import Dial
+from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.group import Group
-from allfold_agent.hub import PROCESS_ENDED, Hub
-from allfold_agent.in_edge import Dial
-from allfold_agent.orchestrator_client import OrchestratorClient
-from allfold_agent.peers import Peers
-from allfold_agent.ranks import Membership
-from allfold_agent.reactor import Reactor
-from allfold_agent.registry import PLAN_LAG_SECONDS, Registry
+from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
+from allfold_agent.http import addresses
+from allfold_agent.http import client as http_client
+from allfold_agent.local.rank_connection import Membership
+from allfold_agent.local.server import PROCESS_ENDED, LocalServer
+from allfold_agent.membership import link_probe
+from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.failure_protocol import FailureProtocol
+from allfold_agent.membership.orchestrator_client import OrchestratorClient
+from allfold_agent.membership.registration import Identity, Registration
+from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
-from allfold_agent.tensor_store import TensorStore
-from allfold_agent.watch import Watch
-from allfold_agent.workers import WorkerPool
-from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.frames import EDGE_PROTOCOL
+from allfold_agent.tensors.store import TensorStore
+from allfold_core.errors import AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
+from allfold_core.wire.frames import EDGE_PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +52,7 @@ class Agent:
     """One node. Made inside the running event loop of the control plane.
 
     Args:
-        control: bound to the control port, which somebody else serves.
+        control: bound to the control port, which uvicorn serves.
         data: bound to the data port.
     """
 
@@ -59,61 +66,71 @@ class Agent:
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
         self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
-        self._watch = Watch("allfold-gpus")
-        self.gpus = Gpus(settings.gpu == "auto", self._watch)
+        self._poller = FencePoller("allfold-gpus")
+        self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
+        self._resources = NodeResources(
+            settings.name,
+            workers=self._workers,
+            buffers=self._buffers,
+            dial=self._dial,
+            reactor=self._reactor,
+            pins=self.gpus.pins,
+        )
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
-        self.enrolment = Enrolment(
+        self.registration = Registration(
             self._orchestrator,
             settings.name,
-            lambda: _identify(settings, self.device_type, control, data),
+            partial(_identify, settings, self.device_type, *map(addresses.bound, (control, data))),
             self.registry.all,
             lambda address: link_probe.measure(address, settings.token or None),
         )
-        self.peers = Peers(settings.name, settings.token)
-        self._data = DataServer(
+        self.peers = FailureProtocol(settings.name, settings.token)
+        self.notices = EarlyNotices(self.registry)
+        self._data = DataPort(
             data,
             token=settings.token or None,
             open_edge=self._open_edge,
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
-        self.hub = Hub(
+        self.local_server = LocalServer(
             settings.socket,
             self,
             welcome,
             reactor=self._reactor,
             workers=self._workers,
-            watch=self._watch,
+            poller=self._poller,
             gpus=self.gpus,
         )
 
     def start(self) -> None:
-        """Serve ranks and peers, and register with the orchestrator as soon as it is there."""
+        """Serve ranks and peers, and register with the orchestrator as soon as it answers."""
         self._data.start()
         self._reactor.start()
-        self._spawn(self.enrolment.keep())
+        self._spawn(self.registration.keep())
 
     async def stop(self) -> None:
-        """Tell the others, then end every thread."""
+        """Notify the other nodes and the orchestrator, then end every thread."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*map(self._announce_end, self.registry.all()))
-        await self.enrolment.say_goodbye()
+        await self.registration.say_goodbye()
         await asyncio.to_thread(self._reactor.close)
-        self.hub.close()
+        self.local_server.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
         await asyncio.to_thread(self._data.close)
-        self._watch.close()
+        self._poller.close()
         self._workers.close()
         await self.peers.close()
         await self._orchestrator.close()
 
     async def _announce_end(self, group: Group) -> None:
-        here = [rank for rank in group.ranks if rank not in group.fates.left]
+        epoch = group.current
+        here = [rank for rank in epoch.ranks if rank not in epoch.left]
         if here:
-            await self.peers.announce_loss(group, _lost(group, here, "its node agent stopped"))
+            await self.peers.announce_loss(epoch, _lost(epoch, here, "its node agent stopped"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of the control plane; its failure is logged, never lost."""
@@ -129,7 +146,7 @@ class Agent:
     def _from_thread(self, work: Coroutine[Any, Any, None]) -> None:
         self._loop.call_soon_threadsafe(self._spawn, work)
 
-    # What the hub asks for (any thread, without waiting)
+    # What the local server asks for (any thread, without waiting)
 
     def groups(self) -> list[Group]:
         return self.registry.all()
@@ -147,7 +164,7 @@ class Agent:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
             if not future.set_running_or_notify_cancel():
                 if error is None:  # the rank is dead, and has a seat
-                    self.lose(Membership(request["rank"], request["session"], done.result()))
+                    self.lose(Membership(request["session"], done.result()))
             elif error is not None:
                 future.set_exception(error)
             else:
@@ -160,65 +177,67 @@ class Agent:
         task.add_done_callback(resolve)
         future.add_done_callback(withdraw)
 
-    def leave(self, membership: Membership) -> Future[None]:
+    def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
         group, rank = membership.group, membership.rank
-        group.rank_left(rank, group.last_seq[rank])
+        log.log(WARNING if failed else INFO, "rank %d of '%s' %s", rank, group.name, how)
+        group.current.rank_left(rank, group.last_called(group.current)[rank], how)
         gone: Future[None] = Future()
-        self._from_thread(self._see_off(membership, gone))
+        self._from_thread(self._finish_leaving(membership, how, failed, gone))
         return gone
 
     def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
         group, rank = membership.group, membership.rank
-        error = _lost(group, [rank], reason)
-        group.fates.left[rank] = group.last_seq[rank]
-        group.break_(error)
-        self._from_thread(self._mourn(membership, error))
+        epoch = group.current
+        error = _lost(epoch, [rank], reason)
+        epoch.left[rank] = group.last_called(epoch)[rank]
+        epoch.break_(error)
+        self._from_thread(self._finish_loss(membership, error))
 
     def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
         self._from_thread(self.peers.suspect(group, seq, reason, waited))
 
-    def report_lost(self, group: Group, error: PeerLost) -> None:
-        group.break_(error)
-        self._from_thread(self.peers.announce_loss(group, error))
+    def report_lost(self, epoch: Epoch, error: PeerLost) -> None:
+        epoch.break_(error)
+        self._from_thread(self.peers.report_loss(epoch, error))
 
     async def _join(self, request: dict[str, Any]) -> Group:
-        plan = await self.enrolment.join(request)
-        return self.registry.open(plan, lambda: self._make_group(plan))
+        plan = await self.registration.join(request)
+        group = self.registry.open(plan, lambda: self._make_group(plan))
+        epoch = group.epochs[plan.epoch]
+        epoch.seat(request["session"], request["rank"])
+        self.notices.opened(epoch)
+        return group
 
     def _make_group(self, plan: Plan) -> Group:
         log.info("group '%s' epoch %d: %d ranks", plan.group, plan.epoch, plan.world_size)
-        return Group(
-            plan,
-            self.settings.name,
-            workers=self._workers,
-            buffers=self._buffers,
-            detective=self,
-            dial=self._dial,
-            reactor=self._reactor,
-            pins=self.gpus.pins,
-        )
+        return Group(plan, self._resources, self)
 
-    async def _see_off(self, membership: Membership, gone: Future[None]) -> None:
+    async def _finish_leaving(
+        self, membership: Membership, how: str, failed: bool, gone: Future[None]
+    ) -> None:
         group, rank = membership.group, membership.rank
+        reason = "lost" if failed else "finished"
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
-        await asyncio.to_thread(group.pairs.finish, monotonic() + _LINGER_SECONDS)
+        await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
         try:
             await asyncio.gather(
-                self.peers.announce_departure(group, rank, group.fates.left[rank]),
-                self.enrolment.give_up_seat(group.name, rank, membership.session, "finished"),
+                self.peers.announce_departure(group.current, rank, group.current.left[rank], how),
+                self.registration.give_up_seat(group.name, rank, membership.session, reason),
             )
         finally:
             gone.set_result(None)
         await self._close_if_empty(group)
 
-    async def _mourn(self, membership: Membership, error: PeerLost) -> None:
+    async def _finish_loss(self, membership: Membership, error: PeerLost) -> None:
         group = membership.group
-        await self.peers.announce_loss(group, error)
-        await self.enrolment.give_up_seat(group.name, membership.rank, membership.session, "lost")
+        await self.peers.announce_loss(group.current, error)
+        await self.registration.give_up_seat(
+            group.name, membership.rank, membership.session, "lost"
+        )
         await self._close_if_empty(group)
 
     async def _close_if_empty(self, group: Group) -> None:
-        if all(rank in group.fates.left for rank in group.ranks):
+        if group.current.is_empty:
             await asyncio.to_thread(group.close, _LINGER_SECONDS)
             self.registry.remove(group)
 
@@ -234,7 +253,7 @@ class Agent:
                 return http_client.upgrade(
                     address, request.target, EDGE_PROTOCOL, token, _DIAL_SECONDS
                 )
-            except PeerLost:
+            except (PeerLost, ServiceError):  # a peer that is busy is not lost
                 raise
             except AllfoldError as error:
                 raise PeerLost(f"{address} refuses the edge: {error.message}") from error
@@ -243,14 +262,15 @@ class Agent:
 
     def _open_edge(self, request: EdgeRequest) -> SocketTaker:
         group = self.registry.find(request.group, request.epoch, PLAN_LAG_SECONDS)
-        return group.serve_edge(request.dst, request.lane).attach(request.from_frame)
+        epoch = group.epochs[request.epoch]
+        return epoch.serve_edge(request.dst, request.lane).attach(request.from_frame)
 
 
 def _identify(
-    settings: AgentSettings, device_type: str, control: socket.socket, data: socket.socket
+    settings: AgentSettings, device_type: str, control: tuple[str, int], data: tuple[str, int]
 ) -> Identity:
-    def advertised(listener: socket.socket) -> str:
-        return addresses.advertised(listener, settings.advertise, settings.orchestrator)
+    def advertised(bound: tuple[str, int]) -> str:
+        return addresses.advertised(bound, settings.advertise, settings.orchestrator)
 
     return Identity(
         node=settings.name,
@@ -259,13 +279,14 @@ def _identify(
         device_type=device_type,
         zone=settings.zone,
         version=__version__,
+        cores=len(os.sched_getaffinity(0)),
     )
 
 
-def _lost(group: Group, ranks: Sequence[int], reason: str) -> PeerLost:
-    node = group.plan.members[group.me].node
+def _lost(epoch: Epoch, ranks: Sequence[int], reason: str) -> PeerLost:
+    node = epoch.plan.members[epoch.me].node
     return PeerLost(
-        f"group '{group.name}' has lost {name_ranks(ranks)} on node {node}: {reason}",
+        f"group '{epoch.group}' has lost {name_ranks(ranks)} on node {node}: {reason}",
         ranks=list(ranks),
         node=node,
     )

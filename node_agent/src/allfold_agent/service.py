@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from allfold_agent import addresses
 from allfold_agent.agent import Agent
-from allfold_agent.control import make_app
+from allfold_agent.control_port import make_app
+from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings
+from allfold_core.errors import InvalidArgument
 
 log = logging.getLogger("allfold_agent")
 
@@ -25,25 +26,30 @@ _GRACEFUL_SECONDS = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, for which being told to end is no failure."""
+    """uvicorn that leaves signals to the agent, which is there before and after it."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Stop at SIGINT and SIGTERM, without raising them again: the agent still has to stop."""
+        yield
+
+    def end_at_signals(self) -> None:
+        """Stop serving at SIGINT and SIGTERM; one that comes before it began, too."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
 
 
 def _write_ready_file(path: str, ready: dict[str, str]) -> None:
     partial = Path(f"{path}.partial")
-    partial.write_text(json.dumps(ready))
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(ready))
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write the ready file {path}: {error}") from error
 
 
 def _allow_descriptors() -> None:
-    """As many as the system lets this process have: connections and work buffers need them."""
+    """Raise the limit of open files: each connection and each shared work buffer is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -55,17 +61,13 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         ready_file: written, as JSON, once ranks can connect.
 
     Raises:
-        InvalidArgument: the settings cannot work.
+        InvalidArgument: an address, the socket or the ready file cannot be used.
     """
     _allow_descriptors()
     # The agent's own workers are the parallelism; torch's would only fight with them.
     torch.set_num_threads(1)
     control, data = addresses.bind(settings.control), addresses.bind(settings.data)
-    places = {
-        "control_url": f"http://{addresses.local(control)}",
-        "data_address": addresses.local(data),
-        "socket": settings.socket,
-    }
+    bound = addresses.bound(control), addresses.bound(data)
     agent = Agent(settings, control, data)
     config = uvicorn.Config(
         make_app(agent),
@@ -76,11 +78,20 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = _Server(config)
+    server.end_at_signals()
     agent.start()
-    log.info("node %s: %s", settings.name, ", ".join(f"{k} {v}" for k, v in places.items()))
-    if ready_file:
-        _write_ready_file(ready_file, places)
+    listening = addresses.join(*bound[0]), addresses.join(*bound[1]), settings.socket
+    log.info("node %s listens: control %s, data %s, ranks %s", settings.name, *listening)
     try:
+        if ready_file:
+            _write_ready_file(
+                ready_file,
+                {
+                    "control_url": f"http://{addresses.local(bound[0])}",
+                    "data_address": addresses.local(bound[1]),
+                    "socket": settings.socket,
+                },
+            )
         await server.serve(sockets=[control])
     finally:
         await agent.stop()

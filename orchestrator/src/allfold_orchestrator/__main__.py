@@ -1,4 +1,4 @@
-"""``allfold-orchestrator``: starts the control plane."""
+"""``allfold-orchestrator``: run the control plane until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -7,32 +7,48 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import ValidationError
 
 from allfold_orchestrator import __version__, logs
-from allfold_orchestrator.app import create_app
-from allfold_orchestrator.redis_client import EMBEDDED
-from allfold_orchestrator.server import address_of, bind, serve, write_ready_file
-from allfold_orchestrator.settings import Settings, parse_address
+from allfold_orchestrator.http.app import create_app
+from allfold_orchestrator.http.server import address_of, bind, serve, write_ready_file
+from allfold_orchestrator.settings import (
+    Settings,
+    explain,
+    flag_of,
+    parse_address,
+    variable_of,
+)
+from allfold_orchestrator.store.redis_client import EMBEDDED
 
 log = logging.getLogger("allfold_orchestrator")
 
-EXIT_USAGE = 2
 EXIT_FAILED = 1
+EXIT_USAGE = 2
+_EXIT_STATUS = """\
+exit status:
+  0  the orchestrator was told to end
+  1  it could not start, e.g. as a port is in use, or failed
+  2  a flag or a variable has a wrong value
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until told to end; the exit code."""
-    arguments = _parser().parse_args(argv)
+    """Run the orchestrator until it is told to end; return the exit status."""
+    flags = vars(_parser().parse_args(argv))
+    ready_file = flags.pop("ready_file")
     try:
-        settings = _settings(arguments)
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        print(_explain(error), file=sys.stderr)
+        for line in explain(error):
+            print(f"allfold-orchestrator: {line}", file=sys.stderr)
         return EXIT_USAGE
-    logs.configure(settings.log_format)
+    logs.set_up(settings.log_format, settings.log_level)
     host, port = parse_address(settings.orchestrator_listen)
     try:
         sock = bind(host, port)
@@ -40,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("cannot listen on %s: %s", settings.orchestrator_listen, error)
         return EXIT_FAILED
     with sock:
-        return _serve(settings, sock, arguments.ready_file)
+        return _serve(settings, sock, ready_file)
 
 
 def _serve(settings: Settings, sock: socket.socket, ready_file: Path | None) -> int:
@@ -67,33 +83,36 @@ def _warn_if_open(settings: Settings, sock: socket.socket) -> None:
         )
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with one line; the usage of all flags would hide it."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; --help lists the flags\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="allfold-orchestrator",
-        description="Allfold's control plane. Flags override the environment (ALLFOLD_...).",
+        description="Run Allfold's control plane. Flags override the environment (in brackets).",
+        epilog=_EXIT_STATUS,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32),
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="port 0 takes any free port")
-    parser.add_argument("--redis-url", metavar="URL", help="redis://host:port/db or 'embedded'")
+    for name, field in Settings.model_fields.items():
+        flag = flag_of(name)
+        default = "" if field.default is None else f" (default: {field.default})"
+        parser.add_argument(
+            flag,
+            dest=name,
+            metavar=flag.rpartition("-")[2].upper(),
+            help=f"{field.description}{default} [{variable_of(name)}]",
+        )
     parser.add_argument(
-        "--ready-file", metavar="PATH", type=Path, help="gets host:port once it listens"
+        "--ready-file",
+        metavar="PATH",
+        type=Path,
+        help="file that is written, with host:port, once the API can be reached",
     )
     parser.add_argument("--version", action="version", version=__version__)
     return parser
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    flags = {"orchestrator_listen": arguments.listen, "redis_url": arguments.redis_url}
-    return Settings(**{name: value for name, value in flags.items() if value is not None})
-
-
-def _explain(error: ValidationError) -> str:
-    """One line per wrong setting, named as in the environment."""
-    lines = []
-    for problem in error.errors():
-        name = "_".join(str(part) for part in problem["loc"])
-        variable = f"ALLFOLD_{name.upper()}: " if name else ""
-        lines.append(f"allfold-orchestrator: {variable}{problem['msg']}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ending the tasks that run for as long as the process does."""
+"""The end of tasks that run for as long as the process does."""
 
 from __future__ import annotations
 

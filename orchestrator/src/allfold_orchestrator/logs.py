@@ -1,58 +1,66 @@
-"""Log lines: JSON for machines, text for people. Facts go into ``extra``, not into the message."""
+"""Logging to standard error: lines for people on a terminal, JSON lines for machines.
+
+Facts go into ``extra``, not into the message.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from typing import Any, Literal
 
+from pythonjsonlogger.core import RESERVED_ATTRS, LogData
+from pythonjsonlogger.json import JsonFormatter
+
 LogFormat = Literal["json", "text"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_NAMES = {"levelname": "level", "name": "logger", "message": "msg", "exc_info": "exception"}
 # uvicorn passes its messages a second time, in colour.
-_NOISE = frozenset({"color_message"})
+_NO_FACTS = frozenset({*RESERVED_ATTRS, "message", "color_message"})
 
 
-def facts_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was passed as ``extra``."""
-    return {k: v for k, v in vars(record).items() if k not in _STANDARD and k not in _NOISE}
+class JsonLines(JsonFormatter):
+    """One JSON object per line: ts, level, logger, msg, what was passed as ``extra``, exception."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "%(levelname)s %(name)s %(message)s",
+            rename_fields=_NAMES,
+            reserved_attrs=_NO_FACTS,
+            timestamp="ts",
+        )
 
-def _timestamp(record: logging.LogRecord) -> str:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{seconds}.{int(record.msecs):03d}Z"
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "ts": _timestamp(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "msg": record.getMessage(),
-            **facts_of(record),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+    def process_log_record(self, log_data: LogData) -> LogData:
+        """Write levels in small letters."""
+        log_data["level"] = log_data["level"].lower()
+        return log_data
 
 
 class Text(logging.Formatter):
     """``<time> INFO  group complete group=train epoch=3``."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        facts = "".join(f" {name}={value}" for name, value in facts_of(record).items())
-        line = f"{_timestamp(record)} {record.levelname:<7} {record.getMessage()}{facts}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+        self.converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's own name
+        """Append what was passed as ``extra``."""
+        facts = "".join(f" {name}={value}" for name, value in _facts_of(record).items())
+        return super().formatMessage(record) + facts
 
 
-def configure(log_format: LogFormat) -> None:
-    """Send all logging of this process to standard error."""
+def _facts_of(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _NO_FACTS}
+
+
+def set_up(log_format: LogFormat, level: LogLevel) -> None:
+    """Send all logging of this process to standard error, from ``level`` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else Text())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -1,17 +1,18 @@
-"""What the orchestrator does, free of HTTP: the store applies, the membership decides."""
+"""The use cases of the orchestrator, free of HTTP: membership decides, the store applies."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
+from collections.abc import Sequence
 from time import monotonic
 
-from allfold_core.compiler import parse_overrides
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
-from allfold_core.plan import LinkModel, Plan
+from allfold_core.plan import Plan
+from allfold_core.schedules.registry import parse_overrides
 from allfold_orchestrator import wire
-from allfold_orchestrator.failures import Refusal
-from allfold_orchestrator.group_state import (
+from allfold_orchestrator.membership.group_state import (
     Event,
     Formation,
     GroupParams,
@@ -19,6 +20,7 @@ from allfold_orchestrator.group_state import (
     Instruction,
     Join,
     Leave,
+    LinkSettings,
     NodeHolds,
     NodeInfo,
     NodeLost,
@@ -30,28 +32,30 @@ from allfold_orchestrator.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.groups import EventOf, Guard
-from allfold_orchestrator.nodes import NodeRecord
-from allfold_orchestrator.seat_finder import Finders
-from allfold_orchestrator.store import Store
-from allfold_orchestrator.views import group_view, node_view
+from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.membership.seat_finder import Finders
+from allfold_orchestrator.store.failures import Refusal
+from allfold_orchestrator.store.groups import EventOf, Guard
+from allfold_orchestrator.store.store import Store
+from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
 log = logging.getLogger(__name__)
 
-# How often the first waiter of a group looks again although nobody rang, and what a look may be
-# behind. It rings for the others: all of them, looking each second, would be a service's whole day.
+# How often the first waiter of a group reads it again without a notification, and how old the
+# state may be that it reads. It notifies the other waiters: if each of them read every second, the
+# service would do nothing else.
 RECHECK_SECONDS = 1.0
 RECHECK_MAX_AGE = 0.5
 
-# To how many of those that registered last a node is pointed, to measure its links to them.
+# The number of recently registered nodes that a node is given, to measure its links to them.
 SHOWN_PEERS = 2
 REMEMBERED_NODES = 16
 
 
 class Orchestrator:
-    """The use-cases of the control plane, on one replica."""
+    """The use cases of one replica of the control plane."""
 
-    def __init__(self, store: Store, links: LinkModel) -> None:
+    def __init__(self, store: Store, links: LinkSettings) -> None:
         self._store = store
         self._links = links
         self._lately: dict[str, str] = {}  # with this replica: node, data address
@@ -59,9 +63,9 @@ class Orchestrator:
     # Nodes
 
     async def register_node(self, request: wire.RegisterNode) -> list[str]:
-        """Let a node in, after the seats of its earlier lives were freed.
+        """Register a node, after the seats of its earlier incarnations were freed.
 
-        Returns the data addresses of some others that registered lately.
+        Returns the data addresses of some other nodes that registered lately.
         """
         record = NodeRecord(_info(request), request.version, self._store.clock.now())
         await self._clear_up_after(request.node)
@@ -77,7 +81,7 @@ class Orchestrator:
         return self._peers_for(request.node, request.data_address)
 
     def _peers_for(self, node: str, address: str) -> list[str]:
-        """The addresses of those that registered last, and then the node is one of them."""
+        """Return the addresses of the last nodes that registered, then note this one."""
         self._lately.pop(node, None)
         peers = [each for each in self._lately.values() if each != address]
         self._lately[node] = address
@@ -92,40 +96,66 @@ class Orchestrator:
             raise _unknown_node(node)
 
     async def remove_node(self, node: str, incarnation: str) -> None:
-        """The node leaves; seats that it still has are lost. Leaving twice is fine."""
+        """Let a node leave by itself; seats that it still has are lost. Leaving twice is fine.
+
+        Raises:
+            Refusal: 403, the node lives in another incarnation.
+        """
+        record = await self._store.nodes.get(node)
+        if record is not None and not record.may_be_ended_by(incarnation):
+            raise Refusal(403, _another_incarnation(node))
         if await self._store.nodes.evict(node, incarnation):
             log.info("node left", extra={"node": node})
         await self.clear_up(node, incarnation)
 
-    async def nodes(self) -> list[wire.NodeView]:
-        """All nodes, with the age of their heartbeats."""
+    async def force_node_out(self, node: str) -> None:
+        """Remove a node whatever its incarnation.
+
+        Raises:
+            Refusal: 404, there is no such node.
+        """
+        record = await self._store.nodes.get(node)
+        if record is None or record.lost_at is not None:
+            raise Refusal(404, LocalError(f"there is no node {node}", node=node))
+        log.warning("node is removed by an administrator", extra={"node": node})
+        await self.remove_node(node, record.info.incarnation)
+
+    async def nodes(self, after: str, limit: int) -> wire.NodeList:
+        """Return the next ``limit`` nodes behind the name ``after``."""
         now, lease = self._store.clock.now(), self._store.nodes.lease_seconds
-        statuses = await self._store.nodes.all()
-        return [node_view(status, now=now, lease_seconds=lease) for status in statuses]
+        names, more = _page(await self._store.nodes.names(), after, limit)
+        statuses = await self._store.nodes.statuses(names)
+        views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
+        return wire.NodeList(nodes=views, next=names[-1] if more else None)
 
     async def clear_up(self, node: str, incarnation: str) -> None:
-        """Free all seats of a life that is over. May be done twice, also by two replicas."""
+        """Free all seats of an incarnation that is over. May run twice, also on two replicas."""
         self._lately.pop(node, None)
         guard = Guard(node, incarnation, alive=False)
         for group in await self._store.nodes.groups_of(node, incarnation):
             try:
                 await self._apply(group, NodeLost(node, incarnation), guard)
             except ServiceError as error:
-                if not error.details.get("damaged"):
+                if not error.details.get("unreadable"):
                     raise
-                # One group that cannot be read must not keep the others from being told.
+                # One group that cannot be read must not keep the others waiting for a lost rank.
                 log.error("%s", error.message, extra={"group": group, "node": node})
         await self._store.nodes.forget_eviction(node, incarnation)
 
     async def _clear_up_after(self, node: str) -> None:
-        """Finish what a replica left behind that died while it cleared up after this node."""
+        """Finish the clearing up of this node that another replica began before it died."""
         for incarnation in await self._store.nodes.unfinished_evictions(node):
             await self.clear_up(node, incarnation)
 
     # Ranks
 
     async def join(self, group: str, request: wire.JoinGroup) -> Seated:
-        """Give a rank its seat."""
+        """Give a rank its seat.
+
+        Raises:
+            Refusal: 404, the node is not registered in this incarnation.
+            AllfoldError: the group refuses the rank.
+        """
         params = GroupParams(request.world_size, request.timeout, _canonical(request.strategies))
 
         def join(node: NodeInfo) -> Join:
@@ -144,39 +174,53 @@ class Orchestrator:
         await self._apply(group, leave)
 
     async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | Formation:
-        """The plan of the caller's epoch, as soon as it is complete; or who is there so far."""
+        """Return the plan of the caller's epoch once it is complete, else the formation.
+
+        Waits for at most ``wait`` seconds.
+
+        Raises:
+            Refusal: 410, the session has no seat in that epoch or a later one.
+        """
         deadline = monotonic() + wait
-        bells = self._store.bells
+        notifications = self._store.notifications
         seen: GroupState | None = None
-        with bells.listen(group) as bell:
+        with notifications.listen(group) as bell:
             while True:
                 bell.clear()
                 state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else 0.0)
                 found = _find(state, epoch, session, self._store.groups.finders(group))
                 remaining = deadline - monotonic()
-                if isinstance(found, Plan) or remaining <= 0 or bells.stopping:
+                if isinstance(found, Plan) or remaining <= 0 or notifications.stopping:
                     return found
-                looks_again = bells.is_first(group, bell)
+                looks_again = notifications.is_first(group, bell)
                 if looks_again and seen is not None and _concerns_waiters(seen, state):
-                    bells.ring(group)
+                    notifications.ring(group)
                 seen = state
                 await _ring(bell, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
 
     # Groups
 
-    async def groups(self) -> list[wire.GroupView]:
-        """All groups that have a record."""
+    async def groups(self, after: str, limit: int) -> wire.GroupList:
+        """Return the next ``limit`` groups with a record behind the name ``after``."""
         views = []
-        for name in await self._store.groups.names():
-            state = await self._store.groups.read(name)
+        names, more = _page(await self._store.groups.names(), after, limit)
+        for name in names:
+            try:
+                state = await self._store.groups.read(name)
+            except ServiceError as error:
+                if not error.details.get("unreadable"):
+                    raise
+                log.error("%s", error.message, extra={"group": name})
+                views.append(unreadable_group(name))
+                continue
             if state.forming is None and not state.epochs:
                 await self._store.groups.prune(name)
             else:
                 views.append(group_view(state))
-        return views
+        return wire.GroupList(groups=views, next=names[-1] if more else None)
 
     async def group(self, group: str) -> wire.GroupView:
-        """One group."""
+        """Return one group; raises ``Refusal`` (404) if there is none of this name."""
         state = await self._store.groups.read(group)
         if state == GroupState(group):
             raise Refusal(404, LocalError(f"there is no group {group}", group=group))
@@ -193,7 +237,7 @@ class Orchestrator:
         return instructions
 
     def _announce(self, group: str, instruction: Instruction) -> None:
-        """Wake this replica's waiters at once, without the way through the store; and log."""
+        """Wake this replica's waiters without a round trip to the store, and log the change."""
         match instruction:
             case PlanReady(plan):
                 nodes = len(plan.members)
@@ -205,7 +249,13 @@ class Orchestrator:
                 log.log(level, "ranks %s", reason.value, extra=facts)
             case _:
                 return
-        self._store.bells.ring(group)
+        self._store.notifications.ring(group)
+
+
+def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], bool]:
+    """Return up to ``limit`` of the sorted ``names`` behind ``after``; and True if more follow."""
+    begin = bisect_right(names, after)
+    return names[begin : begin + limit], begin + limit < len(names)
 
 
 async def _ring(bell: asyncio.Event, seconds: float) -> None:
@@ -217,7 +267,7 @@ async def _ring(bell: asyncio.Event, seconds: float) -> None:
 
 
 def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan | Formation:
-    """What the caller waits for.
+    """Return the plan or the formation in which the session has a seat.
 
     The number of a forming epoch may rise while it forms (see ``NodeHolds``), never fall.
     """
@@ -234,7 +284,7 @@ def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan
 
 
 def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
-    """Whether more has changed than that further ranks took their seats."""
+    """Return True if more has changed than that further ranks took their seats."""
     if before is now:
         return False
     if before.current is not now.current or before.forming is None or now.forming is None:
@@ -243,7 +293,7 @@ def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
 
 
 def _canonical(strategies: dict[str, str]) -> dict[str, str]:
-    """The overrides in one spelling, so that ``tree`` and ``tree(2)`` agree."""
+    """Return the overrides in one spelling, so that ``tree`` and ``tree(2)`` agree."""
     canonical: dict[str, str] = {}
     for kind, strategy in strategies.items():
         try:
@@ -264,6 +314,7 @@ def _info(request: wire.RegisterNode) -> NodeInfo:
         zone=request.zone,
         latency=request.link.latency if request.link else 0.0,
         bandwidth=request.link.bandwidth if request.link else 0.0,
+        cores=request.cores,
     )
 
 
@@ -274,6 +325,14 @@ def _unknown_node(node: str) -> Refusal:
         node=node,
     )
     return Refusal(404, error)
+
+
+def _another_incarnation(node: str) -> LocalError:
+    return LocalError(
+        f"node {node} was registered in another incarnation, and only the node itself knows it; "
+        "an operator removes a node with force=true and the admin token",
+        node=node,
+    )
 
 
 def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:

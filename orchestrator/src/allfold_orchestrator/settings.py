@@ -6,50 +6,64 @@ of a namespace, for every Service there is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from allfold_core.plan import LinkModel
-from allfold_orchestrator.logs import LogFormat
-from allfold_orchestrator.redis_client import EMBEDDED
+from allfold_orchestrator.logs import LogFormat, LogLevel
+from allfold_orchestrator.membership.group_state import LinkSettings
+from allfold_orchestrator.store.redis_client import EMBEDDED
 
-_LINK = LinkModel()
+PREFIX = "ALLFOLD_"
 
 
 class Settings(BaseSettings):
-    """Every field is read from ``ALLFOLD_<NAME>``."""
+    """One field per flag and variable ``ALLFOLD_<NAME>``; the description is the flag's help."""
 
-    model_config = SettingsConfigDict(env_prefix="ALLFOLD_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     orchestrator_listen: str = Field(
-        default="127.0.0.1:7400", description="host:port to listen on; port 0 takes any free one."
+        default="127.0.0.1:7400", description="host:port of the API; port 0 takes any free port"
     )
     redis_url: str = Field(
         default=EMBEDDED,
-        description="redis://host:port/db, or 'embedded' for an in-process store that is lost "
-        "with the process.",
+        description="redis://host:port/db, or 'embedded': a store that ends with the process",
     )
     token: SecretStr | None = Field(
-        default=None, description="What every request must bring as a bearer token."
+        default=None,
+        description="join token that every request must bring; prefer the variable, since flags "
+        "are visible to all users of the machine",
+    )
+    admin_token: SecretStr | None = Field(
+        default=None,
+        description="token with which any node can be removed; opens all that the join token opens",
     )
     lease_seconds: float = Field(
-        default=5.0, gt=0, le=3600, description="A node that is silent for so long is lost."
+        default=5.0, gt=0, le=3600, description="a node that is silent for so long is lost"
     )
     heartbeat_seconds: float = Field(
-        default=1.0, gt=0, description="How often agents are told to send a heartbeat."
+        default=1.0, gt=0, le=1800, description="how often agents send a heartbeat"
     )
-    link_latency: float = Field(
-        default=_LINK.latency, ge=0, allow_inf_nan=False, description="Seconds for one message."
-    )
-    link_bandwidth: float = Field(
-        default=1 / _LINK.seconds_per_byte,
-        gt=0,
+    link_latency: float | None = Field(
+        default=None,
+        ge=0,
+        le=60,
         allow_inf_nan=False,
-        description="Bytes per second in one direction.",
+        description="seconds for one message between nodes (default: as agents measure it)",
     )
-    log_format: LogFormat = Field(default="json", description="json or text.")
+    link_bandwidth: float | None = Field(
+        default=None,
+        ge=1e-3,
+        le=1e18,
+        allow_inf_nan=False,
+        description="bytes per second in one direction (default: as agents measure it)",
+    )
+    log_format: LogFormat = Field(default="json", description="text, or json: one object per line")
+    log_level: LogLevel = Field(
+        default="INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL"
+    )
 
     @field_validator("orchestrator_listen")
     @classmethod
@@ -61,14 +75,27 @@ class Settings(BaseSettings):
     @classmethod
     def _is_store(cls, value: str) -> str:
         if value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("expected 'embedded' or a redis://, rediss:// or unix:// URL")
+            raise ValueError(
+                f"must be 'embedded' or a redis://, rediss:// or unix:// URL, got {value!r}"
+            )
         return value
 
-    @field_validator("token")
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_capitals(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
+    @field_validator("token", "admin_token")
     @classmethod
     def _no_empty_token(cls, value: SecretStr | None) -> SecretStr | None:
         """An empty variable means "no token", as in a compose file with ``TOKEN: ${TOKEN:-}``."""
         return value if value and value.get_secret_value() else None
+
+    @model_validator(mode="after")
+    def _admins_are_told_apart(self) -> Self:
+        if self.admin_token is not None and self.admin_token == self.token:
+            raise ValueError("ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ")
+        return self
 
     @model_validator(mode="after")
     def _lease_outlasts_heartbeats(self) -> Self:
@@ -80,14 +107,36 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def links(self) -> LinkModel:
-        """What a link costs, for plans."""
-        return LinkModel(latency=self.link_latency, seconds_per_byte=1 / self.link_bandwidth)
+    def links(self) -> LinkSettings:
+        """The link parameters that are set."""
+        return LinkSettings(self.link_latency, self.link_bandwidth)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` as a pair; ``ValueError`` says what is wrong."""
+    """Return the pair in ``host:port`` or ``[v6]:port``; ``ValueError`` says what is wrong."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"expected host:port, got {text!r}")
+        raise ValueError(f"must be host:port, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line flag of a field."""
+    return f"--{name.removeprefix('orchestrator_').replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a field."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def explain(error: ValidationError) -> Iterator[str]:
+    """Yield one line per wrong setting: its flag and variable, what was expected, what came."""
+    for problem in error.errors():
+        message = problem["msg"].replace("Input should be", "must be")
+        if problem["type"] == "value_error":
+            message = message.removeprefix("Value error, ")
+        else:
+            message += f", got {problem['input']!r}"
+        name = "_".join(str(part) for part in problem["loc"])
+        yield f"{flag_of(name)} ({variable_of(name)}): {message}" if name else message

@@ -1,10 +1,10 @@
-"""Groups and nodes as people and the command line see them."""
+"""The views of groups and nodes for people and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allfold_orchestrator.group_state import (
+from allfold_orchestrator.membership.group_state import (
     Epoch,
     Formation,
     GroupParams,
@@ -12,12 +12,12 @@ from allfold_orchestrator.group_state import (
     RankSeat,
     Reason,
 )
-from allfold_orchestrator.node_store import NodeStatus
+from allfold_orchestrator.store.node_store import NodeStatus
 from allfold_orchestrator.wire import GroupView, NodeView, Phase, RankLeft, RankPlace
 
 
 def group_view(state: GroupState) -> GroupView:
-    """One group in words and lists."""
+    """Return the view of a group."""
     forming, current = state.forming, state.current
     params = _params(forming, current)
     nodes = [member.node for member in current.plan.members] if current else []
@@ -35,11 +35,17 @@ def group_view(state: GroupState) -> GroupView:
         lost=_lost(current) if current else [],
         ring_order=nodes,
         tree_order=[nodes[index] for index in current.plan.tree_order] if current else [],
+        links=current.plan.links if current else None,
     )
 
 
+def unreadable_group(name: str) -> GroupView:
+    """Return the view of a group of which only the name is known."""
+    return group_view(GroupState(name)).model_copy(update={"phase": "unreadable"})
+
+
 def phase_of(state: GroupState) -> Phase:
-    """The one word for the state of a group."""
+    """Return the phase of a group."""
     if state.current is not None and state.current.intact:
         return "ready"
     if state.forming is not None:
@@ -90,14 +96,13 @@ def _lost(epoch: Epoch) -> list[RankPlace]:
 
 
 def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeView:
-    """One node; its last heartbeat was a lease before the lease's end."""
+    """Return the view of a node; its last heartbeat was one lease before the lease's end."""
     info, expiry = status.record.info, status.lease_expiry
     age = None if expiry is None else max(0.0, now - (expiry - lease_seconds))
     return NodeView(
         node=info.node,
         state="gone" if expiry is None else "alive" if expiry > now else "late",
         heartbeat_age=None if age is None else round(age, 3),
-        incarnation=info.incarnation,
         control_url=info.control_url,
         data_address=info.data_address,
         device_type=info.device_type,

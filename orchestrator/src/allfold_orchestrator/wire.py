@@ -1,39 +1,93 @@
-"""The JSON that the control plane speaks: requests, which are checked strictly, and answers."""
+"""The JSON messages of the control plane: requests, checked strictly, and answers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from allfold_core.plan import Plan
+from allfold_core.plan import LinkModel, Plan
+from allfold_core.schedules.registry import SPELLING
+from allfold_core.schema import FIELD, MESSAGE
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 ADDRESS_PATTERN = r"^[^\s/]{1,255}:[0-9]{1,5}$"
-STRATEGY_PATTERN = r"^[a-z0-9_() ]{1,64}$"
+MAX_PORT = 65_535
+STRATEGY_PATTERN = f"^{SPELLING}$"
 MAX_WORLD_SIZE = 100_000
 MAX_WAIT_SECONDS = 30.0
+# Agents count epochs in 32 bits. A report may name the lower half, so that no report uses up all.
+MAX_EPOCH = 2**31 - 1
+# Ops are numbered in 64 bits with a sign.
+MAX_SEQ = 2**63 - 1
+MAX_TIMEOUT_SECONDS = 366 * 24 * 3600.0
+MAX_GROUPS_OF_A_NODE = 4096
+MAX_OVERRIDES = 64
+MAX_PAGE = 1000
+DEFAULT_PAGE = 100
+_SCHEMA = "The version of the messages. A newer one than the reader's is refused."
+
+
+def _has_a_port(address: str) -> str:
+    if int(address.rpartition(":")[2]) > MAX_PORT:
+        raise ValueError(f"the port is above {MAX_PORT}")
+    return address
+
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1-128 of A-Z a-z 0-9 . _ -")]
 Rank = Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]
-EpochNumber = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+EpochNumber = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)]
+Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), AfterValidator(_has_a_port)]
 
 
-class Request(BaseModel):
-    """Bodies of requests: no conversions, no unknown fields."""
+class Given(BaseModel):
+    """A part of a request: no conversions, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Answer(BaseModel):
-    """Bodies of answers."""
+class Request(Given):
+    """The body of a request. ``schema`` is checked before any field, see :data:`MESSAGE`."""
 
-    model_config = ConfigDict(frozen=True)
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_known_schema(cls, body: Any) -> Any:
+        return MESSAGE.read(body) if isinstance(body, dict) else body
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        document = handler.resolve_ref_schema(handler(core_schema))
+        number = {"type": "integer", "default": MESSAGE.number, "description": _SCHEMA}
+        document["properties"] = {FIELD: number, **document["properties"]}
+        return document
 
 
-class Link(Request):
-    """What an agent has measured of its links to others: the slowest."""
+class Shown(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
+
+
+class Answer(Shown):
+    """The body of an answer."""
+
+    schema_: int = Field(default=MESSAGE.number, alias="schema", description=_SCHEMA)
+
+
+class Link(Given):
+    """The slowest link that an agent has measured."""
 
     latency: float = Field(ge=0, le=60, allow_inf_nan=False, description="Seconds, one way.")
     bandwidth: float = Field(
@@ -42,25 +96,30 @@ class Link(Request):
 
 
 class RegisterNode(Request):
-    """An agent introduces itself."""
+    """The registration of a node agent."""
 
     node: Name
-    incarnation: Name = Field(description="New for every start of the agent, e.g. a UUID.")
+    incarnation: Name = Field(
+        description="New for every start of the agent, e.g. a UUID. It is never shown: who knows "
+        "it is the node."
+    )
     control_url: str = Field(pattern=r"^https?://\S{1,255}$", description="Its control port.")
-    data_address: str = Field(pattern=ADDRESS_PATTERN, description="host:port of its data port.")
+    data_address: Address = Field(description="host:port of its data port.")
     device_type: str = Field(default="cpu", pattern=r"^[A-Za-z0-9._-]{1,32}$")
     zone: str = Field(default="", max_length=128, description="Nodes of one zone are near.")
     version: str = Field(default="", max_length=64, description="Of the agent's software.")
+    cores: int = Field(default=0, ge=0, le=1 << 20, description="That it may run on; 0: unknown.")
     link: Link | None = Field(default=None, description="Where it has measured, from then on.")
     holds: dict[Name, EpochNumber] = Field(
         default_factory=dict,
-        description="The epochs it is running, by group: an orchestrator that lost its memory "
+        max_length=MAX_GROUPS_OF_A_NODE,
+        description="The epochs that it is running, by group: an orchestrator that lost its state "
         "uses none of them again.",
     )
 
 
 class Lease(Answer):
-    """The node is in, for as long as its heartbeats come."""
+    """The lease of a node; each heartbeat extends it."""
 
     lease_seconds: float
     heartbeat_seconds: float
@@ -70,35 +129,36 @@ class Lease(Answer):
     )
 
 
-class Progress(Request):
-    """How far one group is on one node."""
+class Progress(Given):
+    """The progress of one group on one node."""
 
     group: Name
     epoch: EpochNumber
-    last_seq: int = Field(ge=-1, description="The last op that is done; -1 before the first.")
-    in_flight: int = Field(ge=0, description="Ops that have begun.")
+    last_seq: int = Field(
+        ge=-1, le=MAX_SEQ, description="The last op that is done; -1 before the first."
+    )
+    in_flight: int = Field(ge=0, le=MAX_SEQ, description="Ops that have begun.")
 
 
 class Heartbeat(Request):
-    """The node is alive, and this is how far it is."""
+    """A heartbeat of a node, with the progress of its groups."""
 
     incarnation: Name
-    progress: list[Progress] = Field(default_factory=list, max_length=4096)
+    progress: list[Progress] = Field(default_factory=list, max_length=MAX_GROUPS_OF_A_NODE)
 
 
 class Empty(Answer):
-    """Done; there is nothing to say."""
+    """The answer to a request that returns nothing."""
 
 
-class NodeView(Answer):
+class NodeView(Shown):
     """One node."""
 
     node: str
     state: Literal["alive", "late", "gone"] = Field(
-        description="late: its lease is over, but it has not been given up yet."
+        description="late: its lease is over, but it has not been evicted yet."
     )
     heartbeat_age: float | None = Field(description="Seconds since its last heartbeat.")
-    incarnation: str
     control_url: str
     data_address: str
     device_type: str
@@ -107,14 +167,22 @@ class NodeView(Answer):
     progress: list[dict[str, Any]]
 
 
-class NodeList(Answer):
-    """The nodes that are here, or were within the last hour."""
+class Page(Answer):
+    """A part of a list that is sorted by name."""
+
+    next: str | None = Field(
+        default=None, description="The next page is after=<this>; null on the last page."
+    )
+
+
+class NodeList(Page):
+    """A page of the nodes that are registered, or were within the last hour."""
 
     nodes: list[NodeView]
 
 
 class JoinGroup(Request):
-    """A rank asks for its seat."""
+    """The registration of a rank."""
 
     rank: Rank
     node: Name
@@ -122,38 +190,40 @@ class JoinGroup(Request):
     session: Name = Field(description="Of the rank's process, e.g. a UUID.")
     world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
     timeout: Seconds = Field(description="The deadline of an op, where the call gives none.")
-    strategies: dict[str, Annotated[str, Field(pattern=STRATEGY_PATTERN)]] = Field(
-        default_factory=dict, description='Overrides by kind, e.g. {"all_reduce": "ring"}.'
+    strategies: dict[str, Annotated[str, Field(pattern=STRATEGY_PATTERN, max_length=64)]] = Field(
+        default_factory=dict,
+        max_length=MAX_OVERRIDES,
+        description='Overrides by kind, e.g. {"all_reduce": "ring"}.',
     )
 
 
 class Joined(Answer):
-    """The rank has its seat."""
+    """The seat of a rank."""
 
     epoch: int = Field(description="The epoch that is forming, or was just formed.")
-    ready: bool = Field(description="Whether it is complete.")
+    ready: bool = Field(description="True once it is complete.")
 
 
 class PlanWaiting(Answer):
-    """The wait is over and ranks are still missing: ask again."""
+    """The state of a formation whose ranks are not all there: ask again."""
 
     ready: Literal[False] = False
     epoch: int
     present: list[int]
     missing: list[int]
     gave_up: list[int] = Field(
-        description="Those of the missing ranks that came, and waited in vain for the others."
+        description="The missing ranks that came before, and withdrew because others were late."
     )
 
 
 class PlanComplete(Answer):
-    """The group is complete."""
+    """The plan of a complete group."""
 
     ready: Literal[True] = True
     plan: Plan
 
 
-class RankPlace(Answer):
+class RankPlace(Shown):
     """A rank and the node it is on."""
 
     rank: int
@@ -166,20 +236,21 @@ class RankLeft(RankPlace):
     reason: Literal["finished", "withdrawn"]
 
 
-Phase = Literal["forming", "ready", "closing", "broken", "gone"]
+Phase = Literal["forming", "ready", "closing", "broken", "gone", "unreadable"]
 
 
-class GroupView(Answer):
-    """One group, for people.
+class GroupView(Shown):
+    """The state of one group, for people.
 
     ``present`` and ``missing`` belong to ``epoch``. While a group is forming, ``left`` and
-    ``lost`` tell what became of the epoch before, if some of its ranks have not left it yet.
+    ``lost`` belong to the epoch before, if some of its ranks have not left it yet.
     """
 
     group: str
     phase: Phase = Field(
         description="forming: waits for the missing ranks. ready: complete. closing: some ranks "
-        "have finished. broken: some ranks were lost. gone: nobody is there."
+        "have finished. broken: some ranks were lost. gone: nobody is there. unreadable: the "
+        "record is damaged or of another version; the log says more."
     )
     epoch: int = Field(description="The epoch that is forming, or the last one.")
     last_epoch: int = Field(description="The last epoch that was ever complete.")
@@ -192,22 +263,27 @@ class GroupView(Answer):
     lost: list[RankPlace]
     ring_order: list[str] = Field(description="Nodes in the order of the ring.")
     tree_order: list[str] = Field(description="Nodes from the root of the trees downwards.")
+    links: LinkModel | None = Field(description="The link model from which auto decides.")
 
 
-class GroupList(Answer):
-    """All groups that are remembered."""
+class GroupAnswer(GroupView, Answer):
+    """One group, as an answer of its own."""
+
+
+class GroupList(Page):
+    """A page of the groups that have a record."""
 
     groups: list[GroupView]
 
 
 class Alive(Answer):
-    """The process runs."""
+    """The answer of a process that runs."""
 
     status: Literal["ok"] = "ok"
 
 
-class Check(Answer):
-    """One thing that must work."""
+class Check(Shown):
+    """One condition of readiness."""
 
     name: str
     ok: bool
@@ -215,20 +291,20 @@ class Check(Answer):
 
 
 class Readiness(Answer):
-    """Whether requests can be served, and if not, why."""
+    """The readiness to serve requests, with every check."""
 
     ready: bool
     checks: list[Check]
 
 
 class Version(Answer):
-    """What runs here."""
+    """The name and version of the service."""
 
     service: str
     version: str
 
 
-class ErrorBody(Answer):
+class ErrorBody(Shown):
     """An error as ``AllfoldError.to_dict`` writes it."""
 
     code: str = Field(examples=["AF106"])

@@ -1,4 +1,4 @@
-"""What each kind of call asks of the agent: pure, from its arguments to a :class:`Call`.
+"""From the arguments of each kind of call to the :class:`Call` that asks the agent for it. Pure.
 
 Everything that this rank alone can see to be wrong is refused here, before anything is sent.
 """

@@ -16,7 +16,7 @@ from allfold_core.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the whole is cut into one block per rank, as a fingerprint says it.
+    """The cut of the whole into one block per rank, as a fingerprint has it.
 
     Attributes:
         seat: who has one of them.
@@ -30,7 +30,7 @@ class Blocks:
 
     @classmethod
     def of(cls, seat: Seat, block: TensorView, whole: Any, counts: Sequence[int] | None) -> Blocks:
-        """What this rank's block, the whole and the argument ``counts`` say together.
+        """Return the blocks that this block, the whole and the argument ``counts`` describe.
 
         Args:
             whole: a tensor or a list of them; ``None`` where this rank has none, or not yet.

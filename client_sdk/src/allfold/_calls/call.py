@@ -1,4 +1,4 @@
-"""What every kind of call is made into."""
+"""Calls of ranks, ready to be sent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from allfold._tensors import TensorView
-from allfold_core.local_wire import Message
 from allfold_core.operations import Fingerprint
+from allfold_core.wire.local_wire import Message
 
 AUTO = "auto"
 NO_ROOT = -1
@@ -16,11 +16,24 @@ NO_ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Who calls."""
+    """The calling rank and its group."""
 
     group: str
     rank: int
     world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochView(Seat):
+    """A group as one rank sees it during an epoch. Rank and size are read here and nowhere else.
+
+    Attributes:
+        epoch: the membership generation that these numbers belong to.
+        nodes: how many machines the ranks are on.
+    """
+
+    epoch: int
+    nodes: int
 
 
 # Calls are made for every op, and what is frozen takes three times as long to make.
@@ -44,7 +57,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class OpCall(Call):
+class CollectiveCall(Call):
     """One collective as this rank calls it.
 
     Attributes:
@@ -59,7 +72,7 @@ fingerprint = lru_cache(maxsize=1024)(Fingerprint)
 
 
 @dataclass(slots=True, eq=False)
-class PairCall(Call):
+class P2PCall(Call):
     """One end of a message: a tensor, which is the input or the output, and the envelope.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 from allfold import _tensors
 from allfold._calls.arguments import batch, checked_counts, checked_root
 from allfold._calls.blocks import Blocks, even_share
-from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat, fingerprint
+from allfold._calls.call import AUTO, NO_ROOT, CollectiveCall, Seat, fingerprint
 from allfold._tensors import TensorView
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -16,12 +16,12 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind
 
 
-def barrier() -> OpCall:
+def barrier() -> CollectiveCall:
     """Nothing at all is moved."""
-    return OpCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
+    return CollectiveCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
 
 
-def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> OpCall:
+def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> CollectiveCall:
     rounded = wire not in (None, Wire.NATIVE.label)
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
@@ -29,23 +29,27 @@ def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> OpCall:
     print_ = fingerprint(Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO)
     inputs = given.views if is_root else ()
     outputs = () if is_root and not rounded else given.views
-    return OpCall(print_, inputs=inputs, outputs=outputs, in_place=True, result=tensor)
+    return CollectiveCall(print_, inputs=inputs, outputs=outputs, in_place=True, result=tensor)
 
 
 # One block per rank
 
 
-def all_gather(seat: Seat, tensor: Any, output: Any, counts: Sequence[int] | None) -> OpCall:
+def all_gather(
+    seat: Seat, tensor: Any, output: Any, counts: Sequence[int] | None
+) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
     blocks = Blocks.of(seat, block, output, counts)
     if output is None:
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False)
     print_ = _fingerprint(Kind.ALL_GATHER, block, blocks, NO_ROOT)
-    return OpCall(print_, inputs=(block,), outputs=views, result=output)
+    return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
-def gather(seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None) -> OpCall:
+def gather(
+    seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
+) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
     root = checked_root(seat, root)
     is_root = seat.rank == root
@@ -56,12 +60,12 @@ def gather(seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False) if is_root else ()
     print_ = _fingerprint(Kind.GATHER, block, blocks, root)
-    return OpCall(print_, inputs=(block,), outputs=views, result=output)
+    return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
 def scatter(
     seat: Seat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
-) -> OpCall:
+) -> CollectiveCall:
     block = _tensors.view(output, written=True, folded=False)
     root = checked_root(seat, root)
     is_root = seat.rank == root
@@ -73,7 +77,7 @@ def scatter(
     blocks = Blocks.of(seat, block, inputs, counts)
     views = blocks.views(inputs, written=False, folded=False) if is_root else ()
     print_ = _fingerprint(Kind.SCATTER, block, blocks, root)
-    return OpCall(print_, inputs=views, outputs=(block,), result=output)
+    return CollectiveCall(print_, inputs=views, outputs=(block,), result=output)
 
 
 def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
@@ -89,7 +93,7 @@ def all_to_all(
     output: Any,
     send_counts: Sequence[int] | None,
     receive_counts: Sequence[int] | None,
-) -> OpCall:
+) -> CollectiveCall:
     if isinstance(inputs, list | tuple):
         if send_counts is not None or receive_counts is not None:
             raise InvalidArgument("lists of tensors say their sizes themselves: pass no counts")
@@ -108,10 +112,10 @@ def all_to_all(
             f"{list(target.row_shape)}: they must be equal"
         )
     print_ = _all_to_all_fingerprint(source.dtype, source.row_shape, sent + received)
-    return OpCall(print_, inputs=(source,), outputs=(target,), result=output)
+    return CollectiveCall(print_, inputs=(source,), outputs=(target,), result=output)
 
 
-def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> OpCall:
+def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> CollectiveCall:
     """From a list to a list, of tensors of any sizes: a row is one element."""
     sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
     if output is None:
@@ -124,7 +128,7 @@ def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> OpCall
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
     counts = tuple(view.numel for view in sources + targets)
     print_ = _all_to_all_fingerprint(sources[0].dtype, (), counts)
-    return OpCall(print_, inputs=sources, outputs=targets, result=output)
+    return CollectiveCall(print_, inputs=sources, outputs=targets, result=output)
 
 
 def _all_to_all_fingerprint(
@@ -136,7 +140,7 @@ def _all_to_all_fingerprint(
 def _split(
     seat: Seat, view: TensorView, counts: Sequence[int] | None, name: str
 ) -> tuple[int, ...]:
-    """How many rows of a tensor belong to each rank."""
+    """Return the number of rows of a tensor that belong to each rank."""
     if counts is None:
         share = even_share(seat, view.rows, f"say with {name}= how many belong to each")
         return (share,) * seat.world_size

@@ -6,22 +6,22 @@ from typing import Any
 
 from allfold import _tensors
 from allfold._calls.arguments import LARGEST, checked_rank, whole_numbers
-from allfold._calls.call import PairCall, Seat
+from allfold._calls.call import P2PCall, Seat
 from allfold_core.errors import InvalidArgument
-from allfold_core.local_wire import Message
 from allfold_core.mailbox import ANY_SOURCE
+from allfold_core.wire.local_wire import Message
 
 
-def send(seat: Seat, tensor: Any, to: int, tag: int) -> PairCall:
+def send(seat: Seat, tensor: Any, to: int, tag: int) -> P2PCall:
     peer = _checked_peer(seat, to, "to")
     view = _tensors.view(tensor, written=False, folded=False)
-    return PairCall(Message.SEND, peer, _checked_tag(tag), inputs=(view,))
+    return P2PCall(Message.SEND, peer, _checked_tag(tag), inputs=(view,))
 
 
-def recv(seat: Seat, tensor: Any, source: int | None, tag: int) -> PairCall:
+def recv(seat: Seat, tensor: Any, source: int | None, tag: int) -> P2PCall:
     peer = ANY_SOURCE if source is None else _checked_peer(seat, source, "source")
     view = _tensors.view(tensor, written=True, folded=False)
-    return PairCall(Message.RECV, peer, _checked_tag(tag), outputs=(view,))
+    return P2PCall(Message.RECV, peer, _checked_tag(tag), outputs=(view,))
 
 
 def _checked_peer(seat: Seat, rank: int, what: str) -> int:

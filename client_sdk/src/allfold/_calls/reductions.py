@@ -9,7 +9,7 @@ from typing import Any
 from allfold import _tensors
 from allfold._calls.arguments import Batch, batch, checked_root
 from allfold._calls.blocks import Blocks, new_block
-from allfold._calls.call import AUTO, NO_ROOT, OpCall, Seat, fingerprint
+from allfold._calls.call import AUTO, NO_ROOT, CollectiveCall, Seat, fingerprint
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -23,19 +23,21 @@ _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
 _OF_COMPLEX = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
 
-def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> OpCall:
+def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> CollectiveCall:
     given = batch(tensor, written=True, folded=True)
     print_ = _fingerprint(Kind.ALL_REDUCE, given, op, factor, NO_ROOT)
     views = given.views
-    return OpCall(print_, inputs=views, outputs=views, in_place=True, result=tensor)
+    return CollectiveCall(print_, inputs=views, outputs=views, in_place=True, result=tensor)
 
 
-def reduce(seat: Seat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None) -> OpCall:
+def reduce(
+    seat: Seat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None
+) -> CollectiveCall:
     is_root = seat.rank == root
     given = batch(tensor, written=is_root, folded=True)
     print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_root(seat, root))
     outputs = given.views if is_root else ()
-    return OpCall(print_, inputs=given.views, outputs=outputs, in_place=True, result=tensor)
+    return CollectiveCall(print_, inputs=given.views, outputs=outputs, in_place=True, result=tensor)
 
 
 def reduce_scatter(
@@ -45,7 +47,7 @@ def reduce_scatter(
     op: str | ReduceOp,
     factor: float | None,
     counts: Sequence[int] | None,
-) -> OpCall:
+) -> CollectiveCall:
     if output is None:
         output = new_block(seat, inputs, counts)
     block = _tensors.view(output, written=True, folded=True)
@@ -53,7 +55,7 @@ def reduce_scatter(
     views = blocks.views(inputs, written=False, folded=True)
     given = Batch((block,), blocks.shape)
     print_ = _fingerprint(Kind.REDUCE_SCATTER, given, op, factor, NO_ROOT, blocks.counts)
-    return OpCall(print_, inputs=views, outputs=(block,), result=output)
+    return CollectiveCall(print_, inputs=views, outputs=(block,), result=output)
 
 
 def _fingerprint(
@@ -86,7 +88,7 @@ def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
 
 
 def _multiplier(op: ReduceOp, factor: float | None) -> float:
-    """What every input is multiplied by."""
+    """Return the factor by which every input is multiplied."""
     if (factor is None) == (op is ReduceOp.PREMUL_SUM):
         raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
     return 1.0 if factor is None else _finite(factor)

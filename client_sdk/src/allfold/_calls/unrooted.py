@@ -1,4 +1,4 @@
-"""A broadcast whose root nobody has named: how the ranks find it.
+"""A broadcast without a named root: the ranks find the one that brought a tensor.
 
 Each rank makes a record: a flag for every rank, its own set if it brought a tensor, then what that
 tensor looks like, in numbers. The sum of all records says who brought one, and describes it if it
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from allfold import _tensors
 from allfold._calls.call import Seat
+from allfold._calls.descriptions import ABOUT_SIZE, describe, described
 from allfold_core.errors import BroadcastMultipleTensors, BroadcastNoTensor, InvalidArgument
 
 Record = np.ndarray[Any, np.dtype[np.int64]]
@@ -24,12 +24,12 @@ def record_of(seat: Seat, tensor: Any) -> tuple[Record, InvalidArgument | None]:
     The others wait for the record even of a tensor that cannot be moved, and must hear of it.
     """
     flags = np.zeros(seat.world_size, np.int64)
-    about = np.zeros(_tensors.ABOUT_SIZE, np.int64)
+    about = np.zeros(ABOUT_SIZE, np.int64)
     unfit: InvalidArgument | None = None
     if tensor is not None:
         flags[seat.rank] = 1
         try:
-            about = _tensors.describe(tensor)
+            about = describe(tensor)
         except InvalidArgument as error:
             unfit = error
     return np.concatenate([flags, about]), unfit
@@ -54,7 +54,7 @@ def source_in(seat: Seat, total: Record) -> int:
 
 def new_target(seat: Seat, total: Record, source: int) -> Any:
     """A tensor like that of the source, for a rank that brought none."""
-    tensor = _tensors.described(total[seat.world_size :])
+    tensor = described(total[seat.world_size :])
     if tensor is None:
         raise InvalidArgument(
             f"broadcast in group '{seat.group}': rank {source} brought something that "

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from allfold._cuda.gpu import Gpu
-from allfold._tensors import itemsize_of
+from allfold._elements import itemsize_of
 from allfold_core.errors import InvalidArgument
 
 

@@ -16,7 +16,7 @@ _UUID_BYTES = 16
 _DEFAULT_STREAM = 0
 _LOOK_AGAIN_SECONDS = 0.0002
 PATIENCE_SECONDS = 10.0
-"""How long somebody waits here for a GPU at most."""
+"""The longest wait for a GPU, in seconds."""
 
 
 class Event:
@@ -79,7 +79,7 @@ class Device:
     # All of the following inside of `current`.
 
     def wait_for(self, stream: int) -> None:
-        """What comes on our stream waits for what another stream has been given so far.
+        """Make later work of our stream wait for all work that another stream has been given.
 
         Raises:
             InvalidArgument: that stream records a graph, which would record our work as well.
@@ -97,7 +97,7 @@ class Device:
             )
 
     def wait_for_users(self) -> None:
-        """What comes on our stream waits for what all streams of users were given so far.
+        """Make later work of our stream wait for all work that the user's streams have been given.
 
         Of others than the default one, for what they had been given when we last saw them: their
         owners may have destroyed them since.
@@ -112,7 +112,7 @@ class Device:
         return Event(self, self.stream)
 
     def finished_within(self, seconds: float, stream: Any = None) -> bool:
-        """Whether our stream, or another of ours, has nothing left to do within ``seconds``."""
+        """Return true if our streams are done within ``seconds``."""
         deadline = monotonic() + seconds
         while True:
             code, *_ = load().cuStreamQuery(self.stream if stream is None else stream)
@@ -127,8 +127,8 @@ class Device:
     def finish(self) -> None:
         """Wait for all that our stream has been given, so that memory can be let go.
 
-        There may be much of it, and all of it stays where the GPU is stuck: who comes after
-        somebody that has waited in vain does not wait as well.
+        There may be much of it, and all of it stays where the GPU is stuck: after one wait that
+        timed out, later callers do not wait again.
 
         Raises:
             GpuFailed: the GPU does not come to an end.
@@ -224,12 +224,12 @@ def _descriptor_type() -> Any:
 
 
 def is_recording(stream: Any) -> bool:
-    """Whether what a stream is given becomes a part of a graph, and is not done."""
+    """Return true if a stream is being captured: its work goes into a graph and is not run."""
     return bool(int(call("cuStreamIsCapturing", stream)))
 
 
 def order(stream: int, after: Event) -> None:
-    """What comes on a stream waits for an event."""
+    """Make later work of a stream wait for an event."""
     call("cuStreamWaitEvent", stream, after.handle, 0)
 
 

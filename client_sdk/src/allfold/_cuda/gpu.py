@@ -17,7 +17,7 @@ from allfold._cuda.driver import CudaUnavailable, load
 from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
 from allfold._cuda.paths import Choice, Path
 from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
-from allfold_core.local_wire import FENCE_WORD, Fence
+from allfold_core.wire.local_wire import FENCE_WORD, Fence
 
 log = logging.getLogger("allfold")
 
@@ -28,7 +28,7 @@ _LEGACY_STREAM = 0
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What a session knows of its agent, and how it hands memory over.
+    """The part of a session that GPUs need: facts about its agent, and how memory is handed over.
 
     Attributes:
         gpus: those that it folds on: names by UUID.
@@ -125,7 +125,7 @@ class Gpu:
             yield self.device
 
     def fence(self) -> Fence:
-        """What a call waits for whose memory is free when all that our stream has is done."""
+        """Return the fence of a call whose memory is free once all work of our stream is done."""
         self._passed = self._passed % (_WRAP - 1) + 1  # never 0, which stands for no fence
         self.device.write(self._word_on_gpu, self._passed)
         return Fence(self._word.region, self._passed)
@@ -172,7 +172,7 @@ class Gpu:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the agent has memory of the GPU open."""
+        """True if the agent has opened memory of the GPU."""
         return self.path is Path.IPC
 
     def close(self) -> None:

@@ -117,7 +117,7 @@ def device_memory(device: Device, share: ShareGpu) -> Grow:
 
 
 def _written(device: Device, memory: DeviceMemory) -> bytes:
-    """What was written at the beginning of memory, which nobody else could guess."""
+    """Return the random bytes written at the beginning of memory, which nobody else can guess."""
     proof = np.frombuffer(secrets.token_bytes(_PROOF_BYTES), np.uint8)
     source, side = proof.__array_interface__["data"][0], device.side_stream
     with device.current():

@@ -31,7 +31,11 @@ class Choice(NamedTuple):
 
 
 def wanted(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """What the user wants; ``None`` for the fastest that works; ``InvalidArgument`` for no path."""
+    """Return the path that the user asks for; ``None`` for the fastest that works.
+
+    Raises:
+        InvalidArgument: the setting names no path.
+    """
     name = environment.get(VARIABLE, "").strip().lower()
     if name in ("", "auto"):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,10 +11,11 @@ from allfold.cli._bench_against import become_suite, refuse
 from allfold.cli._bench_data import DTYPES, OPS
 from allfold.cli._bench_kinds import KINDS
 from allfold.cli._bench_lines import Wanted, sizes
+from allfold.cli._parameters import Size, Strategy
 from allfold.cli._run import run
 from allfold_core.codecs import Wire
-from allfold_core.compiler import AUTO, parse_strategy
-from allfold_core.errors import InvalidArgument
+from allfold_core.operations import AUTO
+from allfold_core.schedules.registry import STRATEGIES
 
 # How `allfold run` is to start the ranks, where the user has no say.
 _AS_RANKS: dict[str, Any] = {
@@ -27,36 +27,6 @@ _AS_RANKS: dict[str, Any] = {
     "module": True,
     "script": "allfold.cli._bench_rank",
 }
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    """Bytes: 4096, 4K, 16M, 1G."""
-
-    name = "size"
-
-    def convert(
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+)([KMG]?)i?B?", value.strip(), re.IGNORECASE)
-        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-        if not size:
-            self.fail(f"{value!r} is not a size such as 4096, 4K or 16M", param, ctx)
-        return size
-
-
-class _Strategy(click.ParamType):  # type: ignore[type-arg]
-    """A strategy of any kind, or the choice among them."""
-
-    name = "strategy"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return value if value == AUTO else str(parse_strategy(value))
-        except InvalidArgument as error:
-            self.fail(error.message, param, ctx)
 
 
 @click.command(short_help="Measure and check the collectives.")
@@ -69,13 +39,20 @@ class _Strategy(click.ParamType):  # type: ignore[type-arg]
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(["all", *KINDS]), help="[all]")
 @click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="[sum]")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="[float32]")
-@click.option("--min-bytes", type=_Size(), default="4K", show_default=True)
-@click.option("--max-bytes", type=_Size(), default="16M", show_default=True)
+@click.option("--min-bytes", type=Size(), default="4K", show_default=True)
+@click.option("--max-bytes", type=Size(), default="16M", show_default=True)
 @click.option(
     "--factor", type=click.IntRange(2), default=8, show_default=True, help="From size to size."
 )
 @click.option("--iterations", type=click.IntRange(1), help="Ops per figure.  [by size]")
-@click.option("--strategy", type=_Strategy(), default=AUTO, show_default=True)
+@click.option(
+    "--strategy",
+    type=Strategy(),
+    default=AUTO,
+    show_default=True,
+    metavar="NAME",
+    help=f"One of {', '.join([AUTO, *(each.label for each in STRATEGIES.values())])}.",
+)
 @click.option(
     "--wire",
     type=click.Choice([wire.label for wire in Wire]),

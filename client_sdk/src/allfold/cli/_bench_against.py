@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from allfold_core.compiler import AUTO
+from allfold_core.operations import AUTO
 
 _ROOT = Path(__file__).parents[4]
 _SUITE = "benchmarks"

@@ -1,4 +1,4 @@
-"""The numbers of ``allfold bench``: what ranks bring, and what must come out."""
+"""The numbers of ``allfold bench``: the ranks' inputs, and the exact results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Share:
         return np.concatenate([self.brought_by(rank, self.block) for rank in range(self.world)])
 
     def exchanged(self) -> Array:
-        """What each rank has for this one."""
+        """Return the blocks that all ranks have for this one."""
         everything = (self.brought_by(rank, self.count) for rank in range(self.world))
         return np.concatenate([self.own(each) for each in everything])
 
@@ -124,13 +124,13 @@ class Share:
 
 
 def fold(op: str, contributions: Iterable[Array]) -> Array:
-    """What an op makes of them, in sequence; of a mean the sum."""
+    """Reduce contributions in sequence; for a mean, return the sum."""
     folded: Array = reduce(_FOLDS[op], contributions)
     return folded
 
 
 def values(op: str, rank: int, world: int) -> Array:
-    """What a rank brings, until it repeats itself: integers that every type folds exactly.
+    """Return a rank's input, one period of it: integers that every type reduces exactly.
 
     Every element is marked by one rank, and each row of as many elements as there are ranks has a
     mark of every rank: so a contribution that is lost, or there twice, or at another's place shows

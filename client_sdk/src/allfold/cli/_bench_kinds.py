@@ -24,7 +24,7 @@ def _block(share: Share) -> int:
 
 
 def _same(_: int) -> float:
-    """What a link carries is what the size says."""
+    """A link carries as many bytes as the size says."""
     return 1.0
 
 
@@ -39,8 +39,8 @@ def _twice_without_own(world: int) -> float:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How one collective is called and checked.
+class BenchKind:
+    """One collective: its call, its tensors and its expected result.
 
     Attributes:
         start: does it once, from a source to a target.
@@ -78,8 +78,8 @@ def _shift(group: allfold.Group, _: Bench, source: Array, target: Array) -> None
     sending.wait()
 
 
-KINDS: dict[str, Kind] = {
-    "all_reduce": Kind(
+KINDS: dict[str, BenchKind] = {
+    "all_reduce": BenchKind(
         start=lambda group, bench, x, _: group.all_reduce(x, bench.op, **bench.options),
         source=_whole,
         target=None,
@@ -87,7 +87,7 @@ KINDS: dict[str, Kind] = {
         bus_factor=_twice_without_own,
         reduces=True,
     ),
-    "reduce": Kind(
+    "reduce": BenchKind(
         start=lambda group, bench, x, _: group.reduce(x, 0, bench.op, **bench.options),
         source=_whole,
         target=None,
@@ -95,21 +95,21 @@ KINDS: dict[str, Kind] = {
         bus_factor=_same,
         reduces=True,
     ),
-    "broadcast": Kind(
+    "broadcast": BenchKind(
         start=lambda group, bench, x, _: group.broadcast(x, 0, **bench.options),
         source=_whole,
         target=None,
         expected=lambda share: share.brought_by(0, share.count),
         bus_factor=_same,
     ),
-    "all_gather": Kind(
+    "all_gather": BenchKind(
         start=lambda group, bench, x, y: group.all_gather(x, y, **bench.options),
         source=_block,
         target=_whole,
         expected=lambda share: share.gathered(),
         bus_factor=_without_own,
     ),
-    "reduce_scatter": Kind(
+    "reduce_scatter": BenchKind(
         start=lambda group, bench, x, y: group.reduce_scatter(x, y, bench.op, **bench.options),
         source=_whole,
         target=_block,
@@ -117,28 +117,28 @@ KINDS: dict[str, Kind] = {
         bus_factor=_without_own,
         reduces=True,
     ),
-    "gather": Kind(
+    "gather": BenchKind(
         start=_gather,
         source=_block,
         target=_whole,
         expected=lambda share: share.gathered() if share.is_root else None,
         bus_factor=_without_own,
     ),
-    "scatter": Kind(
+    "scatter": BenchKind(
         start=_scatter,
         source=_whole,
         target=_block,
         expected=lambda share: share.own(share.brought_by(0, share.count)),
         bus_factor=_without_own,
     ),
-    "all_to_all": Kind(
+    "all_to_all": BenchKind(
         start=lambda group, bench, x, y: group.all_to_all(x, y, **bench.options),
         source=_whole,
         target=_whole,
         expected=lambda share: share.exchanged(),
         bus_factor=_without_own,
     ),
-    "send_recv": Kind(
+    "send_recv": BenchKind(
         start=_shift,
         source=_whole,
         target=_whole,

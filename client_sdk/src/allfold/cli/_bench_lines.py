@@ -1,4 +1,4 @@
-"""The lines of ``allfold bench``: which of what is asked for can run, and why the rest cannot."""
+"""The lines of ``allfold bench``: those that can run, and reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from allfold._options import Options
 from allfold.cli._bench_data import Bench
 from allfold.cli._bench_kinds import KINDS
-from allfold_core.choose import JOINING
 from allfold_core.codecs import Wire
-from allfold_core.compiler import AUTO, strategy_of
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
-from allfold_core.operations import Kind, ReduceOp
+from allfold_core.operations import AUTO, Kind, ReduceOp
+from allfold_core.pricing.choose import check_slices
+from allfold_core.schedules.registry import strategy_of
 
 _COLLECTIVES = {kind.label: kind for kind in Kind}
 _OPS = {op.label: op for op in ReduceOp}
@@ -32,11 +32,11 @@ class Wanted:
     wire: str
 
     def possible(self) -> list[tuple[str, str, str]]:
-        """What can run, in the order of the table."""
+        """Return what can run, in the order of the table."""
         return [each for each in self._all() if self._refusal(*each) is None]
 
     def skipped(self) -> list[str]:
-        """Why the rest cannot, each reason once."""
+        """Return the reasons why the rest cannot run, each once."""
         reasons = (self._refusal(*each) for each in self._all())
         return list(dict.fromkeys(filter(None, reasons)))
 
@@ -55,7 +55,7 @@ class Wanted:
                     yield kind, op, dtype
 
     def _refusal(self, kind: str, op: str, dtype: str) -> str | None:
-        """Why the ranks or their agents would refuse it."""
+        """Return the reason for which ranks or agents would refuse it; ``None`` if it can run."""
         if kind not in _COLLECTIVES:
             return None if self.strategy == AUTO else f"{kind} has no strategies"
         return self._strategy_refusal(_COLLECTIVES[kind]) or self._type_refusal(op, dtype)
@@ -64,11 +64,9 @@ class Wanted:
         if self.strategy == AUTO:
             return None
         try:
-            strategy = strategy_of(kind, self.strategy)
+            check_slices(strategy_of(kind, self.strategy), Wire.from_label(self.wire))
         except InvalidArgument as error:
             return error.message
-        if strategy.name in JOINING and Wire.from_label(self.wire).has_blocks:
-            return f"{strategy} cannot run with wire={self.wire!r}"
         return None
 
     def _type_refusal(self, op: str, dtype: str) -> str | None:

@@ -142,7 +142,7 @@ def run(bench: Bench, group: allfold.Group, iterations: int) -> int:
 
 
 def _options() -> argparse.Namespace:
-    """What ``allfold bench`` passes on: all of it, always."""
+    """Parse the options of ``allfold bench``, which passes all of them on."""
     parser = argparse.ArgumentParser()
     for name in ("--kind", "--op", "--dtype"):
         parser.add_argument(name, action="append")

@@ -1,4 +1,4 @@
-"""When a run ends and with which status: pure decisions, with the time as an argument."""
+"""The end of a run and its status: pure decisions, with the time as an argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMED_OUT = 124
 
 @dataclass
 class Ending:
-    """Why a run comes to its end, and which signals are still to be sent at which time.
+    """The cause of a run's end, and the signals that are still to be sent.
 
     Attributes:
         grace: seconds between one step of the ending and the next, harder one.
@@ -30,12 +30,12 @@ class Ending:
 
     @property
     def begun(self) -> bool:
-        """Whether the ranks are being ended, or have been asked to end."""
+        """True once the ranks are being ended, or have been asked to end."""
         return self._status is not None
 
     @property
     def exit_status(self) -> int:
-        """What to exit with once everybody is gone."""
+        """The status of the launcher once all ranks have ended."""
         if self._status is not None:
             return self._status
         return 0 if self._someone_ended_well else self._lost or 0
@@ -74,7 +74,7 @@ class Ending:
         return due
 
     def next_at(self) -> float | None:
-        """When the next signal is due."""
+        """Return the time of the next signal; ``None`` if none is due."""
         return self._steps[0][0] if self._steps else None
 
     def _begin(self, status: int, first_step: float) -> bool:

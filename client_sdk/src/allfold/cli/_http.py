@@ -8,7 +8,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from allfold_core.errors import AllfoldError, ServiceError, from_dict
+from allfold_core.errors import AllfoldError, from_dict
+
+
+class NoAnswer(Exception):
+    """Nothing answers at an address, or something that is not Allfold."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -23,10 +27,10 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
-    """The object that a GET answers.
+    """Return the object that a GET answers.
 
     Raises:
-        ServiceError: nothing answers there, or not what Allfold would answer.
+        NoAnswer: nothing answers there, or not what Allfold would answer.
         AllfoldError: the error that the service answered.
     """
     request = urllib.request.Request(url)
@@ -39,21 +43,21 @@ def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
         with error:
             raise _answered(url, error.code, error.read()) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServiceError(f"{url}: {getattr(error, 'reason', error)}") from None
+        raise NoAnswer(f"{url}: {getattr(error, 'reason', error)}") from None
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:
     data = json.loads(body)
     if not isinstance(data, dict):
-        raise ServiceError(f"{url} answers, but not as Allfold does")
+        raise NoAnswer(f"{url} answers, but not as Allfold does")
     return data
 
 
-def _answered(url: str, status: int, body: bytes) -> AllfoldError:
+def _answered(url: str, status: int, body: bytes) -> AllfoldError | NoAnswer:
     try:
         error = _object(url, body).get("error")
-    except (ValueError, ServiceError):
+    except (ValueError, NoAnswer):
         error = None
     if isinstance(error, dict):
         return from_dict(error)
-    return ServiceError(f"{url} answers with HTTP status {status}")
+    return NoAnswer(f"{url} answers with HTTP status {status}")

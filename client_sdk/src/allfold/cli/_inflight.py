@@ -1,4 +1,4 @@
-"""What the ops in flight wait for, from what the agents say. Pure: dictionaries in, words out."""
+"""The ops in flight and what they wait for, from the agents' status. Pure."""
 
 from __future__ import annotations
 

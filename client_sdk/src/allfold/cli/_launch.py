@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allfold.cli._ending import Ending
-from allfold.cli._job import Job
+from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
-from allfold.cli._rank_process import RankProcess, Stream
+from allfold.cli._rank_process import RankProcess, RankStream
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 
 _STDOUT, _STDERR = 1, 2
-_LAST_WORDS_SECONDS = 2.0
-"""How long a slow reader of our output holds up a run that was told to end."""
+_FLUSH_SECONDS = 2.0
+"""The time for which a slow reader of our output may delay a run that was told to end."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user chose.
+    """The user's choices for a run.
 
     Attributes:
         grace: seconds that the others have to end by themselves after a first failure.
@@ -44,9 +44,13 @@ class Launch:
     """One run of a job; whatever happens inside :meth:`run`, no rank is left after it."""
 
     def __init__(
-        self, job: Job, policy: Policy, interrupts: Interrupts, stack: LocalStack | None = None
+        self,
+        spec: LaunchSpec,
+        policy: Policy,
+        interrupts: Interrupts,
+        stack: LocalStack | None = None,
     ) -> None:
-        self._job = job
+        self._spec = spec
         self._policy = policy
         self._interrupts = interrupts
         self._stack = stack
@@ -60,11 +64,11 @@ class Launch:
     def run(self, env: Mapping[str, str]) -> int:
         """Start every rank with ``env`` and its own variables, see all out; the exit status."""
         try:
-            for number in self._job.ranks:
+            for number in self._spec.ranks:
                 self._running.append(self._start(number, env))
             while self._running:
                 self._step()
-            self._last_words()
+            self._flush_output()
         except BrokenPipeError:
             # Nobody reads any more: end as what writes to a closed pipe does.
             return 128 + signal.SIGPIPE
@@ -76,8 +80,8 @@ class Launch:
         try:
             return RankProcess(
                 number,
-                self._job.command,
-                {**env, **self._job.environment(number)},
+                self._spec.command,
+                {**env, **self._spec.environment(number)},
                 (self._out, self._err),
                 shown=number == 0 or not self._policy.quiet_others,
                 # One reader, or the ranks would share the lines out among themselves.
@@ -94,7 +98,7 @@ class Launch:
         watched: list[HasFileno] = [self._interrupts, *streams, *ranks, *self._services]
         ready = wait_for(watched, self._patience(), writable=self._clogged())
         for item in ready:
-            if isinstance(item, Stream):
+            if isinstance(item, RankStream):
                 item.forward()
             elif isinstance(item, Child) and item not in ranks:
                 self._service_ended(item)
@@ -104,7 +108,7 @@ class Launch:
         self._obey()
 
     def _obey(self) -> None:
-        """Take signals and deadlines to heart, and send what is due."""
+        """Handle signals and deadlines, and send the signals that are due."""
         now = time.monotonic()
         while (number := self._interrupts.take()) is not None:
             self._ending.told_to_end(number, now)
@@ -136,7 +140,7 @@ class Launch:
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
         if ends_the_run or (status and not self._ending.begun):
             rank.show_unshown()
-            self._note(f"{rank.child.name} {rank.child.fate}{self._consequence(ends_the_run)}")
+            self._note(f"{rank.child.name} {rank.child.ending}{self._consequence(ends_the_run)}")
 
     def _consequence(self, ends_the_run: bool) -> str:
         if not self._running:
@@ -146,16 +150,16 @@ class Launch:
         return f"; the others have {self._policy.grace:g} s to end by themselves"
 
     def _service_ended(self, service: Child) -> None:
-        """Tell it. The ranks go on: they notice what they need, and may need nothing of it."""
+        """Report it. The ranks go on: they notice what they need, and may need nothing of it."""
         self._services.remove(service)
         if self._stack is not None:
-            self._note(self._stack.obituary(service))
+            self._note(self._stack.end_report(service))
 
     # --- the end
 
-    def _last_words(self) -> None:
+    def _flush_output(self) -> None:
         """Wait for a slow reader of ours; not for long where somebody wants us to end."""
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + _FLUSH_SECONDS
         while self._clogged() and not (self._ending.urgent and time.monotonic() > deadline):
             wait_for([self._interrupts], 0.1, writable=self._clogged())
             for output in self._clogged():

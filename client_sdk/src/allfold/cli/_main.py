@@ -9,9 +9,14 @@ from typing import Any
 
 import click
 
-from allfold_core.errors import AgentUnreachable, AllfoldError, OrchestratorUnreachable
+from allfold_core.errors import (
+    AgentUnreachable,
+    AllfoldError,
+    InvalidArgument,
+    OrchestratorUnreachable,
+)
 
-FAILED, UNREACHABLE = 1, 3
+FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
 # Command: (module, what it does). The text stands here so that --help imports no command.
 _COMMANDS = {
@@ -46,8 +51,13 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except AllfoldError as error:
             click.echo(f"allfold: {error.message}", err=True)
-            unreachable = isinstance(error, OrchestratorUnreachable | AgentUnreachable)
-            sys.exit(UNREACHABLE if unreachable else FAILED)
+            sys.exit(_status(error))
+
+
+def _status(error: AllfoldError) -> int:
+    if isinstance(error, OrchestratorUnreachable | AgentUnreachable):
+        return UNREACHABLE
+    return USAGE if isinstance(error, InvalidArgument) else FAILED
 
 
 def _version() -> str:

@@ -54,7 +54,7 @@ class Output:
 
     @property
     def clogged(self) -> bool:
-        """Whether the reader has not taken everything yet."""
+        """True while the reader has not taken everything."""
         return bool(self._kept)
 
     def write(self, rank: int, lines: Iterable[bytes]) -> None:

@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol, Self, TypeVar
 _SHIM = str(Path(__file__).with_name("_child.py"))
 _AFTER_KILL_SECONDS = 10.0
 
-Stream = int | IO[Any] | None
+Redirection = int | IO[Any] | None
 
 
 class HasFileno(Protocol):
@@ -122,9 +122,9 @@ class Child:
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream = None,
-        stderr: Stream = None,
+        stdin: Redirection = subprocess.DEVNULL,
+        stdout: Redirection = None,
+        stderr: Redirection = None,
     ) -> None:
         self.name = name
         self._process = subprocess.Popen(
@@ -164,15 +164,15 @@ class Child:
         return max(0, -(self._process.returncode or 0))
 
     @property
-    def fate(self) -> str:
-        """How it ended, once reaped: ``ended with status 3``, ``was killed by SIGKILL``."""
+    def ending(self) -> str:
+        """The way it ended, once reaped: ``ended with status 3``, ``was killed by SIGKILL``."""
         if self.killed_by:
             return f"was killed by {signal.Signals(self.killed_by).name}"
         return f"ended with status {self.status}"
 
     @property
     def ended(self) -> bool:
-        """Whether the process itself is over, reaped or not."""
+        """True once the process itself is over, reaped or not."""
         return self.status is not None or bool(wait_for([self], 0))
 
     def signal(self, number: int) -> None:

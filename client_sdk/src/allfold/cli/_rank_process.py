@@ -16,7 +16,7 @@ _FULL_PIPE_READS = 16
 _KEPT_LINES = 40
 
 
-class Stream:
+class RankStream:
     """One stream of a rank. ``fileno`` is readable when there is something to forward."""
 
     def __init__(self, rank: int, source: IO[bytes], output: Output, *, shown: bool) -> None:
@@ -83,13 +83,13 @@ class RankProcess:
         )
         pipes = (self.child.stdout, self.child.stderr)
         self._streams = [
-            Stream(number, pipe, output, shown=shown)
+            RankStream(number, pipe, output, shown=shown)
             for pipe, output in zip(pipes, outputs, strict=True)
             if pipe is not None
         ]
 
     @property
-    def readable_streams(self) -> list[Stream]:
+    def readable_streams(self) -> list[RankStream]:
         """Streams to read from now: a clogged output must not be fed."""
         return [each for each in self._streams if each.open and not each.output.clogged]
 

@@ -1,13 +1,14 @@
-"""What ``allfold status`` shows: gathered from the orchestrator and from every agent at once."""
+"""The content of ``allfold status``: gathered from the orchestrator and all agents at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
-from allfold.cli._http import get_json
+from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._inflight import (
     MessageInFlight,
     OpInFlight,
@@ -18,6 +19,7 @@ from allfold_core.errors import AgentUnreachable, OrchestratorUnreachable, Servi
 
 _SECONDS = 3.0
 _AT_ONCE = 32
+_PAGE = 1000
 
 Json = dict[str, Any]
 
@@ -61,6 +63,7 @@ def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
 
     Raises:
         OrchestratorUnreachable: it was to be asked and does not answer.
+        ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
     report = Report(orchestrator)
@@ -77,23 +80,56 @@ def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
 
 
 def _ask_orchestrator(report: Report, token: str) -> None:
-    base = report.orchestrator.rstrip("/")
+    base = report.orchestrator
     try:
-        report.nodes = get_json(f"{base}/v1/nodes", token, seconds=_SECONDS)["nodes"]
-        report.groups = get_json(f"{base}/v1/groups", token, seconds=_SECONDS)["groups"]
-    except ServiceError as error:
+        report.nodes = list(_entries(base, "nodes", token))
+        report.groups = list(_entries(base, "groups", token))
+    except NoAnswer as error:
         raise OrchestratorUnreachable(
-            f"no orchestrator answers: tried {error.message} (choose another with --orchestrator "
-            "or ALLFOLD_ORCHESTRATOR_URL, or ask an agent with --agent-url)"
+            f"no orchestrator answers: tried {error} (choose another with --orchestrator or "
+            "ALLFOLD_ORCHESTRATOR_URL, or ask an agent with --agent-url)"
         ) from None
+    except ServiceError as error:
+        raise _cannot_tell(base, error) from None
+
+
+def _entries(orchestrator: str, what: str, token: str) -> Iterator[Json]:
+    """Yield all entries of a list of the orchestrator, page by page."""
+    after = ""
+    while True:
+        query = urlencode({"limit": _PAGE} | ({"after": after} if after else {}))
+        page = get_json(f"{orchestrator}/v1/{what}?{query}", token, seconds=_SECONDS)
+        yield from page[what]
+        following = page.get("next")
+        if following is None:
+            return
+        if following <= after:
+            raise ServiceError(f"the pages of /v1/{what} go in circles at '{following}'")
+        after = following
+
+
+def _cannot_tell(orchestrator: str, error: ServiceError) -> ServiceError:
+    """The error of an orchestrator that answers, but has no state to show."""
+    problem = error.message
+    if error.details.get("component") == "store":
+        problem = (
+            f"its state store is down ({error.details.get('cause')}). Running jobs are not "
+            "affected; new ranks can join when it is back"
+        )
+    return ServiceError(
+        f"the orchestrator at {orchestrator} answers, but {problem}. To see what runs, ask an "
+        "agent with --agent-url."
+    )
 
 
 def _ask_agents(report: Report, urls: Iterable[str], token: str) -> None:
     def ask(url: str) -> Json | str:
         try:
             return get_json(f"{url}/v1/status", token, seconds=_SECONDS)
+        except NoAnswer as error:
+            return str(error)
         except ServiceError as error:
-            return error.message
+            return f"{url}: {error.message}"
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for url, answer in zip(urls, pool.map(ask, urls), strict=True):

@@ -8,8 +8,11 @@ from contextlib import ExitStack
 
 import click
 
-from allfold.cli._job import Job, common_environment, make_group_name, place
+from allfold._settings import GroupSettings, group_name
+from allfold.cli._agents import await_agents
 from allfold.cli._launch import Launch, Policy
+from allfold.cli._launch_spec import LaunchSpec, common_environment, make_group_name, place
+from allfold.cli._parameters import Seconds
 from allfold.cli._processes import Interrupted, Interrupts
 from allfold.cli._stack import LocalStack, socket_path
 from allfold_core.errors import InvalidArgument
@@ -25,8 +28,8 @@ from allfold_core.errors import InvalidArgument
 @click.option("--nnodes", type=click.IntRange(1), help="Machines that share the job.")
 @click.option("--node-rank", type=click.IntRange(0), help="Which of them this is.")
 @click.option("--group", envvar="ALLFOLD_GROUP", help="The ranks' group.  [one for this run]")
-@click.option("--timeout", type=click.FloatRange(0), metavar="S", help="End the run after S.")
-@click.option("--grace", type=click.FloatRange(0), default=5.0, show_default=True, metavar="S")
+@click.option("--timeout", type=Seconds(positive=True), metavar="S", help="End the run after S.")
+@click.option("--grace", type=Seconds(), default=5.0, show_default=True, metavar="S")
 @click.option("--keep-going", is_flag=True, help="A failed rank does not end the others.")
 @click.option("--quiet-others", is_flag=True, help="Show the output of rank 0 only.")
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] in front of lines.")
@@ -55,7 +58,8 @@ def run(
     with --nodes they are started in any case. With --agent the ranks use that agent; it may be
     given several times, once per node of this machine. Where several machines share a job, each
     runs this command with its own agent and --node-rank, and all with the same --nnodes and
-    --group.
+    --group. An agent that does not listen within 5 s, or ALLFOLD_INIT_TIMEOUT, ends the run with
+    status 3.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as under
     torchrun, and ALLFOLD_SOCKET, ALLFOLD_GROUP and ALLFOLD_TOKEN.
@@ -74,27 +78,30 @@ def run(
         raise click.UsageError(
             "with --nnodes, give --agent: the machines' agents must be connected"
         )
+    group = group_name(group or make_group_name())
+    GroupSettings.resolve(None, None, None, None)  # what the ranks' init would refuse
     policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going)
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
         stack = None
         try:
+            await_agents(sockets, interrupts)
             if not sockets:
                 stack = ending.enter_context(LocalStack(count, interrupts=interrupts))
         except Interrupted as interrupted:
             sys.exit(interrupted.status)
-        job = Job(
+        spec = LaunchSpec(
             command=_command(module, script, arguments),
             nodes=_node_environments(sockets, stack),
             per_node=nproc_per_node,
-            group=group or make_group_name(),
+            group=group,
             first_node=first_node,
             total_nodes=nnodes or count,
         )
-        env, notes = common_environment(os.environ, job)
+        env, notes = common_environment(os.environ, spec)
         for note in notes:
             click.echo(f"allfold: {note}", err=True)
-        status = Launch(job, policy, interrupts, stack).run(env)
+        status = Launch(spec, policy, interrupts, stack).run(env)
     sys.exit(status)
 
 

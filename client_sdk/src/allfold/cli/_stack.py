@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from allfold.cli._http import get_json
+from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
-from allfold_core.errors import InvalidArgument, ServiceError
+from allfold_core.errors import AllfoldError, InvalidArgument, ServiceError
 
 SOCKET_PATH_LIMIT = 107
 """Bytes that Linux allows for the path of a Unix socket."""
@@ -34,6 +34,8 @@ SOCKET_PATH_LIMIT = 107
 _ORCHESTRATOR, _AGENT = "allfold_orchestrator", "allfold_agent"
 _LOOK_AGAIN_SECONDS = 0.02
 _TAIL_LINES = 20
+_WRONG_USAGE = 2
+"""The status of a service that refuses its settings, in one line."""
 _NOT_PASSED_ON = ("ALLFOLD_AGENT_ADVERTISE",)
 """Settings of an agent that serves others; local ones advertise where they listen."""
 
@@ -92,7 +94,7 @@ class LocalStack:
 
     @property
     def folder(self) -> Path:
-        """Where the sockets and logs are, while the stack runs."""
+        """The folder of the sockets and logs, while the stack runs."""
         assert self._folder is not None, "the stack was not entered"
         return self._folder
 
@@ -119,7 +121,7 @@ class LocalStack:
             ending.callback(stop_all, self.services[1:])
 
     def environment(self, node: int = 0) -> dict[str, str]:
-        """What a process needs to reach the agent of a node."""
+        """Return the variables with which a process reaches the agent of a node."""
         return {
             "ALLFOLD_SOCKET": self.nodes[node].socket,
             "ALLFOLD_TOKEN": self.token,
@@ -131,11 +133,11 @@ class LocalStack:
         text = self._log(service.name).read_text(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
-    def obituary(self, service: Child) -> str:
-        """What to tell about a service that ended: its name, its status, its last words."""
+    def end_report(self, service: Child) -> str:
+        """Describe how a service ended: its name, its status, the end of its log."""
         service.reap()
         tail = self.log_tail(service) or "(nothing)"
-        return f"{service.name} {service.fate}; it last wrote:\n{tail}"
+        return f"{service.name} {service.ending}; it last wrote:\n{tail}"
 
     # --- starting
 
@@ -184,7 +186,7 @@ class LocalStack:
     def _registered(self, node: LocalNode) -> bool:
         try:
             get_json(f"{node.control_url}/readyz", self.token)
-        except ServiceError:
+        except (NoAnswer, ServiceError):
             return False
         return True
 
@@ -197,13 +199,20 @@ class LocalStack:
                 self._interrupts.raise_if_pending()
             for service in self.services:
                 if service.ended:
-                    raise ServiceError(self.obituary(service))
+                    raise self._not_started(service)
             if time.monotonic() > deadline:
                 raise ServiceError(self._too_late(what))
 
+    def _not_started(self, service: Child) -> AllfoldError:
+        end_report = self.end_report(service)
+        lines = self.log_tail(service).splitlines()
+        if service.status == _WRONG_USAGE and lines:
+            return InvalidArgument(lines[-1])
+        return ServiceError(end_report)
+
     def _too_late(self, what: str) -> str:
         tails = [f"{each.name} last wrote:\n{self.log_tail(each)}" for each in self.services]
-        return "\n".join([f"waited {self._seconds:g} s for {what}, in vain", *tails])
+        return "\n".join([f"waited {self._seconds:g} s for {what}", *tails])
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from allfold.cli._parameters import checked_url, token
 from allfold.cli._report import Report, gather
 
 _DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
@@ -34,8 +35,8 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
     """
     report = gather(
         _orchestrator_to_ask(orchestrator, agent_urls),
-        [url.rstrip("/") for url in agent_urls],
-        os.environ.get("ALLFOLD_TOKEN", ""),
+        [checked_url("--agent-url", url) for url in agent_urls],
+        token(),
     )
     if as_json:
         click.echo(json.dumps(report.to_dict()))
@@ -44,9 +45,13 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
 
 
 def _orchestrator_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> str:
-    if given or agent_urls:
-        return given or ""
-    return os.environ.get("ALLFOLD_ORCHESTRATOR_URL") or _DEFAULT_ORCHESTRATOR
+    """Return its address; "" where only agents are to be asked."""
+    if given:
+        return checked_url("--orchestrator", given)
+    if agent_urls:
+        return ""
+    variable = "ALLFOLD_ORCHESTRATOR_URL"
+    return checked_url(variable, os.environ.get(variable) or _DEFAULT_ORCHESTRATOR)
 
 
 def _show(report: Report) -> None:
@@ -111,7 +116,7 @@ def _agent_table(agents: Iterable[Json]) -> Table:
     rows = (
         (
             agent["node"],
-            "ready" if agent["ready"] else f"waits for {agent['waiting_for']}",
+            "ready" if agent["ready"] else f"not ready: {agent['waiting_for']}",
             "; ".join(_ranks_here(group) for group in agent["groups"]) or "-",
         )
         for agent in agents

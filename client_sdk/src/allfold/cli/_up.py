@@ -41,7 +41,7 @@ def _watch(stack: LocalStack, interrupts: Interrupts) -> None:
         interrupts.raise_if_pending()
         for service in stack.services:
             if service.ended:
-                raise ServiceError(stack.obituary(service))
+                raise ServiceError(stack.end_report(service))
 
 
 def _as_json(stack: LocalStack) -> str:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from _allfold_autoload import DEVICES
+from _allfold_devices import DEVICES
+from allfold.torch._creation import create
 from allfold.torch._process_group import BACKEND, ProcessGroup
-from allfold.torch._rendezvous import create
 
 __all__ = ["BACKEND", "ProcessGroup", "create"]
 

@@ -1,4 +1,4 @@
-"""Tensors of others are moved to the arena, where collectives need not copy them.
+"""Move tensors of others to the arena, where collectives need not copy them.
 
 DDP allocates its buckets itself and keeps them, with views of them, for as long as it trains. torch
 can exchange the memory of a storage under all of its views, so such a bucket is copied once, at its
@@ -20,7 +20,7 @@ _ENGINE = "_engine_run_backward"  # of torch/autograd/graph.py
 
 
 def adopt_bucket(group: Group, tensors: Sequence[torch.Tensor]) -> None:
-    """Adopt what the caller of this function was called with, if that was a bucket of DDP.
+    """Move the tensors of an all-reduce to the arena, if they are a bucket of DDP.
 
     DDP calls process groups out of the autograd engine. Memory that a script brings itself stays
     where it is: NumPy arrays over it, which torch does not know of, would lose it.
@@ -30,7 +30,7 @@ def adopt_bucket(group: Group, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _called_by_engine() -> bool:
-    """Whether only C++ lies between the engine and the function that asked for an adoption.
+    """Return whether the autograd engine called the caller of :func:`adopt_bucket`, through C++.
 
     The engine's threads for GPUs have no Python below that at all.
     """
@@ -39,7 +39,7 @@ def _called_by_engine() -> bool:
 
 
 def adopt(group: Group, tensor: torch.Tensor) -> None:
-    """Move a tensor's memory to the arena, and with it all that share its storage.
+    """Move the memory of a tensor, and of all that share its storage, to the arena.
 
     Only large tensors that fill a storage of their own are moved. The storage cannot be resized
     from then on. The arena has its memory back when the storage dies.
@@ -57,7 +57,7 @@ def adopt(group: Group, tensor: torch.Tensor) -> None:
 
 
 def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
-    """Or could not: of a GPU whose memory the agent cannot have open there is no arena."""
+    """Return whether a tensor lies in the arena; also true on a GPU that has none."""
     session = group.membership.session
     arena = session.arena
     if tensor.is_cuda:
@@ -69,7 +69,7 @@ def _lies_in_arena(group: Group, tensor: torch.Tensor) -> bool:
 
 
 def _may_lie_anywhere() -> bool:
-    """Whether torch puts up with memory on GPUs that it has not allocated.
+    """Return whether torch accepts memory on GPUs that it has not allocated.
 
     With its allocator cudaMallocAsync, ``record_stream`` of such a tensor fails in C++.
     """

@@ -1,4 +1,4 @@
-"""torch's options of a collective, in Allfold's words."""
+"""Translation of torch's options of a collective into those of Allfold."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ _OPS = {
 
 
 def reduction(opts: Any) -> tuple[ReduceOp, float | None]:
-    """The reduce operation of options, or of a torch ``ReduceOp`` in their place; and its factor.
+    """Return the reduce operation of options (or of a bare torch ``ReduceOp``), and its factor.
 
     Without options it is a sum, as everywhere in torch.
+
+    Raises:
+        InvalidArgument: torch has added an operation, or does not show its factor.
     """
     if opts is None:
         return ReduceOp.SUM, None
@@ -45,12 +48,12 @@ def reduction(opts: Any) -> tuple[ReduceOp, float | None]:
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A timeout of torch's: zero and less mean that none was set."""
+    """Return a timeout of torch in seconds; zero and less mean that none was set."""
     if timeout is None or timeout <= timedelta(0):
         return None
     return timeout.total_seconds()
 
 
 def timeout_of(opts: Any) -> float | None:
-    """The timeout in options, if there are any."""
+    """Return the timeout of options in seconds, if one was set."""
     return seconds(getattr(opts, "timeout", None))

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from time import monotonic, sleep
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
 from allfold._group import Group
 from allfold._options import Options
-from allfold._registry import patience_at_exit
 from allfold._work import Work as Op
+from allfold.torch import _open_groups
 from allfold.torch._adoption import adopt_bucket
+from allfold.torch._compile import uncompiled
+from allfold.torch._integer_means import Quotients, is_integer_mean, op_of_agents
 from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._progress import Progress
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, InvalidArgument
+from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
 
 BACKEND = "allfold"
 _SHUTDOWN_SECONDS = 1.0
-_LAST_SECONDS = 0.2
-_STORE_SECONDS = 1.0
-_NEW_STORE_SECONDS = 0.05
-_STORE_PAUSE_SECONDS = 0.005
 
 Tensor = torch.Tensor
 # torch's stubs list the overloads of C++, of which a Python class implements one each.
 _Base: Any = dist.ProcessGroup
 
 
+@uncompiled
 class ProcessGroup(_Base):  # type: ignore[misc]
-    """The ranks of one torch group, over an Allfold group of their own.
+    """The process group of torch's whose collectives run in an Allfold group of its own.
 
-    Every method starts its ops and returns a :class:`Work` at once. Some have two names: that of
-    torch 2.13 and later, and the one before.
+    Every collective starts its ops and returns a :class:`Work` at once. Some have two names: that
+    of torch 2.13 and later, and the one before.
     """
 
     def __init__(self, group: Group, store: Any = None) -> None:
@@ -60,7 +56,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._store = store if group.rank else None
         _open_groups.add(self)
 
-    # What it is
+    # Identity
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
@@ -84,35 +80,41 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._description = description
 
     def _get_backend(self, _device: torch.device) -> Any:
-        """torch asks for the backend of a device where it knows several; here there is one."""
+        """Return the backend of a device: the same for all."""
         return self
 
-    # What torch asks that backend, and a process group has no answers to by itself.
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes; torch puts objects on the CPU where that is one."""
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return [torch.device(device) for device in devices]
+
+    # torch asks these of the backend of a device, and no process group has them by itself.
     supports_splitting = False
     supports_time_estimate = False
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        """Whether it allocates for FSDP."""
+        """Return whether it allocates memory for FSDP."""
         return False
 
-    # Its end
+    # Timeout, end
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Seconds until an op fails, for those that are called from now on."""
+        """Set the timeout of the ops that are called from now on."""
         self.group.timeout = seconds(timeout) or self.group.timeout
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group. What is in flight then has a second to end, or is given up."""
+        """Leave the group; ops in flight have a second to complete, or are abandoned."""
         self.leave(_SHUTDOWN_SECONDS)
 
     def abort(self) -> None:
-        """Leave the group without waiting for anything."""
+        """Leave the group at once, and abandon the ops in flight."""
         self.leave(0.0)
 
     def leave(self, seconds: float) -> None:
-        """Leave the group, in order if what is in flight ends within so many seconds."""
+        """Leave the group, in order if the ops in flight complete within so many seconds."""
         if self._left or self._pid != os.getpid():
             return
         self._left = True
@@ -126,11 +128,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         except AllfoldError as error:
             log.warning("could not leave group '%s' in order: %s", self.group.name, error)
         self.end_threads(seconds)
-        if store is not None and all(group._left for group in list(_open_groups)):
-            _await_end_of(store)
+        _open_groups.await_end_after_the_last(store)
+
+    @property
+    def has_left(self) -> bool:
+        """Tell if :meth:`leave` was called."""
+        return self._left
 
     def end_threads(self, seconds: float) -> None:
-        """End what completes futures; waits so long for each callback that is running."""
+        """End the threads that complete futures; wait so long for a callback that is running."""
         self._progress.close(seconds)
         self._messages.close(seconds)
 
@@ -144,10 +150,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         op, factor = reduction(opts)
         ops = [
-            self.group.all_reduce(batch, op, factor=factor, **_options(opts))
-            for batch in _batches(tensors)
+            self.group.all_reduce(batch, op_of_agents(op, dtype), factor=factor, **_options(opts))
+            for dtype, batch in _batches(tensors)
         ]
-        return self._work(ops, tensors)
+        return self._reduction(op, ops, tensors)
 
     @profiled("broadcast", "tensors")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
@@ -156,9 +162,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     @profiled("reduce", "tensors")
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        kind, factor = reduction(opts)
-        op = self.group.reduce(_one(tensors), opts.rootRank, kind, factor=factor, **_options(opts))
-        return self._work([op], tensors)
+        op, factor = reduction(opts)
+        tensor, root = _one(tensors), opts.rootRank
+        of_agents = op_of_agents(op, tensor.dtype)
+        running = self.group.reduce(tensor, root, of_agents, factor=factor, **_options(opts))
+        # The tensors of all but the root stay as they are.
+        return self._reduction(op, [running], tensors if root == self.group.rank else [])
 
     @profiled("all_gather", "inputs")
     def allgather(
@@ -233,12 +242,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Any], opts: Any) -> Work:
-        kind, factor = reduction(opts)
+        op, factor = reduction(opts)
         ops = [
-            self.group.reduce_scatter(blocks, output, kind, factor=factor, **_options(opts))
+            self.group.reduce_scatter(
+                blocks, output, op_of_agents(op, output.dtype), factor=factor, **_options(opts)
+            )
             for output, blocks in zip(outputs, inputs, strict=True)
         ]
-        return self._work(ops, outputs)
+        return self._reduction(op, ops, outputs)
 
     @profiled("all_to_all", "input")
     def all_to_all_single(
@@ -290,8 +301,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _work(self, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
         return Work(ops, tensors, self._progress, self._explain)
 
+    def _reduction(self, op: ReduceOp, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
+        means = [tensor for tensor in tensors if is_integer_mean(op, tensor.dtype)]
+        quotients = Quotients(means, self.group.world_size) if means else None
+        return Work(ops, tensors, self._progress, self._explain, quotients)
+
     def _explain(self, error: AllfoldError) -> None:
-        """Errors speak of the group's ranks; say which these are, where the job has others."""
+        """Note the job's numbers of the ranks, where those of the group are others."""
         ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
         if ranks != sorted(ranks) or ranks[-1:] != [len(ranks) - 1]:
             numbered = ", ".join(f"{index} is {rank}" for index, rank in enumerate(ranks))
@@ -301,33 +317,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
 
 def _known_groups() -> Any:
-    """The groups that torch has the ranks of: those that were not destroyed."""
+    """The groups that torch knows the ranks of: those that were not destroyed."""
     return dist.distributed_c10d._world.pg_group_ranks
-
-
-def _await_end_of(store: Any) -> None:
-    """Wait until rank 0 has closed the store, but not long.
-
-    Whoever opens a group anew would otherwise meet the others in the old store, which then ends.
-    """
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return  # torchrun's own, which stays
-    if type(store).__name__ != "TCPStore":
-        return
-    # A connection that says nothing ends with the server. (The store's own client would print a
-    # C++ stack.) One that is made while the server ends is cut; in the next one it lives on.
-    deadline = monotonic() + _STORE_SECONDS
-    seconds = _STORE_SECONDS
-    try:
-        while seconds > 0:
-            with socket.create_connection((store.host, store.port), seconds) as connected:
-                connected.recv(1)
-            sleep(_STORE_PAUSE_SECONDS)  # where something else listens in its place, for ever
-            seconds = min(_NEW_STORE_SECONDS, deadline - monotonic())
-    except OSError as error:
-        log.debug("the store at %s:%d: %s", store.host, store.port, error)
 
 
 def _options(opts: Any) -> Options:
@@ -335,30 +326,15 @@ def _options(opts: Any) -> Options:
 
 
 def _one(tensors: Sequence[Any]) -> Any:
-    """torch's lists have one element per device of a rank."""
+    """Return the element of one of torch's lists, which have one per device of a rank."""
     if len(tensors) != 1:
         raise InvalidArgument(f"a rank brings one tensor, or list of tensors, got {len(tensors)}")
     return tensors[0]
 
 
-def _batches(tensors: Sequence[Tensor]) -> list[Any]:
-    """What can travel as one op: the tensors of each dtype."""
+def _batches(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, Any]]:
+    """Return what can travel as one op: the tensors of each dtype."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    return [batch if len(batch) > 1 else batch[0] for batch in by_dtype.values()]
-
-
-_open_groups: WeakSet[ProcessGroup] = WeakSet()
-
-
-@atexit.register
-def _leave_at_exit() -> None:
-    """For scripts that do not destroy their groups, or do not come to it."""
-    groups = list(_open_groups)
-    deadline = monotonic() + patience_at_exit()
-    for group in groups:
-        group.leave(max(0.0, deadline - monotonic()))
-    # The connection is closed by now, so nothing is in flight any more.
-    for group in groups:
-        group.end_threads(_LAST_SECONDS)
+    return [(dtype, batch if len(batch) > 1 else batch[0]) for dtype, batch in by_dtype.items()]

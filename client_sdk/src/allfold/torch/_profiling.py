@@ -1,4 +1,4 @@
-"""What torch's profilers see of Allfold."""
+"""Events of Allfold in the profiles of torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def profiled(
 
 
 def flat(tensors: Any) -> list[torch.Tensor]:
-    """The tensors of lists of lists."""
+    """Return the tensors of nested lists as one list."""
     if isinstance(tensors, list | tuple):
         return [each for item in tensors for each in flat(item)]
     return [tensors]

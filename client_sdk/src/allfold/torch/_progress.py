@@ -1,4 +1,4 @@
-"""Futures need somebody who completes them while nobody waits: threads that start on demand."""
+"""Threads, started on demand, that complete futures while no thread of the user waits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _IDLE_SECONDS = 1.0
 
 
 class Progress:
-    """Completes futures when their ops are done, and so calls what waits for them.
+    """Completes futures when their ops are done, which runs the callbacks of the futures.
 
-    The thread starts with the first op that it watches. It ends when there has been none for a
-    while, for not everybody who asks for futures says when they have asked for the last one.
+    The thread starts with the first op that it watches, and ends after a while without one, since
+    not all callers say when they have asked for their last future.
 
     Args:
         name: of the thread.
         ordered: complete futures in the order in which they were asked for, even where an op is
-            done before another: who calls collectives from callbacks relies on an order that is the
-            same on all ranks. Messages between two ranks have none.
+            done before another: callbacks that call collectives need an order that is the same on
+            all ranks. Messages between two ranks need none.
     """
 
     def __init__(self, name: str, *, ordered: bool = True) -> None:
@@ -48,10 +48,10 @@ class Progress:
         outcome: Callable[[], T],
         tensors: Sequence[torch.Tensor] = (),
     ) -> torch.futures.Future[T]:
-        """A future that has ``outcome()`` when all of the ops are done, or fails as that does.
+        """Return a future of ``outcome()``, called when all ops are done; it fails as that does.
 
         Where ``tensors`` are on GPUs, torch has ``outcome`` called with streams of its own, which
-        wait for the results there, and those of whoever waits for the future wait for these.
+        wait for the results; the streams of a thread that waits for the future wait for these.
 
         An exception that is *set* on a future would reach DDP as if it were a tensor. One that is
         raised by the function of a ``then`` is an error for C++ as well.
@@ -63,7 +63,7 @@ class Progress:
         return given
 
     def close(self, seconds: float) -> None:
-        """End the threads after what they watch has an outcome, but wait no longer than that."""
+        """End the threads once the ops that they watch are done; wait ``seconds`` at most."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class Progress:
             over.set_result(None)
 
     def _resume(self, over: torch.futures.Future[None], ops: list[Work]) -> None:
-        """One of its ops is done: the next one has the same place in the order."""
+        """Go on with the next op, which takes the place of the one that is done."""
         _drop_the_done(ops)
         if ops:
             with self._changed:
@@ -114,7 +114,7 @@ class Progress:
                 self._call_back(work)
 
     def _next(self) -> Collection[Work] | None:
-        """What to wait for now; ``None`` where the thread has to end."""
+        """Return the ops to wait for now; ``None`` where the thread has to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._watched or self._closed, _IDLE_SECONDS)
             if not self._watched:
@@ -123,7 +123,7 @@ class Progress:
             return list(self._watched)[:1] if self._ordered else self._watched
 
     def _call_back(self, work: Work) -> None:
-        """Once, whoever of two threads comes first."""
+        """Call back for an op, once: of two threads, the first one does."""
         then = self._watched.pop(work, None)
         if then is None:
             return

@@ -1,59 +1,195 @@
-"""How the ranks of a torch group find each other, and the Allfold group that they open."""
+"""The rendezvous of the ranks of a torch group in torch's store.
+
+A store may outlive the ranks that wrote to it: torchrun keeps one over restarts, so what a dead
+rank has written is still there. Nothing in the environment tells the attempts apart with one value
+on all nodes (each launcher counts its own restarts). So every visit has a token of its own, rank 0
+answers tokens, and a rank is there once it has confirmed the answer to its token.
+
+    allfold/visit/<rank>      the token of its last visit and its world size, until all are there
+    allfold/answer/<token>    the name of the group, by rank 0; or what is wrong
+    allfold/<name>/<token>    the rank has read the answer
+    allfold/<name>/all        all ranks have
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
+from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any
 
-import torch.distributed as dist
-
-from allfold._registry import open_group
-from allfold.torch._process_group import ProcessGroup
-from allfold_core.errors import PeerMissing
+from allfold_core.errors import PeerMissing, RegisterParamsMismatch
 from allfold_core.verdict import name_ranks
 
 _DEFAULT_PREFIX = "torch"
 _PREFIX_KEPT = 90
+_OVER = "over"
+_SHORTEST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.02
 
 
-def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
-    """What torch calls on every rank of a new group.
+def agree_on_name(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Return a name that no other group has or had, the same on all ranks, once all are there.
 
-    ``timeout`` is that of its ops, and how long ranks wait in the store for one that is late. The
-    registration, once all are there, has the time that ``ALLFOLD_INIT_TIMEOUT`` says: where no
-    agent runs, nobody should have to wait half an hour to hear of it.
+    Raises:
+        PeerMissing: some ranks did not come in time; names them.
+        RegisterParamsMismatch: the ranks have been given different world sizes.
     """
-    name = _agree_on_name(store, rank, world_size, timeout)
-    group = open_group(name, rank, world_size, timeout=timeout.total_seconds())
-    return ProcessGroup(group, store)
+    meeting = _Meeting(store, rank, world_size, timeout)
+    return meeting.lead() if rank == 0 else meeting.follow()
 
 
-def _agree_on_name(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """A name that no other group has or had; returns when all ranks are there.
+@dataclass(frozen=True)
+class _Visit:
+    token: str
+    world_size: int
 
-    The same store may serve one group after the other, so each rank counts how often it came.
-    """
-    visit = store.add(f"allfold/visits/{rank}", 1)
-    name_key, arrived_key, all_key = (
-        f"allfold/{visit}/{what}" for what in ("name", "arrived", "all")
+    def __str__(self) -> str:
+        return f"{self.token} {self.world_size}"
+
+
+class _Meeting:
+    """One visit of one rank."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self._deadline = monotonic() + timeout.total_seconds()
+        self._visit = _Visit(uuid.uuid4().hex, world_size)
+        store.set(_visit_key(rank), str(self._visit))
+
+    def lead(self) -> str:
+        """Name the group and wait for the confirmations of all others: the part of rank 0."""
+        name = _new_name()
+        self._await_all(name)
+        # The next group in this store must not meet these visits.
+        for rank in range(self._world_size):
+            self._store.set(_visit_key(rank), _OVER)
+        self._store.set(_all_key(name), "yes")
+        return name
+
+    def _await_all(self, name: str) -> None:
+        """Answer each visit, also one that takes the place of another, until all have confirmed.
+
+        A store cannot wait for a key to change, so this looks at those that are not there.
+        """
+        absent = dict.fromkeys(range(1, self._world_size), "")
+        pause = _SHORTEST_PAUSE
+        while absent:
+            before = dict(absent)
+            for rank, answered in before.items():
+                self._attend(rank, answered, absent, name)
+            if monotonic() > self._deadline:
+                raise self._missing(list(absent))
+            pause = _SHORTEST_PAUSE if absent != before else min(2 * pause, _LONGEST_PAUSE)
+            sleep(pause)
+
+    def _attend(self, rank: int, answered: str, absent: dict[int, str], name: str) -> None:
+        """Answer the visit of a rank, or see whether it has confirmed the answer."""
+        visit = self._visit_of(rank)
+        if visit is None:
+            return
+        differ = visit.world_size != self._world_size
+        if visit.token != answered:
+            sizes = {0: self._world_size, rank: visit.world_size}
+            answer = {"name": name, "sizes": sizes if differ else None}
+            self._store.set(_answer_key(visit.token), json.dumps(answer))
+            absent[rank] = visit.token
+        elif self._store.check([_confirmed_key(name, visit.token)]):
+            if differ:
+                raise _disagreement({0: self._world_size, rank: visit.world_size})
+            del absent[rank]
+
+    def follow(self) -> str:
+        """Take the name from rank 0 and wait for all others: the part of all but rank 0."""
+        answer = json.loads(self._await(_answer_key(self._visit.token)))
+        name = str(answer["name"])
+        self._store.set(_confirmed_key(name, self._visit.token), "yes")
+        if answer["sizes"] is not None:
+            raise _disagreement({int(rank): size for rank, size in answer["sizes"].items()})
+        self._await(_all_key(name), name)
+        return name
+
+    def _await(self, key: str, name: str | None = None) -> str:
+        """Return the value of a key that another rank sets; ``name`` if rank 0 has answered."""
+        left = timedelta(seconds=max(0.001, self._deadline - monotonic()))
+        try:
+            self._store.wait([key], left)
+        except RuntimeError as error:  # a FileStore has no class of its own for it
+            if "timeout" not in str(error).lower():
+                raise
+            raise self._missing(self._absent(name)) from error
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def _visit_of(self, rank: int) -> _Visit | None:
+        """The last visit of a rank; one that is left of a dead process looks the same."""
+        key = _visit_key(rank)
+        if not self._store.check([key]):
+            return None
+        token, _, size = self._store.get(key).decode().partition(" ")
+        return None if token == _OVER else _Visit(token, int(size))
+
+    def _absent(self, name: str | None) -> list[int]:
+        """The ranks that keep this one waiting, from what the store shows."""
+        visits = {rank: self._visit_of(rank) for rank in range(self._world_size)}
+        absent = [rank for rank, visit in visits.items() if visit is None]
+        if absent or name is None:
+            return absent or [0]
+        return [
+            rank
+            for rank, visit in visits.items()
+            if rank and visit and not self._store.check([_confirmed_key(name, visit.token)])
+        ]
+
+    def _missing(self, absent: list[int]) -> PeerMissing | RegisterParamsMismatch:
+        """Return the error of an overdue rendezvous: a missing rank may have another world size."""
+        visits = {rank: self._visit_of(rank) for rank in range(self._world_size)}
+        sizes = {rank: visit.world_size for rank, visit in visits.items() if visit}
+        if len(set(sizes.values())) > 1:
+            return _disagreement(sizes)
+        seconds = self._timeout.total_seconds()
+        return PeerMissing(
+            f"{name_ranks(absent)} of {self._world_size} did not come to the new group within "
+            f"{seconds:g} s",
+            missing_ranks=absent,
+            timeout=seconds,
+        )
+
+
+def _disagreement(sizes: dict[int, int]) -> RegisterParamsMismatch:
+    """The error where ranks were started with different world sizes."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, size in sorted(sizes.items()):
+        ranks_of.setdefault(size, []).append(rank)
+    said = "; ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in ranks_of.items())
+    return RegisterParamsMismatch(
+        f"the ranks of a new group disagree on its world size: {said}; start all of them with the "
+        "same WORLD_SIZE, or world_size= of init_process_group"
     )
-    if rank == 0:
-        prefix = os.environ.get("ALLFOLD_GROUP") or _DEFAULT_PREFIX
-        store.set(name_key, f"{prefix[:_PREFIX_KEPT]}-{uuid.uuid4().hex}")
-    store.set(f"{arrived_key}/{rank}", "yes")
-    if store.add(arrived_key, 1) == world_size:
-        store.set(all_key, "yes")
-    try:
-        store.wait([all_key], timeout)
-    except dist.DistStoreError as error:
-        missing = [each for each in range(world_size) if not store.check([f"{arrived_key}/{each}"])]
-        raise PeerMissing(
-            f"{name_ranks(missing)} of {world_size} did not come to the new group within "
-            f"{timeout.total_seconds():g} s",
-            missing_ranks=missing,
-            timeout=timeout.total_seconds(),
-        ) from error
-    name: bytes = store.get(name_key)
-    return name.decode()
+
+
+def _new_name() -> str:
+    prefix = os.environ.get("ALLFOLD_GROUP") or _DEFAULT_PREFIX
+    return f"{prefix[:_PREFIX_KEPT]}-{uuid.uuid4().hex}"
+
+
+def _visit_key(rank: int) -> str:
+    return f"allfold/visit/{rank}"
+
+
+def _answer_key(token: str) -> str:
+    return f"allfold/answer/{token}"
+
+
+def _confirmed_key(name: str, token: str) -> str:
+    return f"allfold/{name}/{token}"
+
+
+def _all_key(name: str) -> str:
+    return f"allfold/{name}/all"

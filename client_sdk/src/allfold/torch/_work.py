@@ -1,4 +1,4 @@
-"""The handle of a collective, as torch wants it."""
+"""The handle that torch gets for a collective."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from allfold._work import Work as Op
+from allfold.torch._compile import uncompiled
+from allfold.torch._integer_means import Quotients
 from allfold.torch._options import seconds
 from allfold.torch._profiling import profiled
 from allfold.torch._progress import Progress
@@ -18,17 +20,20 @@ from allfold_core.errors import AllfoldError
 _NO_TIMEOUT = timedelta(0)
 
 
+@uncompiled
 class Work(dist.Work):
     """One or several ops that belong together.
 
-    ``wait`` raises what went wrong, and so does the future. The tensors must be left alone until
-    then. Those on a GPU may be still on their way after it: the current stream waits for them.
+    ``wait`` and the future raise the error of an op that fails. Leave the tensors alone until then.
+    Results on a GPU may still be on their way when ``wait`` returns: the current stream waits for
+    them.
 
     Args:
-        ops: what is waited for.
-        tensors: where the results are in the end.
-        progress: completes the future, if anybody asks for one.
+        ops: the ops to wait for.
+        tensors: the tensors that hold the results in the end.
+        progress: completes the future, if one is asked for.
         explain: adds to an error what only the group knows.
+        quotients: divides the results that are means of integers.
     """
 
     def __init__(
@@ -37,22 +42,24 @@ class Work(dist.Work):
         tensors: Sequence[torch.Tensor],
         progress: Progress,
         explain: Callable[[AllfoldError], None],
+        quotients: Quotients | None = None,
     ) -> None:
         super().__init__()
         self._ops = tuple(ops)
         self._tensors = list(tensors)
         self._progress = progress
         self._explain = explain
+        self._quotients = quotients
         self._making = Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     @profiled("wait")
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Wait for the outcome.
+        """Wait until all ops have completed.
 
         Raises:
             PeerMissing: ``timeout`` has passed; the op is still in flight.
-            AllfoldError: it has failed, for every rank alike.
+            AllfoldError: an op has failed, on every rank alike.
         """
         try:
             for op in self._ops:
@@ -60,18 +67,20 @@ class Work(dist.Work):
         except AllfoldError as error:
             self._explain(error)
             raise
+        if self._quotients is not None:
+            self._quotients.divide()
         return True
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return, or raise, at once."""
+        """Return whether :meth:`wait` would return, or raise, at once."""
         return all(op.is_completed() for op in self._ops)
 
     def is_success(self) -> bool:
-        """Whether it is over and nothing went wrong."""
+        """Return whether it has completed without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if it is over."""
+        """Return the error of an op that has failed, ``None`` before its end or after success."""
         if self.is_completed():
             try:
                 self.wait()
@@ -80,22 +89,22 @@ class Work(dist.Work):
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors with the result; waits for it."""
+        """Wait for the result and return the tensors that hold it."""
         self.wait()
         return self._tensors
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`, which has the current stream wait for what is on a GPU."""
+        """Do the same as :meth:`wait`: the current stream waits for results on a GPU."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Of a receive: the rank, in the group, that the tensor came from."""
+        """Return the rank, in the group, that a received tensor came from."""
         return int(self._ops[0].wait())
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future with the tensors; it fails when the op does."""
+        """Return a future of the tensors, which fails when the op does."""
         with self._making:
             if self._future is None:
                 self._future = self._progress.future(self._ops, self.result, self._tensors)

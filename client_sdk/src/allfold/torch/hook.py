@@ -18,6 +18,7 @@ import allfold
 from allfold._options import Options
 from allfold._registry import registry
 from allfold.torch._adoption import adopt
+from allfold.torch._compile import uncompiled
 from allfold.torch._progress import Progress
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -29,14 +30,15 @@ __all__ = ["HookState", "hook"]
 _numbers = count()
 
 
+@uncompiled
 @dataclass
 class HookState:
-    """What the hook of one model knows.
+    """The state of the hook of one model.
 
     Attributes:
         group: the ranks that DDP has, in the same order; by default the first group of the process.
         wire: how gradients travel between nodes, as in :meth:`allfold.Group.all_reduce`; ``None``
-            for the group's own way.
+            for the default of the group.
         feedback: add what a lossy wire cost a bucket to the same bucket of the next step.
         name: of the model; by default a number, in the order in which states are made, which must
             be the same on all ranks.
@@ -51,7 +53,7 @@ class HookState:
     )
 
     def options(self, bucket: GradBucket) -> Options:
-        """How a bucket is to travel."""
+        """Return the options of the all-reduce of a bucket."""
         if self.wire is None:
             return {"async_op": True}
         if not self.feedback or not self._loses(bucket.buffer().dtype):
@@ -64,7 +66,7 @@ class HookState:
     def future(
         self, work: allfold.Work, gradients: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """What DDP waits for; it fails when the op does."""
+        """Return the future that DDP waits for; it fails when the op does."""
         return self._progress.future([work], work.wait, [gradients])
 
     def _loses(self, dtype: torch.dtype) -> bool:
@@ -73,6 +75,7 @@ class HookState:
         return Wire.from_label(self.wire or "").effective(kept) is not Wire.NATIVE
 
 
+@uncompiled
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket; for ``model.register_comm_hook``.
 

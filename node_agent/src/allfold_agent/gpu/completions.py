@@ -1,15 +1,15 @@
-"""Who is told when a GPU has done its work, which it does in the order in which it was given."""
+"""Callbacks for the end of a GPU's work, which ends in the order in which it was given."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from allfold_agent.watch import Watch
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.runtime.locks import make_lock
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Reachable(Protocol):
     """A point in the work of one GPU."""
 
     def is_reached(self) -> bool:
-        """Whether all before it is done; raises what the GPU has come to."""
+        """Return true if all work before it is done; raise the error of a GPU that failed."""
 
 
 class _Expected(NamedTuple):
@@ -36,24 +36,24 @@ class Completions:
     """The points of one GPU's work that somebody waits for, in order: only the first is looked at.
 
     Args:
-        watch: who looks.
+        poller: who looks.
     """
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._lock = Lock()
+    def __init__(self, poller: FencePoller) -> None:
+        self._poller = poller
+        self._lock = make_lock("gpu completions")
         self._expected: deque[_Expected] = deque()
         self._stuck: list[_Expected] = []
         self._quiet_since = 0.0
 
     @property
     def count(self) -> int:
-        """How many points are waited for."""
+        """The number of points that are waited for."""
         return len(self._expected)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the GPU may still do what nobody waits for any more, or did so just now.
+        """True if the GPU may still run abandoned work, or did so until just now.
 
         Ranks that were told of a failure use their memory again; work that comes late would spoil
         it. They may have done so a moment before it came.
@@ -61,7 +61,7 @@ class Completions:
         return bool(self._stuck) or monotonic() < self._quiet_since + _QUIET_SECONDS
 
     def add(self, point: Reachable, then: Then, seconds: float) -> None:
-        """Call ``then(None)`` when the point is reached, from the watch's thread.
+        """Call ``then(None)`` when the point is reached, from the poller's thread.
 
         Or with what went wrong: after ``seconds``, a ``TimeoutError``.
         """
@@ -73,7 +73,7 @@ class Completions:
 
     def _await_first(self) -> None:
         first = self._expected[0].point
-        self._watch.when(
+        self._poller.when(
             lambda: first.is_reached() or self._is_any_late(), self._advance, _LONGEST_LOOK_SECONDS
         )
 
@@ -120,7 +120,7 @@ class Completions:
             if error is not None:  # the time is over, and it is not
                 self._await_stuck(stuck)
 
-        self._watch.when(lambda: _is_over(stuck.point), then, _LONGEST_LOOK_SECONDS)
+        self._poller.when(lambda: _is_over(stuck.point), then, _LONGEST_LOOK_SECONDS)
 
     def _finish(self, expected: _Expected, error: Exception | None) -> bool:
         """Tell of one; whether there are more, which whoever asks has to see to."""
@@ -134,7 +134,7 @@ class Completions:
 
 
 def _is_over(point: Reachable) -> bool:
-    """Whether a GPU does nothing more for it, be it that it has come to grief."""
+    """Return true if the GPU does nothing more for it: it is done, or the GPU has failed."""
     try:
         return point.is_reached()
     except Exception:  # noqa: BLE001 - whoever used it has been told of an error already

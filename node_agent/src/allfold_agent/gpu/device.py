@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from ctypes import string_at
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ import numpy as np
 from allfold_agent.gpu import kernels
 from allfold_agent.gpu.completions import Completions
 from allfold_agent.gpu.driver import call, load
+from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.kernels import Variant
 from allfold_agent.gpu.releases import Releases
-from allfold_agent.watch import Watch
+from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import GpuFailed
 
 _UUID_BYTES = 16
@@ -25,7 +25,7 @@ _UUID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class GpuName:
-    """What is known of a GPU before it is used.
+    """The identity of a GPU, known before it is used.
 
     Attributes:
         ordinal: its number in this process.
@@ -71,7 +71,7 @@ class Point:
         call("cuEventRecord", self.handle, device.stream)
 
     def is_reached(self) -> bool:
-        """Whether all before it is done; :class:`GpuFailed` if the GPU has come to grief."""
+        """Return true if all work before it is done; :class:`GpuFailed` if the GPU has failed."""
         with self.device.current():
             code, *_ = load().cuEventQuery(self.handle)
         if not code:
@@ -139,10 +139,10 @@ class Device:
         releases: lets go of memory that it used.
     """
 
-    def __init__(self, name: GpuName, watch: Watch) -> None:
+    def __init__(self, name: GpuName, poller: FencePoller) -> None:
         driver = load()
         self.name = name
-        self.completions = Completions(watch)
+        self.completions = Completions(poller)
         self.releases = Releases(f"gpu{name.ordinal}-releases")
         self.ordinal = name.ordinal
         self._handle = call("cuDeviceGet", name.ordinal)
@@ -152,8 +152,8 @@ class Device:
         self._processors = _attribute(self._handle, "MULTIPROCESSOR_COUNT")
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
-        self._compiling = Lock()
-        self._peers: dict[int, bool] = {}
+        self._compiling = make_lock("gpu kernels")
+        self._failure_protocol: dict[int, bool] = {}
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -168,18 +168,18 @@ class Device:
             call("cuCtxPopCurrent")
 
     def reaches(self, other: Device) -> bool:
-        """Whether kernels here can use the memory of another GPU, or of this one."""
+        """Return true if kernels here can use the memory of another GPU, or of this one."""
         if other is self:
             return True
-        if other.ordinal not in self._peers:
+        if other.ordinal not in self._failure_protocol:
             able = call("cuDeviceCanAccessPeer", self._handle, other._handle)
-            self._peers[other.ordinal] = bool(able)
-        return self._peers[other.ordinal]
+            self._failure_protocol[other.ordinal] = bool(able)
+        return self._failure_protocol[other.ordinal]
 
     # Work, in the order in which it is given
 
     def has(self, variant: Variant) -> bool:
-        """Whether a kernel is compiled already."""
+        """Return true if a kernel is compiled already."""
         return variant.name in self._functions
 
     def launch(
@@ -206,7 +206,7 @@ class Device:
         call("cuMemcpyAsync", target, source, nbytes, self.stream)
 
     def wait_for(self, point: Point) -> None:
-        """What comes now waits for another GPU."""
+        """Make later work wait for another GPU."""
         call("cuStreamWaitEvent", self.stream, point.handle, 0)
 
     def mark(self) -> Point:

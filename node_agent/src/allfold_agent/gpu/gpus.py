@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from threading import Lock
 
 from allfold_agent.gpu import kernels
 from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
 from allfold_agent.gpu.driver import CudaUnavailable
+from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.kernels import KernelError, Variant
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.gpu.proof import begins_with
-from allfold_agent.watch import Watch
+from allfold_agent.runtime.locks import make_lock
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, InvalidArgument
 from allfold_core.operations import ReduceOp
@@ -25,7 +25,7 @@ _PROOF_BYTES = 16
 
 
 class Gpus:
-    """What the agent knows of GPUs. They are used from the first tensor on, which costs memory.
+    """The GPUs of the agent. Each is opened for the first tensor on it, because that costs memory.
 
     Attributes:
         names: those that ranks may share memory of, by UUID.
@@ -34,13 +34,13 @@ class Gpus:
 
     Args:
         wanted: whether they may be used.
-        watch: sees when they have done something.
+        poller: sees when they have done something.
     """
 
-    def __init__(self, wanted: bool, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, wanted: bool, poller: FencePoller) -> None:
+        self._poller = poller
         self.pins = Pins()
-        self._lock = Lock()
+        self._lock = make_lock("gpus")
         self._devices: dict[str, Device] = {}
         self.names, self.reason = _probe(wanted)
         if self.names:
@@ -50,7 +50,7 @@ class Gpus:
             log.info("folds on the CPU alone: %s", self.reason)
 
     def welcome(self) -> dict[str, object]:
-        """What ranks are told of the GPUs."""
+        """The description of the GPUs that ranks get."""
         return {
             "gpus": {uuid: each.name for uuid, each in self.names.items()},
             "no_gpu": f"the agent folds on no GPU: {self.reason}",
@@ -83,7 +83,7 @@ class Gpus:
         with self._lock:
             device = self._devices.get(name.uuid)
             if device is None:
-                device = self._devices[name.uuid] = Device(name, self._watch)
+                device = self._devices[name.uuid] = Device(name, self._poller)
             return device
 
 
@@ -105,7 +105,7 @@ def _probe(wanted: bool) -> tuple[dict[str, GpuName], str]:
 
 
 def _problem(architecture: str) -> str:
-    """Why there are no kernels for GPUs of a kind; empty where there are."""
+    """Return the reason why there are no kernels for GPUs of a kind; empty where there are."""
     try:
         kernels.compile_image(_PROBE, architecture)
     except KernelError as error:

@@ -36,7 +36,7 @@ class KernelError(RuntimeError):
 
 
 class Variant(NamedTuple):
-    """What is compiled. Variants with the same :attr:`name` are the same kernel.
+    """A variant of the kernel. Those with the same :attr:`name` are the same kernel.
 
     Attributes:
         given: type of the inputs.
@@ -156,7 +156,7 @@ def grid(numel: int, variant: Variant, multiprocessors: int) -> tuple[int, int]:
 
 
 def compile_image(variant: Variant, architecture: str) -> bytes:
-    """What the driver loads as a module: machine code for an architecture such as ``sm_90``.
+    """Compile a variant to machine code for an architecture such as ``sm_90``.
 
     For a newer one than NVRTC knows it is PTX for the newest that it knows, which the driver
     translates. ``ValueError`` for no variant; :class:`KernelError`, with NVRTC's log, where there
@@ -220,7 +220,7 @@ def _text(program: Any, what: str) -> bytes:
 
 
 def _checked(function: str, *args: Any) -> Any:
-    """What a function of NVRTC gives; :class:`KernelError` where it fails."""
+    """Call a function of NVRTC and return its results; :class:`KernelError` where it fails."""
     nvrtc = _nvrtc()
     try:
         result, *values = getattr(nvrtc, function)(*args)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import mmap
 import weakref
 from functools import partial
-from threading import RLock
 
 from allfold_agent.gpu import device
 from allfold_agent.gpu.device import Device
-from allfold_agent.mapped import Mapped
+from allfold_agent.runtime.locks import make_rlock
+from allfold_agent.runtime.mapping import MappedMemory
 
 
 class Pins:
-    """What is page-locked. It stays so as long as it is mapped, because to do it takes long."""
+    """Page-locked memory. It stays locked as long as it is mapped, because locking takes long."""
 
     def __init__(self) -> None:
-        self._lock = RLock()  # the garbage collector may release some while more is taken
-        self._offsets: weakref.WeakKeyDictionary[Mapped, int] = weakref.WeakKeyDictionary()
+        # The garbage collector may release some while more is taken.
+        self._lock = make_rlock("gpu pins")
+        self._offsets: weakref.WeakKeyDictionary[MappedMemory, int] = weakref.WeakKeyDictionary()
 
-    def address(self, mapping: Mapped, gpu: Device) -> int:
-        """Where GPUs find mapped memory."""
+    def address(self, mapping: MappedMemory, gpu: Device) -> int:
+        """Return the address of mapped memory for GPUs."""
         with self._lock:
             offset = self._offsets.get(mapping)
             if offset is None:

@@ -1,4 +1,4 @@
-"""Whether memory that a rank shares is what it says."""
+"""Proof that memory which a rank shares is what the rank says."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from queue import SimpleQueue
 
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.pins import Pins
-from allfold_agent.mapped import Mapped
+from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import GpuFailed
 
 _PATIENCE_SECONDS = 10.0
 
 
 def begins_with(memory: RankMemory, proof: bytes, pins: Pins) -> bool:
-    """Whether these bytes, of one page at most, are at the beginning of a GPU's memory.
+    """Return true if these bytes, one page at most, are at the beginning of a GPU's memory.
 
     Raises:
         GpuFailed: the GPU refuses to look, or does not come to it for some seconds.
     """
-    device, page = memory.device, Mapped(mmap.mmap(-1, mmap.PAGESIZE))
+    device, page = memory.device, MappedMemory(mmap.mmap(-1, mmap.PAGESIZE))
     with device.current():
         device.copy(pins.address(page, device), memory.address, len(proof))
         copied = device.mark()

@@ -1,4 +1,4 @@
-"""Lets go of memory that a GPU may use. CUDA waits for the GPU then, for ever if that is stuck."""
+"""Release of memory that a GPU may use: CUDA waits for the GPU then, without end if it is stuck."""
 
 from __future__ import annotations
 

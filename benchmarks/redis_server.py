@@ -1,0 +1,73 @@
+"""A private redis-server for tests and benchmarks: own port, own folder, nothing kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+from allfold.cli._processes import Child, stop_all, wait_for
+
+START_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.01
+_TAIL_CHARACTERS = 2000
+
+
+class RedisServer:
+    """Starts, stops and starts again on the same port.
+
+    Attributes:
+        port: of this machine's loopback.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "redis.log"
+        self._child: Child | None = None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Of the server, while it runs."""
+        assert self._child is not None, "the server was not started"
+        return self._child.pid
+
+    def start(self) -> None:
+        """Return once it answers.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; the text has its last words.
+        """
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        with self._log.open("ab") as log:
+            self._child = Child("redis-server", command, env=os.environ, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            wait_for([self._child], _LOOK_AGAIN_SECONDS)
+            if self._child.ended or time.monotonic() > deadline:
+                self.stop()
+                text = self._log.read_text(errors="replace")[-_TAIL_CHARACTERS:]
+                raise RuntimeError(f"redis-server did not come up:\n{text}")
+
+    def stop(self) -> None:
+        """Kills it; what it knew is gone."""
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+            stop_all([self._child])
+            self._child = None
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False

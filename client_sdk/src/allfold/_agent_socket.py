@@ -1,0 +1,94 @@
+"""Connecting to the socket of the node agent, and why that may be impossible."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import stat
+from pathlib import Path
+
+from allfold_core.errors import AgentUnreachable
+
+RETRY_SECONDS = 0.05
+
+
+def connect(path: str) -> socket.socket | str:
+    """Try once to connect; where no agent listens yet, return the reason.
+
+    Raises:
+        AgentUnreachable: waiting would not help: another user's, no socket, or no possible path.
+    """
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # An agent that is stopped while its queue is full would let a blocking connect wait.
+    connected.setblocking(False)
+    try:
+        connected.connect(path)
+    except OSError as error:
+        connected.close()
+        if (refusal := _refusal(path, error)) is not None:
+            raise AgentUnreachable(refusal) from error
+        return str(error.strerror)
+    connected.setblocking(True)
+    return connected
+
+
+def nobody_listens(path: str, reason: str, seconds: float) -> AgentUnreachable:
+    """The error after trying for so many seconds."""
+    return AgentUnreachable(
+        f"no node agent listens on {path} ({reason}; tried for {seconds:g} s). Start one with "
+        "'allfold agent', start the script with 'allfold run', or correct the path: it comes from "
+        "ALLFOLD_SOCKET, --agent or agent=."
+    )
+
+
+def _refusal(path: str, error: OSError) -> str | None:
+    """Return the message for a failure that waiting cannot mend; ``None`` for any other."""
+    if isinstance(error, PermissionError):
+        return _forbidden(path)
+    if error.errno is None:  # Python's own check of the path
+        return f"{path} cannot be the path of a node agent's socket: {error}; choose a shorter one"
+    if isinstance(error, NotADirectoryError) or _is_something_else(path):
+        return f"{path} is not the socket of a node agent; set ALLFOLD_SOCKET, --agent or agent="
+    return None
+
+
+def _is_something_else(path: str) -> bool:
+    try:
+        return not stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116 - Path.stat is no faster
+    except OSError:
+        return False
+
+
+def _forbidden(path: str) -> str:
+    """Return a message that names the owner of the socket and this process's user."""
+    obstacle, owner, mode = _obstacle(Path(path))
+    me = _user(os.geteuid())
+    if owner == os.geteuid():
+        return (
+            f"this process ({me}) may not use the node agent's socket {path}: {obstacle} has mode "
+            f"{stat.filemode(mode)}; allow its owner to read, write and enter it"
+        )
+    return (
+        f"the node agent's socket {path} is another user's: {obstacle} belongs to {_user(owner)}, "
+        f"and this process runs as {me}. Run it as that user or as root, or start an agent of your "
+        "own with 'allfold agent' and set ALLFOLD_SOCKET to its socket."
+    )
+
+
+def _obstacle(path: Path) -> tuple[Path, int, int]:
+    """The socket or, where a folder hides it, the folder: its path, owner and mode."""
+    for place in (path, *path.parents):
+        try:
+            found = place.stat()
+        except OSError:
+            continue
+        return place, found.st_uid, found.st_mode
+    return path, os.geteuid(), 0
+
+
+def _user(number: int) -> str:
+    try:
+        return f"{pwd.getpwuid(number).pw_name} (uid {number})"
+    except KeyError:  # containers often have no entry for theirs
+        return f"uid {number}"

@@ -1,0 +1,258 @@
+"""The collectives and messages of a group, from their arguments to a call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from allfold._calls import movement, point_to_point, reductions, unrooted
+from allfold._calls.call import AUTO, CollectiveCall, P2PCall, Seat
+from allfold._options import Options, check_names
+from allfold_core.operations import ReduceOp
+
+
+class Collectives(ABC):
+    """The calls of one rank; a subclass hands them to the node agent."""
+
+    @property
+    @abstractmethod
+    def _seat(self) -> Seat:
+        """The rank and the size of the group, at the time of the call."""
+
+    @abstractmethod
+    def _run(
+        self,
+        call: CollectiveCall,
+        *,
+        timeout: float | None = None,
+        strategy: str = AUTO,
+        wire: str | None = None,
+        feedback: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Start a collective, and wait for it unless the caller wants to do so."""
+
+    @abstractmethod
+    def _exchange(self, call: P2PCall, timeout: float | None, async_op: bool) -> Any:
+        """Start a send or a receive, and wait for it unless the caller wants to do so."""
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str | ReduceOp = ReduceOp.SUM,
+        *,
+        factor: float | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Reduce the tensors of all ranks; every rank gets the result, with the same bits.
+
+        Args:
+            tensor: same shape and dtype on every rank. A list of tensors of one dtype travels as
+                one op.
+            op: ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``; of integers and booleans
+                also ``"band"``, ``"bor"``, ``"bxor"``; ``"premul_sum"`` sums after every input was
+                multiplied by ``factor``. Half types are summed in float32 and rounded once. A mean
+                of integers is refused. Complex numbers can be summed and averaged.
+            factor: of a ``"premul_sum"``.
+        """
+        check_names(self.all_reduce, options)
+        return self._run(reductions.all_reduce(tensor, op, factor), **options)
+
+    def reduce(
+        self,
+        tensor: Any,
+        root: int = 0,
+        op: str | ReduceOp = ReduceOp.SUM,
+        *,
+        factor: float | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Reduce the tensors of all ranks; ``root`` gets the result, the others keep their own."""
+        check_names(self.reduce, options)
+        return self._run(reductions.reduce(self._seat, tensor, root, op, factor), **options)
+
+    def broadcast(
+        self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
+    ) -> Any:
+        """Give every rank the tensor of one.
+
+        With a ``root``, every rank brings a tensor of the same shape and dtype (or a list of them),
+        and those of the others are overwritten. Without a root, whoever brings a tensor is the
+        source and exactly one must; the others bring ``None`` and get a new one (torch if theirs
+        is loaded and the source's was, else NumPy). That takes two ops, the first of which is
+        waited for.
+
+        With a lossy ``wire`` the root's tensor is rounded to what the others get.
+
+        Raises:
+            BroadcastNoTensor: no rank brought a tensor.
+            BroadcastMultipleTensors: several did; names them.
+        """
+        check_names(self.broadcast, options)
+        if root is None:
+            tensor, root = self._find_source(tensor, options.get("timeout"))
+        call = movement.broadcast(self._seat, tensor, root, options.get("wire"))
+        return self._run(call, **options)
+
+    def all_gather(
+        self,
+        tensor: Any,
+        output: Any = None,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give every rank the tensors of all; returns ``output``.
+
+        Args:
+            tensor: this rank's; same shape and dtype on every rank, unless there are counts.
+            output: one tensor with as many elements as all of them have together, in rank order;
+                or a list of tensors, one per rank, whose sizes may differ; or ``None`` for a new
+                tensor, in which the first dimensions add up.
+            counts: the size of each rank's first dimension, where these differ; the same on every
+                rank.
+        """
+        check_names(self.all_gather, options)
+        return self._run(movement.all_gather(self._seat, tensor, output, counts), **options)
+
+    def gather(
+        self,
+        tensor: Any,
+        root: int = 0,
+        output: Any = None,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give ``root`` the tensors of all; returns its ``output``, and ``None`` elsewhere.
+
+        The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
+        """
+        check_names(self.gather, options)
+        return self._run(movement.gather(self._seat, tensor, root, output, counts), **options)
+
+    def scatter(
+        self,
+        output: Any,
+        inputs: Any = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give every rank its block of what ``root`` has; returns ``output``.
+
+        Args:
+            output: this rank's block; same shape and dtype on every rank, unless there are counts.
+            inputs: at the root alone: one tensor of all blocks in rank order, or a list of them.
+            root: who has them.
+            counts: the size of each block's first dimension, where these differ; the same on every
+                rank.
+        """
+        check_names(self.scatter, options)
+        return self._run(movement.scatter(self._seat, output, inputs, root, counts), **options)
+
+    def reduce_scatter(
+        self,
+        inputs: Any,
+        output: Any = None,
+        op: str | ReduceOp = ReduceOp.SUM,
+        *,
+        factor: float | None = None,
+        counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Reduce the tensors of all ranks; every rank gets its block of the result.
+
+        Args:
+            inputs: one tensor of all blocks in rank order, or a list of blocks, one per rank.
+            output: this rank's block; ``None`` for a new tensor.
+            op, factor: as in :meth:`all_reduce`.
+            counts: the size of each block's first dimension, where these differ; the same on every
+                rank.
+        """
+        check_names(self.reduce_scatter, options)
+        call = reductions.reduce_scatter(self._seat, inputs, output, op, factor, counts)
+        return self._run(call, **options)
+
+    def all_to_all(
+        self,
+        inputs: Any,
+        output: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Give block j of rank i to rank j, as its block i; returns ``output``.
+
+        Args:
+            inputs: one tensor, whose rows are split over the ranks, or a list of tensors.
+            output: likewise; ``None`` for new ones.
+            send_counts: how many rows go to each rank; by default equally many.
+            receive_counts: how many rows come from each rank; by default equally many. What rank i
+                sends to rank j must be what j expects of i.
+        """
+        check_names(self.all_to_all, options)
+        call = movement.all_to_all(self._seat, inputs, output, send_counts, receive_counts)
+        return self._run(call, **options)
+
+    def send(
+        self,
+        tensor: Any,
+        to: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Send a tensor to one rank. It is done when that rank has received it.
+
+        Args:
+            tensor: of any shape; its dtype and number of elements are those of the receive.
+            to: another rank.
+            tag: a whole number of 64 bits with its sign; the receive has the same.
+
+        Raises:
+            PeerMissing: the rank has not received it in time.
+            MismatchError: its receive has another dtype or size; it gets the same error.
+        """
+        call = point_to_point.send(self._seat, tensor, to, tag)
+        return self._exchange(call, timeout, async_op)
+
+    def recv(
+        self,
+        tensor: Any,
+        source: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Receive a tensor from one rank, or from any; returns the rank that it came from.
+
+        Between two ranks and with one tag, what was sent first is received first.
+
+        Args:
+            tensor: is overwritten; has the dtype and the number of elements of what is sent.
+            source: another rank; ``None`` for whichever sends first.
+            tag: as in :meth:`send`.
+        """
+        call = point_to_point.recv(self._seat, tensor, source, tag)
+        return self._exchange(call, timeout, async_op)
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Wait until every rank has called it."""
+        return self._run(movement.barrier(), timeout=timeout, async_op=async_op)
+
+    def _find_source(self, tensor: Any, timeout: float | None) -> tuple[Any, int]:
+        """Agree on the one rank that brought a tensor; return this rank's tensor, and that rank."""
+        record, unfit = unrooted.record_of(self._seat, tensor)
+        self.all_reduce(record, timeout=timeout)
+        if unfit is not None:
+            raise unfit
+        source = unrooted.source_in(self._seat, record)
+        if tensor is None:
+            tensor = unrooted.new_target(self._seat, record, source)
+        return tensor, source

@@ -1,0 +1,341 @@
+"""The connection of this process to its node agent.
+
+There is no thread: whoever waits for a result reads the socket, and hands out what is not its own
+to the others that wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from threading import Condition, Lock
+from time import monotonic, sleep
+from typing import Any
+
+from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold_core.errors import (
+    AgentLost,
+    AgentUnreachable,
+    AllfoldError,
+    InvalidArgument,
+    from_dict,
+)
+from allfold_core.wire.local_wire import (
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    Message,
+    pack_json,
+    unpack_json,
+    unpack_outcome,
+)
+
+log = logging.getLogger("allfold")
+
+_LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
+_ANSWERS = {
+    Message.JOINED: Message.JOIN,
+    Message.LEFT: Message.LEAVE,
+    Message.EXPLAINED: Message.EXPLAIN,
+    Message.SHARED: Message.SHARE,
+}
+# The agent enforces deadlines; the SDK's own only catches an agent that hangs.
+GRACE_SECONDS = 5.0
+
+
+class Pending:
+    """A request to the agent that may have no answer yet."""
+
+    __slots__ = ("answer", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.answer: dict[str, Any] = {}
+        self.error: AllfoldError | None = None
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the answer, or raise the error that came instead."""
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class Connection:
+    """A connected socket, and what is being waited for.
+
+    Args:
+        path: of the agent's socket.
+        timeout: seconds to connect and to be greeted.
+
+    Attributes:
+        welcome: what the agent has said of itself.
+
+    Raises:
+        AgentUnreachable: nobody listens there, or nobody answers.
+    """
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.welcome: dict[str, Any] = {}
+        self._socket = _connect(path, timeout)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        self._reading = False
+        self._pending: dict[Hashable, Pending] = {}
+        self._requests = itertools.count(1)
+        self._lost: AgentLost | None = None
+        try:
+            self._greet(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def lost(self) -> AgentLost | None:
+        """Set when the agent is gone, and with it every group that was opened here."""
+        return self._lost
+
+    # Asking
+
+    def request(
+        self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
+    ) -> dict[str, Any]:
+        """Ask for something rare (join, leave, share) and wait for the answer.
+
+        Args:
+            descriptor: of a file that is handed over with it.
+        """
+        number = next(self._requests)
+        key = (kind, number)
+        pending = self.expect(key)
+        message = pack_json(kind, {**body, "request": number})
+        if descriptor is None:
+            self.send(message, timeout)
+        else:
+            self.send_descriptor(message, descriptor, timeout)
+        return self.wait(pending, timeout)
+
+    def expect(self, key: Hashable) -> Pending:
+        """Announce that an answer will come."""
+        pending = Pending()
+        with self._lock:
+            if self._lost:
+                raise self._lost
+            self._pending[key] = pending
+        return pending
+
+    def send(self, message: bytes, timeout: float) -> None:
+        """Send one message; the agent has ``timeout`` seconds to take it.
+
+        Raises:
+            AgentLost: the agent is gone, or takes nothing.
+        """
+        self._hand_over(lambda: self._socket.send(message, socket.MSG_DONTWAIT), timeout)
+
+    def send_descriptor(self, message: bytes, descriptor: int, timeout: float) -> None:
+        """Send one message with a file descriptor; see :meth:`send`."""
+        flags = socket.MSG_DONTWAIT
+        self._hand_over(
+            lambda: socket.send_fds(self._socket, [message], [descriptor], flags), timeout
+        )
+
+    def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
+        """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
+        try:
+            if not _done(give):
+                self._await_room(give, timeout)
+        except (OSError, ValueError) as error:
+            raise self.lose(f"the node agent at {self.path} is gone: {error}") from error
+
+    def _await_room(self, give: Callable[[], int], timeout: float) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        deadline = monotonic() + timeout
+        while not _done(give):
+            left = deadline - monotonic()
+            if left <= 0:
+                reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
+                raise self.lose(f"the node agent at {self.path} {reason}")
+            room.poll(min(left, _LONGEST_WAIT) * 1000)
+
+    # Waiting
+
+    def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
+        """Wait for an answer and return it, or raise the error that came instead.
+
+        Raises:
+            TimeoutError: none came in time; it may still be waited for.
+            AllfoldError: the agent's answer was an error, or the agent is gone.
+        """
+        if not self.wait_for(pending, timeout):
+            raise TimeoutError
+        return pending.outcome()
+
+    def wait_for(self, pending: Pending, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for an answer; return True if it has arrived."""
+        return self.wait_until(lambda: pending.done, timeout)
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until answers make a condition true; return its value.
+
+        It is asked again whenever some have come.
+        """
+        deadline = monotonic() + timeout
+        while not condition():
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
+            self._advance(condition, left)
+        return True
+
+    def poll(self, pending: Pending) -> bool:
+        """Process received messages without blocking; return True if the answer has arrived."""
+        if not pending.done:
+            self._advance(lambda: pending.done, 0.0)
+        return pending.done
+
+    def drain(self) -> None:
+        """Process received messages, so that the agent can go on sending."""
+        self._advance(lambda: False, 0.0)
+
+    def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Process messages as they come, or wait while another thread does so."""
+        with self._lock:
+            if condition():
+                return
+            if self._reading:
+                self._changed.wait(min(timeout, _LONGEST_WAIT))
+                return
+            self._reading = True
+        try:
+            self._take_in(timeout)
+        finally:
+            with self._lock:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _take_in(self, timeout: float) -> None:
+        """Wait for a message; where more are expected, process those that have arrived as well."""
+        data = self._receive(timeout)
+        while data is not None:
+            with self._lock:
+                self._dispatch(data)
+            data = self._receive(0.0) if self._pending else None
+
+    def _receive(self, timeout: float) -> bytes | None:
+        """Return the next message; ``None`` where none came in time, or none can come any more."""
+        try:
+            if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
+                return None
+            data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            self.lose(f"the node agent at {self.path} is gone: {error}")
+            return None
+        if not data:
+            self.lose(f"the node agent at {self.path} closed the connection")
+            return None
+        return data
+
+    def _dispatch(self, data: bytes) -> None:
+        kind = data[0]
+        if kind in (Message.DONE, Message.FAILED):
+            number, seq, body = unpack_outcome(data)
+            key = (Message.OP, number, seq)
+            if kind == Message.FAILED:
+                self._settle(key, {}, from_dict(body or {}))
+            else:
+                self._settle(key, body or {}, None)
+            return
+        body = unpack_json(data)
+        if kind == Message.REFUSED:
+            error_key = self._refused(body)
+            self._settle(error_key, {}, from_dict(body))
+        elif kind == Message.WELCOME:
+            self._settle(Message.HELLO, body, None)
+        elif kind in _ANSWERS:
+            self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
+
+    def _refused(self, body: dict[str, Any]) -> Hashable:
+        """Return the key of what was refused: a request by its number, else the greeting."""
+        number = body.get("request")
+        asked = [(kind, number) for kind in _ANSWERS.values()]
+        return next((key for key in asked if key in self._pending), Message.HELLO)
+
+    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is None:
+            log.error("unexpected message from the node agent: %s %s", key, error or answer)
+            return
+        pending.answer, pending.error, pending.done = answer, error, True
+
+    def lose(self, message: str) -> AgentLost:
+        """Give the agent up: all that waits, and every later call, gets this error."""
+        with self._changed:
+            if self._lost is None:
+                self._lost = AgentLost(f"{message}; the ops in flight are lost")
+            for pending in self._pending.values():
+                pending.error, pending.done = self._lost, True
+            self._pending.clear()
+            self._changed.notify_all()
+            return self._lost
+
+    # Beginning and end
+
+    def _greet(self, timeout: float) -> None:
+        pending = self.expect(Message.HELLO)
+        hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
+        self.send(pack_json(Message.HELLO, hello), timeout)
+        try:
+            self.welcome = self.wait(pending, timeout)
+        except TimeoutError:
+            raise AgentUnreachable(
+                f"the node agent at {self.path} does not answer within {timeout:g} s"
+            ) from None
+
+    def check_process(self) -> None:
+        """Refuse to work in a forked child, whose replies its parent would take."""
+        if os.getpid() != self.pid:
+            raise InvalidArgument(
+                f"this connection belongs to process {self.pid}; a forked child is a rank of its "
+                "own and must call allfold.init itself (start it with 'spawn')"
+            )
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.lose("the session was closed")
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        self._socket.close()
+
+
+def _done(give: Callable[[], int]) -> bool:
+    try:
+        give()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _connect(path: str, seconds: float) -> socket.socket:
+    """Connect, waiting for an agent that is still starting."""
+    deadline = monotonic() + seconds
+    found = connect(path)
+    if isinstance(found, str):
+        log.warning(
+            "no node agent listens on %s (%s); waiting up to %g s for it", path, found, seconds
+        )
+    while isinstance(found, str):
+        if monotonic() > deadline:
+            raise nobody_listens(path, found, seconds)
+        sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
+        found = connect(path)
+    return found

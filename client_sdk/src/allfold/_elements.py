@@ -1,0 +1,63 @@
+"""The elements of arrays and torch tensors, as types that Allfold knows."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from allfold_core.dtypes import DType
+from allfold_core.errors import InvalidArgument
+
+
+class Element(NamedTuple):
+    """An element of a tensor as Allfold sees it: type, inner shape and bytes."""
+
+    dtype: DType
+    inner: tuple[int, ...]
+    itemsize: int
+    is_complex: bool
+
+
+@lru_cache(maxsize=256)
+def element_of_array(dtype: np.dtype[Any], folded: bool) -> Element:
+    if dtype.hasobject:
+        raise InvalidArgument(f"the array holds Python objects ({dtype}), not numbers")
+    if not dtype.isnative:
+        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
+    return _element(dtype.name, dtype.itemsize, folded)
+
+
+@lru_cache(maxsize=256)
+def element_of_torch(dtype: Any, folded: bool) -> Element:
+    return _element(str(dtype).removeprefix("torch."), dtype.itemsize, folded)
+
+
+_COMPLEX = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
+
+
+def _element(label: str, itemsize: int, folded: bool) -> Element:
+    if label in _COMPLEX:
+        return Element(_COMPLEX[label], (2,), itemsize, True)
+    try:
+        return Element(DType.from_label(label), (), itemsize, False)
+    except ValueError as error:
+        if folded:
+            raise InvalidArgument(str(error)) from None
+        return Element(DType.UINT8, (itemsize,), itemsize, label.startswith("complex"))
+
+
+def itemsize_of(dtype: Any) -> int:
+    """Return the bytes of an element of a NumPy or torch dtype (or NumPy's name of one)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return int(dtype.itemsize)
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgument(f"{dtype!r} is not a dtype of NumPy or torch: {error}") from None
+    if found.hasobject:
+        raise InvalidArgument(f"an array of {found} holds Python objects, not numbers")
+    return found.itemsize

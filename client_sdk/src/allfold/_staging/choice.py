@@ -1,0 +1,58 @@
+"""The choice of memory for the tensors of a call: the host's arena, or a GPU's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from allfold._calls.call import Call
+from allfold._session import Session
+from allfold._staging.host import Staged
+from allfold._tensors import TensorView
+from allfold_core.errors import InvalidArgument
+
+
+def stage(session: Session, call: Call, nodes: int) -> Staged:
+    """Put the tensors of a call where the agent finds them.
+
+    Args:
+        nodes: of the group.
+
+    Raises:
+        ArenaExhausted: no memory is left.
+        InvalidArgument: they are not all in one place.
+    """
+    views = call.inputs + call.outputs
+    for view in views:
+        if view.gpu is not None:
+            return _stage_on_gpu(session, call, views, nodes)
+    return Staged(session.arena, call)
+
+
+def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nodes: int) -> Staged:
+    views = [view for view in views if view.nbytes] or views  # nothing may be anywhere
+    first = views[0].gpu
+    if any(view.gpu != first for view in views):
+        places = sorted({view.place for view in views})
+        raise InvalidArgument(
+            f"the tensors of one call are in one place, got {' and '.join(places)}; move them first"
+        )
+    if first is None:
+        return Staged(session.arena, call)
+    gpu = session.gpu(first)
+    from allfold._cuda.paths import Path
+    from allfold._staging.cuda import CudaStaged
+
+    if gpu.path is not Path.HOST:
+        return CudaStaged(gpu, call, nodes)
+    for view in views:
+        if not view.is_torch:
+            raise InvalidArgument(
+                f"a {type(view.tensor).__name__} on {view.place} cannot be moved, because "
+                f"{gpu.why}; a torch tensor could, or copy it to the host"
+            )
+    if not any(view.nbytes for view in call.inputs):
+        # The result is copied on whichever stream is current then. To copy an input waits for what
+        # the caller's stream was given; without one, some of that could still come to the result.
+        sys.modules["torch"].cuda.current_stream(first).synchronize()
+    return Staged(session.arena, call)

@@ -1,0 +1,131 @@
+"""The memory of a call's tensors: where they are, or copied to the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from allfold._arena import Arena, Block
+from allfold._calls.call import Call
+from allfold._tensors import TensorView
+from allfold_core.wire.local_wire import NO_FENCE, Region
+
+_NOWHERE = Region(0, 0)
+
+
+def nothing() -> None:
+    """Do nothing: a result in the host's memory can be seen at once."""
+
+
+class Staged:
+    """A call's memory in the arena.
+
+    What lies there already (``allfold.empty``) is used as it is; the rest is copied, the tensors of
+    one side next to each other.
+
+    Args:
+        apart: an input that is copied, and its result, do not share memory, even where they do so
+            outside: results can come in piece by piece then, while it is open how the op ends.
+
+    Attributes:
+        source: where the agent finds the inputs.
+        target: where it puts the result.
+        fence: until when these are in use.
+
+    Raises:
+        ArenaExhausted: no memory is left.
+    """
+
+    __slots__ = ("_apart", "_arena", "_blocks", "_call", "_result", "fence", "source", "target")
+
+    def __init__(self, arena: Arena, call: Call, *, apart: bool = False) -> None:
+        self._arena = arena
+        self._apart = apart
+        self._call = call
+        self._blocks: list[Block] = []
+        self._result: Block | None = None
+        self.fence = NO_FENCE
+        try:
+            self._place()
+        except BaseException:
+            self.free()
+            raise
+
+    def _place(self) -> None:
+        call = self._call
+        if call.in_place:
+            views = call.inputs or call.outputs
+            self.source, block = self._region(views)
+            self.target, self._result = self.source, block
+            if self._apart and block is not None and call.outputs:
+                self.target, self._result = self._region(call.outputs, beside=call.outputs)
+        else:
+            self.source, block = self._region(call.inputs, beside=call.outputs)
+            self.target, self._result = self._region(call.outputs)
+        if block is not None and call.inputs:
+            start = 0
+            for view in call.inputs:
+                self._copy_in(view, block, start)
+                start += view.nbytes
+
+    def _region(
+        self, views: Sequence[TensorView], beside: Sequence[TensorView] = ()
+    ) -> tuple[Region, Block | None]:
+        """Return the region of the tensors, and the block that was allocated for them, if any."""
+        nbytes = sum([view.nbytes for view in views])
+        if not nbytes:
+            return _NOWHERE, None
+        if len(views) == 1 and not _overlap(views[0], beside):
+            region = self._locate(views[0])
+            if region is not None:
+                return region, None
+        block = self._arena.allocate(nbytes)
+        self._blocks.append(block)
+        return block.region, block
+
+    @property
+    def result(self) -> Any:
+        """Return the caller's outputs."""
+        return self._call.result
+
+    def bring_home(self) -> Callable[[], None]:
+        """Copy the result to where the caller wants it.
+
+        Returns what has to be called by everybody who wants to see it.
+        """
+        if self._result is not None:
+            start = 0
+            for view in self._call.outputs:
+                self._copy_out(view, self._result, start)
+                start += view.nbytes
+        return nothing
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for block in self._blocks:
+            self._arena.free(block)
+        self._blocks.clear()
+        self._result = None
+
+    # Where a tensor is, and how it is copied: here, in the memory of the host
+
+    def _locate(self, view: TensorView) -> Region | None:
+        """Return the region of a tensor that the agent can reach; ``None`` for any other."""
+        address = view.host_address
+        return self._arena.locate(address, view.nbytes) if address else None
+
+    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
+        view.copy_to(block, start)
+
+    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+        view.copy_from(block, start)
+
+
+def _overlap(view: TensorView, others: Sequence[TensorView]) -> bool:
+    """Return True if the memory may be written while it is still to be read."""
+    return any(
+        other.address
+        and view.address < other.address + other.nbytes
+        and other.address < view.address + view.nbytes
+        for other in others
+    )

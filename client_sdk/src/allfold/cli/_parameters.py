@@ -1,0 +1,104 @@
+"""Types of the command's options: seconds, sizes, strategies, addresses of services."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import click
+
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import AUTO
+from allfold_core.schedules.registry import parse_strategy
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# What an HTTP header can carry, without blanks.
+_TOKEN = re.compile(r"[\x21-\x7e\xa1-\xff]*")
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A finite number of seconds, not negative.
+
+    Args:
+        positive: 0 is refused as well.
+    """
+
+    name = "seconds"
+
+    def __init__(self, *, positive: bool = False) -> None:
+        self._positive = positive
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds) or seconds < 0 or (self._positive and not seconds):
+            kind = "positive" if self._positive else "non-negative"
+            self.fail(f"{value!r} is not a {kind} number of seconds", param, ctx)
+        return seconds
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes: 4096, 4K, 16M, 1G."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)([KMG]?)i?B?", value.strip(), re.IGNORECASE)
+        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+        if not size:
+            self.fail(f"{value!r} is not a size such as 4096, 4K or 16M", param, ctx)
+        return size
+
+
+class Strategy(click.ParamType):  # type: ignore[type-arg]
+    """A strategy of any kind, or the choice among them."""
+
+    name = "strategy"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return value if value == AUTO else str(parse_strategy(value))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
+
+
+def checked_url(source: str, value: str) -> str:
+    """Return the address of a service without a slash at its end.
+
+    Args:
+        source: the option or variable that it comes from.
+
+    Raises:
+        InvalidArgument: it is no URL, or not one of HTTP.
+    """
+    try:
+        parts = urlsplit(value)
+        port = parts.port  # of a bad one, urlsplit complains only now
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidArgument(f"{source} is an address such as http://10.0.0.1:7400, got {value!r}")
+    return value.rstrip("/")
+
+
+def token(env: Mapping[str, str] = os.environ) -> str:
+    """Return the join token, "" for none; ``InvalidArgument`` for one that HTTP cannot carry."""
+    found = env.get("ALLFOLD_TOKEN", "")
+    if not _TOKEN.fullmatch(found):
+        raise InvalidArgument(
+            "ALLFOLD_TOKEN has blanks, line ends or other characters that no token can have; make "
+            "one with `openssl rand -hex 24`"
+        )
+    return found

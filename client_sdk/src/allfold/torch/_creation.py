@@ -1,0 +1,62 @@
+"""The function that torch calls on every rank of a new group."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from torch.distributed.distributed_c10d import BackendConfig
+
+from allfold._registry import open_group
+from allfold.torch._process_group import BACKEND, ProcessGroup
+from allfold.torch._rendezvous import agree_on_name
+
+
+def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
+    """Open an Allfold group for a torch group.
+
+    ``timeout`` is that of its ops, and how long ranks wait in the store for one that is late. The
+    registration, once all are there, has the time that ``ALLFOLD_INIT_TIMEOUT`` says: where no
+    agent runs, nobody should have to wait half an hour to hear of it.
+
+    Raises:
+        PeerMissing: some ranks did not come in time; names them.
+        RegisterParamsMismatch: the ranks have been given different world sizes.
+    """
+    if rank == 0:
+        _warn_of_other_backends()
+    name = agree_on_name(store, rank, world_size, timeout)
+    group = open_group(name, rank, world_size, timeout=timeout.total_seconds())
+    return ProcessGroup(group, store)
+
+
+def _warn_of_other_backends() -> None:
+    """Warn where torch was asked for another backend on some devices.
+
+    torch lets a process group that is written in Python take the place of all backends of its
+    group, and C++ backends of its own cannot be made in Python.
+    """
+    asked = _asked_backends(sys._getframe(1))
+    others = {device: name for device, name in asked.items() if name != BACKEND}
+    if others:
+        listed = ", ".join(f"{device}:{name}" for device, name in others.items())
+        warnings.warn(
+            f"Allfold serves all devices of this group, also what was to be {listed}: torch cannot "
+            f'combine it with other backends. Use init_process_group("{BACKEND}"), and for another '
+            "backend a group of its own: new_group(backend=...).",
+            stacklevel=2,
+        )
+
+
+def _asked_backends(frame: FrameType | None) -> Mapping[str, str]:
+    """The backend of each device that torch was asked for; it keeps that to itself until later."""
+    while frame is not None:
+        config = frame.f_locals.get("backend_config")
+        if isinstance(config, BackendConfig):
+            return config.get_device_backend_map()
+        frame = frame.f_back
+    return {}

@@ -1,0 +1,1 @@
+"""The cost of schedules, and the choice of a strategy."""

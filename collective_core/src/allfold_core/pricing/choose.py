@@ -1,0 +1,81 @@
+"""The choice of a strategy for an op: the call's or plan's own, or the cheapest by prediction.
+
+A pure function of the plan, so every node of an epoch chooses alike.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+
+from allfold_core.codecs import Wire
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import AUTO, Kind
+from allfold_core.plan import LinkModel, Plan
+from allfold_core.pricing.predict import predict
+from allfold_core.schedules.registry import candidates, parse_strategy, strategy_of
+from allfold_core.schedules.strategy import StrategySpec
+
+_SAME_TIME = 1e-9
+
+
+def choose(
+    kind: Kind,
+    plan: Plan,
+    nbytes: int,
+    *,
+    asked: str = AUTO,
+    wire: Wire = Wire.NATIVE,
+    feedback: bool = False,
+) -> str:
+    """The canonical name of the strategy for one op of ``nbytes``.
+
+    Between strategies that take the same time (at two nodes the ring is ``direct2``) the one that
+    :func:`~allfold_core.schedules.registry.candidates` names first is taken.
+
+    Args:
+        kind: the collective.
+        plan: whose override wins over the cost model.
+        nbytes: what travels, of the tensor or of all blocks.
+        asked: the call's own choice, which wins over the plan's.
+        wire: the format in which it travels.
+        feedback: every encoding adds what earlier ones have cost, so that a slice that is encoded
+            again comes out different.
+
+    Raises:
+        InvalidArgument: for a choice that cannot run ``kind``, or not with ``wire``.
+    """
+    chosen = asked if asked != AUTO else plan.strategies.get(kind.label, AUTO)
+    if chosen != AUTO:
+        spec = strategy_of(kind, chosen)
+        check_slices(spec, wire, feedback=feedback)
+        return str(spec)
+    names = candidates(kind)
+    if wire.has_blocks or feedback:
+        names = tuple(name for name in names if not parse_strategy(name).strategy.joins_slices)
+    return _cheapest(names, kind, len(plan.members), nbytes, plan.links)
+
+
+def check_slices(spec: StrategySpec, wire: Wire, *, feedback: bool = False) -> None:
+    """Refuse a strategy whose results would be rounded differently from rank to rank.
+
+    Raises:
+        InvalidArgument: it joins slices, and ``wire`` or ``feedback`` depends on where they begin.
+    """
+    if spec.strategy.joins_slices and (wire.has_blocks or feedback):
+        what = f"wire={wire.label!r}" if wire.has_blocks else "feedback="
+        raise InvalidArgument(
+            f"{spec} cannot run with {what}: it sends results in other slices than those in which "
+            "they were made, so the ranks would round them differently; take another strategy, or "
+            f"{AUTO!r}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _cheapest(names: tuple[str, ...], kind: Kind, nodes: int, nbytes: int, links: LinkModel) -> str:
+    best, best_time = "", inf
+    for name in names:
+        time = predict(kind, name, nodes, nbytes, links)
+        if not best or time < best_time * (1 - _SAME_TIME):
+            best, best_time = name, time
+    return best

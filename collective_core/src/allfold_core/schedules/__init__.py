@@ -1,0 +1,1 @@
+"""Strategies, the schedules that they compile to, and their proof."""

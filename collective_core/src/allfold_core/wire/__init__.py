@@ -1,0 +1,1 @@
+"""The formats on sockets: frames between agents, messages between rank and agent."""

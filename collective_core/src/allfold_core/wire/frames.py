@@ -1,0 +1,104 @@
+"""The frames of an edge: a fixed header, then the payload.
+
+An edge carries the data of one direction between two agents. Frames are numbered from 0 without
+gaps, so a receiver that lost its connection asks for the first frame that it has not got. It
+acknowledges what it has received with the number of the frame that it expects next
+(:data:`ACK`), in the opposite direction of the same connection.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = 0xAF01
+EDGE_PROTOCOL = "allfold-edge/1"
+ACK = struct.Struct("<Q")
+
+_BODY = struct.Struct("<HBxIQQQIQQ")
+_CHECK = struct.Struct("<I")
+HEADER_SIZE = _BODY.size + _CHECK.size
+
+
+class FrameType(IntEnum):
+    """The content of a frame.
+
+    ``DATA`` and ``SIGNAL`` belong to the ops of a group. The others carry point-to-point messages,
+    on edges of their own, in the order of the table; ``seq`` is then the message's number among
+    those of its sending node. ``GRANT``, ``TAKEN`` and ``REFUSED`` go from the receiver to the
+    sender.
+
+    ==========  =====================================================================
+    OFFER       an envelope, and the content itself where that is small
+    GRANT       a receive takes it: send the content
+    PARCEL      a piece of the content, at byte ``offset``
+    TAKEN       all of it has been received
+    REFUSED     it was not received; an error as JSON
+    WITHDRAWN   the sender has given up; an error as JSON
+    ==========  =====================================================================
+    """
+
+    DATA = 1
+    SIGNAL = 2
+    OFFER = 3
+    GRANT = 4
+    PARCEL = 5
+    TAKEN = 6
+    REFUSED = 7
+    WITHDRAWN = 8
+
+
+_TYPES = frozenset(FrameType)
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of this protocol."""
+
+
+class FrameHeader(NamedTuple):
+    """One frame's header.
+
+    Attributes:
+        type: data, or a signal without payload.
+        epoch: the membership generation that the frame belongs to.
+        number: the frame's place in the edge's stream, from 0.
+        seq: the op's number inside its group; of a point-to-point frame, the message's number.
+        offset: the first element of the payload in the op's index space.
+        length: the payload's size in bytes.
+        fingerprint: a 64-bit digest of the op's fingerprint on the sending node.
+        digest: a 64-bit digest of the payload; 0 where the sender computed none, because the edge
+            does not leave the machine.
+    """
+
+    type: FrameType
+    epoch: int
+    number: int
+    seq: int
+    offset: int
+    length: int
+    fingerprint: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """The header's :data:`HEADER_SIZE` bytes, the last four a CRC-32 of the others."""
+        body = _BODY.pack(MAGIC, *self)
+        return body + _CHECK.pack(zlib.crc32(body))
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> FrameHeader:
+        """The inverse of :meth:`pack`; :class:`FrameError` for anything else."""
+        view = memoryview(data)
+        if len(view) < HEADER_SIZE:
+            raise FrameError(f"a frame's header has {HEADER_SIZE} bytes, not {len(view)}")
+        body = view[: _BODY.size]
+        magic, kind, epoch, number, seq, offset, length, fingerprint, digest = _BODY.unpack(body)
+        if magic != MAGIC:
+            raise FrameError(f"not an Allfold frame: magic {magic:#06x}, expected {MAGIC:#06x}")
+        (check,) = _CHECK.unpack(view[_BODY.size : HEADER_SIZE])
+        if check != zlib.crc32(body):
+            raise FrameError(f"the header of frame {number} is damaged: its checksum differs")
+        if kind not in _TYPES:
+            raise FrameError(f"frame {number} is of an unknown type: {kind}")
+        return cls(FrameType(kind), epoch, number, seq, offset, length, fingerprint, digest)

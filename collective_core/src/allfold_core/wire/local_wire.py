@@ -1,0 +1,260 @@
+"""The messages between a rank and its node agent, over a Unix socket of type SEQPACKET.
+
+A message is one packet whose first byte is its type. What happens once (hello, join, leave) is
+JSON; what happens for every op is a fixed struct. Tensors never pass here: they lie in the rank's
+arena, whose segments (memfds, or memory of a GPU) are handed over with SCM_RIGHTS, beside a
+``SEGMENT`` or a ``SHARE`` message.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from allfold_core.errors import InvalidArgument
+
+PROTOCOL_VERSION = 4
+MAX_MESSAGE = 64 * 1024
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
+
+
+class Message(IntEnum):
+    """The type byte of a message; the comment says who sends it."""
+
+    HELLO = 1  # rank: JSON
+    WELCOME = 2  # agent: JSON
+    SEGMENT = 3  # rank: SEGMENT struct, one file descriptor
+    JOIN = 4  # rank: JSON
+    JOINED = 5  # agent: JSON
+    REFUSED = 6  # agent: JSON, the error of a HELLO or of a request
+    LEAVE = 7  # rank: JSON
+    LEFT = 8  # agent: JSON
+    OP = 9  # rank: OP struct, fingerprint
+    DONE = 10  # agent: OUTCOME struct
+    FAILED = 11  # agent: OUTCOME struct, JSON error
+    SEND = 12  # rank: PAIR struct
+    RECV = 13  # rank: PAIR struct
+    EXPLAIN = 14  # rank: JSON
+    EXPLAINED = 15  # agent: JSON
+    SHARE = 16  # rank: JSON, one file descriptor
+    SHARED = 17  # agent: JSON
+
+
+def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
+    """Return the default path of the socket of an agent and its ranks, in a folder of this user's.
+
+    Args:
+        environment: the process's variables.
+        uid: the user's number.
+        temporary: the folder for temporary files.
+    """
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    folder = f"{runtime}/allfold" if runtime else f"{temporary}/allfold-{uid}"
+    return f"{folder}/agent.sock"
+
+
+SEGMENT = struct.Struct("<BxxxIQ")
+OUTCOME = struct.Struct("<BxxxIQ")
+FENCE_WORD = struct.Struct("<I")
+_FENCE = struct.Struct("<IIQ")
+_OP = struct.Struct("<BxxxIQdIIQQ16s")
+_PAIR = struct.Struct("<BBxxIQdiIqQQ16s")
+FIRST_PAIR = 1 << 63
+# How many calls of one rank in one group may be without an outcome. Of collectives, the SDK waits
+# for the oldest one before it starts another: all ranks call them in one order, so that one ends.
+# Messages have no such order, so there is nothing to wait for: one too many is refused.
+MAX_OPEN_OPS = 1024
+MAX_OPEN_MESSAGES = 16384
+_SHORTENED = 4096
+
+
+class Region(NamedTuple):
+    """A range of bytes in one segment of a rank's arena."""
+
+    segment: int
+    offset: int
+
+
+class Fence(NamedTuple):
+    """A point that a call's memory waits for, in work that the rank's GPU has been given.
+
+    The GPU writes a word of the arena, in host memory, when it comes to that point. The agent looks
+    at the word, and needs no GPU for that; and no process waits for a GPU that has lost its owner.
+
+    Attributes:
+        word: where it is.
+        value: what it must have reached, as a counter of 32 bits that wraps round; 0 for a call
+            that waits for nothing.
+    """
+
+    word: Region
+    value: int
+
+    def is_passed(self, word: int) -> bool:
+        """Return True if a word of this value lets the call pass."""
+        return (word - self.value) & 0xFFFFFFFF < 1 << 31
+
+    def pack(self) -> bytes:
+        return _FENCE.pack(self.word.segment, self.value, self.word.offset)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Fence:
+        """The inverse of :meth:`pack`."""
+        segment, value, offset = _FENCE.unpack(data)
+        return cls(Region(segment, offset), value)
+
+
+# Nearly all calls have this one, and are not to pay for those that have another.
+NO_FENCE = Fence(Region(0, 0), 0)
+_NO_FENCE = NO_FENCE.pack()
+
+
+class OpMessage(NamedTuple):
+    """One rank's call: the op, and where its input and output lie.
+
+    Attributes:
+        group: the number that the agent gave the group when the rank joined.
+        seq: the op's number inside the group.
+        timeout: seconds until the agent fails the op.
+        source: the input; how long it is the fingerprint says.
+        target: where the result is wanted.
+        fingerprint: the packed fingerprint.
+        fence: until when input and output are still in use.
+    """
+
+    group: int
+    seq: int
+    timeout: float
+    source: Region
+    target: Region
+    fingerprint: bytes
+    fence: Fence = NO_FENCE
+
+    def pack(self) -> bytes:
+        head = _OP.pack(
+            Message.OP,
+            self.group,
+            self.seq,
+            self.timeout,
+            self.source.segment,
+            self.target.segment,
+            self.source.offset,
+            self.target.offset,
+            _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
+        )
+        return head + self.fingerprint
+
+    @classmethod
+    def unpack(cls, data: bytes) -> OpMessage:
+        """The inverse of :meth:`pack`; ``ValueError`` for a message that is too short."""
+        if len(data) < _OP.size:
+            raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
+        head = _OP.unpack_from(data)
+        _, group, seq, timeout, source, target, source_offset, target_offset, fence = head
+        return cls(
+            group,
+            seq,
+            timeout,
+            Region(source, source_offset),
+            Region(target, target_offset),
+            data[_OP.size :],
+            NO_FENCE if fence == _NO_FENCE else Fence.unpack(fence),
+        )
+
+
+class P2PMessage(NamedTuple):
+    """One rank's send or receive.
+
+    Attributes:
+        kind: ``SEND`` or ``RECV``.
+        group: the number that the agent gave the group when the rank joined.
+        seq: the call's number among the sends and receives of this rank, from :data:`FIRST_PAIR`,
+            so that it is never the number of an op.
+        timeout: seconds until the agent fails the call.
+        peer: the rank at the other end; of a receive, -1 for any.
+        tag: a number of 63 bits.
+        dtype: the code of the element type.
+        memory: the tensor.
+        nbytes: its size.
+        fence: until when it is still in use.
+    """
+
+    kind: Message
+    group: int
+    seq: int
+    timeout: float
+    peer: int
+    tag: int
+    dtype: int
+    memory: Region
+    nbytes: int
+    fence: Fence = NO_FENCE
+
+    def pack(self) -> bytes:
+        return _PAIR.pack(
+            self.kind,
+            self.dtype,
+            self.group,
+            self.seq,
+            self.timeout,
+            self.peer,
+            self.memory.segment,
+            self.tag,
+            self.memory.offset,
+            self.nbytes,
+            _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> P2PMessage:
+        """The inverse of :meth:`pack`; ``ValueError`` for a message of another size."""
+        if len(data) != _PAIR.size:
+            raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
+        kind, dtype, group, seq, timeout, peer, segment, tag, *rest = _PAIR.unpack(data)
+        offset, nbytes, packed = rest
+        region = Region(segment, offset)
+        fence = NO_FENCE if packed == _NO_FENCE else Fence.unpack(packed)
+        return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes, fence)
+
+
+def pack_json(kind: Message, body: dict[str, Any]) -> bytes:
+    """A JSON message: the type byte, then the object."""
+    return bytes([kind]) + json.dumps(body, separators=(",", ":")).encode()
+
+
+def unpack_json(data: bytes) -> dict[str, Any]:
+    """The object of a JSON message; ``ValueError`` where it holds none."""
+    body = json.loads(data[1:])
+    if not isinstance(body, dict):
+        raise ValueError(f"expected a JSON object, got {type(body).__name__}")  # noqa: TRY004 - a value on a wire
+    return body
+
+
+def pack_outcome(kind: Message, group: int, seq: int, body: dict[str, Any] | None = None) -> bytes:
+    """``DONE``, with what there is to say, or ``FAILED`` with the error's JSON form.
+
+    What would not fit a message loses the details, and the end of its text.
+    """
+    head = OUTCOME.pack(kind, group, seq)
+    if body is None:
+        return head
+    packed = head + json.dumps(body).encode()
+    if len(packed) <= MAX_MESSAGE:
+        return packed
+    short = {**body, "message": str(body.get("message"))[:_SHORTENED], "details": {}}
+    return head + json.dumps(short).encode()
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time limit that is none, also NaN; ``InvalidArgument``."""
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise InvalidArgument(f"a timeout is more than 0 s and at most {LONGEST_TIMEOUT:g} s")
+
+
+def unpack_outcome(data: bytes) -> tuple[int, int, dict[str, Any] | None]:
+    """(group, seq, body) of a ``DONE`` or ``FAILED`` message."""
+    _, group, seq = OUTCOME.unpack_from(data)
+    return group, seq, json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None

@@ -1,0 +1,1 @@
+"""Reduction and encoding of memory."""

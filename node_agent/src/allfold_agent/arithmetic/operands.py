@@ -1,0 +1,109 @@
+"""The operands of one op on this node: its layout, its arithmetic, its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from allfold_agent.arithmetic.codecs import Codec, codec_of
+from allfold_agent.arithmetic.error_feedback import Residual
+from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_core.codecs import Wire
+from allfold_core.schedules.parts import Layout, Part
+
+
+@dataclass(slots=True)
+class Operands:
+    """One op of the local ranks.
+
+    Attributes:
+        layout: which elements come from where and go where.
+        arithmetic: how they are folded.
+        inputs: the elements that each local rank brings, flat.
+        outputs: the elements that each local rank gets, flat.
+        wire: how data travels to other nodes.
+        codec: of a lossy wire.
+        residual: with error feedback, of the op's series.
+    """
+
+    layout: Layout
+    arithmetic: Arithmetic
+    inputs: Mapping[int, torch.Tensor]
+    outputs: Mapping[int, torch.Tensor]
+    wire: Wire = Wire.NATIVE
+    residual: Residual | None = field(default=None, repr=False)
+    codec: Codec | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.codec = codec_of(self.wire)
+
+    def wire_bytes(self, numel: int) -> int:
+        """The size of ``numel`` elements on the wire."""
+        return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
+
+    def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+        """Return the inputs of the local ranks to a range of a part, in rank order."""
+        low, high = start - part.slice.start, stop - part.slice.start
+        inputs = self.inputs
+        return [_cut(inputs[end.rank], end.offset + low, end.offset + high) for end in part.sources]
+
+    def only_input(self, start: int, stop: int) -> torch.Tensor | None:
+        """The input of the one rank that brings all of a range, if it can be folded as it is."""
+        if not self.arithmetic.takes_inputs_as_they_are:
+            return None
+        [*pieces] = self.layout.parts_in(start, stop)
+        if len(pieces) != 1 or len(pieces[0][0].sources) != 1:
+            return None
+        [alone] = self.inputs_of(*pieces[0])
+        return alone
+
+    def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+        """Return the outputs on this node that a range of a part goes to."""
+        low, high = start - part.slice.start, stop - part.slice.start
+        outputs = self.outputs
+        return [
+            _cut(outputs[end.rank], end.offset + low, end.offset + high) for end in part.targets
+        ]
+
+    def outputs_are_no_inputs(self) -> bool:
+        """Return true if no rank's output overlaps its input."""
+        return not any(_overlap(self.inputs[rank], output) for rank, output in self.outputs.items())
+
+    def hand_out(self, part: Part, start: int, stop: int, result: torch.Tensor) -> None:
+        """Write a range of the result to the local ranks that get it."""
+        self.arithmetic.finish(self.outputs_of(part, start, stop), result)
+
+    def fold_locally(self, part: Part, start: int, stop: int) -> None:
+        """Fold a range of all local ranks into their outputs, where there is no other node.
+
+        The first output holds the running fold, so that a chunk is read and written in cache. It
+        may be the first rank's input (an op in place): every input is read before its own output
+        is written, and no other input is that memory.
+        """
+        outputs = self.outputs_of(part, start, stop)
+        if not outputs:
+            return
+        if self.arithmetic.converts:
+            kept = torch.empty(stop - start, dtype=self.arithmetic.kept_dtype)
+        else:
+            kept = outputs[0]
+        self.arithmetic.fold_inputs(kept, self.inputs_of(part, start, stop))
+        self.arithmetic.finish(outputs, kept)
+
+    def without_inputs(self) -> Operands:
+        """The same without the memory of any rank."""
+        return Operands(self.layout, self.arithmetic, {}, {}, self.wire)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.numel() or not other.numel():
+        return False
+    begin, start = one.data_ptr(), other.data_ptr()
+    return begin < start + other.nbytes and start < begin + one.nbytes
+
+
+def _cut(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """A range of a flat tensor. For a small one, to make a view takes longer than to fold it."""
+    return tensor if stop - start == tensor.numel() else tensor[start:stop]

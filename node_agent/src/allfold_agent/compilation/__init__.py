@@ -1,0 +1,1 @@
+"""The compilation of a call into the tasks of this node. Pure."""

@@ -1,0 +1,128 @@
+"""Specs of ops: all that follows from a call's fingerprint, worked out once for ops alike.
+
+A training loop calls the same few ops again and again. All that does not depend on where its
+tensors lie is therefore looked up by the fingerprint's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import xxhash
+
+from allfold_core.codecs import Wire
+from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.plan import Plan
+from allfold_core.pricing.choose import choose
+from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
+
+LARGEST_OP_BYTES = 1 << 37
+_REMEMBERED = 512
+
+NumelOf = Callable[[Fingerprint, int, int], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpSpec:
+    """The terms of one call.
+
+    Attributes:
+        packed: the fingerprint's bytes.
+        strategy: by which the nodes run the op.
+        wire: how data travels between nodes.
+        digest: of what all ranks must agree on; nodes compare it before data moves.
+        input_bytes: what each local rank brings.
+        output_bytes: what each local rank gets.
+    """
+
+    packed: bytes
+    fingerprint: Fingerprint
+    strategy: str
+    wire: Wire
+    digest: int
+    input_bytes: dict[int, int]
+    output_bytes: dict[int, int]
+
+    @property
+    def is_exchange(self) -> bool:
+        """True if the calls of the ranks need not be equal, only match."""
+        return self.fingerprint.kind is Kind.ALL_TO_ALL
+
+
+class OpSpecs:
+    """The specs of one group on one node."""
+
+    def __init__(self, plan: Plan, me: int) -> None:
+        self._plan = plan
+        self._ranks = plan.members[me].ranks
+        self.of = lru_cache(maxsize=_REMEMBERED)(self._make)
+        """``of(packed)``; ``ValueError`` says why the agents could not do such an op."""
+
+    def _make(self, packed: bytes) -> OpSpec:
+        fingerprint = Fingerprint.unpack(packed)
+        self._check(fingerprint)
+        wire = fingerprint.wire.effective(fingerprint.kept_dtype)
+        return OpSpec(
+            packed,
+            fingerprint,
+            self._strategy(fingerprint, wire),
+            wire,
+            xxhash.xxh3_64_intdigest(fingerprint.common.pack()),
+            self._bytes(fingerprint, input_numel),
+            self._bytes(fingerprint, output_numel),
+        )
+
+    def _check(self, fingerprint: Fingerprint) -> None:
+        kind, op, dtype = fingerprint.kind, fingerprint.reduce_op, fingerprint.dtype
+        if kind.reduces and op is None:
+            raise InvalidArgument(f"{kind.label} without a reduce operation")
+        if op and (refusal := op.refusal(dtype)):
+            raise InvalidArgument(refusal)
+        if kind.has_root and not 0 <= fingerprint.root < self._plan.world_size:
+            raise InvalidArgument(
+                f"root {fingerprint.root} is not a rank of group '{self._plan.group}': "
+                f"its ranks are 0 to {self._plan.world_size - 1}"
+            )
+        if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
+            raise InvalidArgument(refusal)
+        check_counts(fingerprint, self._plan.world_size)
+        self._check_size(fingerprint)
+
+    def _check_size(self, fingerprint: Fingerprint) -> None:
+        """A rank that has but a small part of the tensor may say any size of the others' parts."""
+        nbytes = sum(self._sizes(fingerprint)) * fingerprint.kept_dtype.itemsize
+        if nbytes > LARGEST_OP_BYTES:
+            raise InvalidArgument(
+                f"{fingerprint.describe()} moves {nbytes} bytes; one op moves at most "
+                f"{LARGEST_OP_BYTES}: split it"
+            )
+
+    def _strategy(self, fingerprint: Fingerprint, wire: Wire) -> str:
+        nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
+        return choose(
+            fingerprint.kind,
+            self._plan,
+            nbytes,
+            asked=fingerprint.strategy,
+            wire=wire,
+            feedback=bool(fingerprint.feedback),
+        )
+
+    def _sizes(self, fingerprint: Fingerprint) -> tuple[int, ...]:
+        return sizes(fingerprint, self._plan.world_size)
+
+    def _bytes(self, fingerprint: Fingerprint, numel: NumelOf) -> dict[int, int]:
+        itemsize, world = fingerprint.dtype.itemsize, self._plan.world_size
+        return {rank: numel(fingerprint, rank, world) * itemsize for rank in self._ranks}
+
+
+def sizes(fingerprint: Fingerprint, world_size: int) -> tuple[int, ...]:
+    """Elements: of the tensor, or of each rank's block; of an all-to-all no node knows them."""
+    if fingerprint.kind is Kind.ALL_TO_ALL:
+        return ()
+    if fingerprint.kind.has_blocks:
+        return block_numels(fingerprint, world_size)
+    return (fingerprint.numel,)

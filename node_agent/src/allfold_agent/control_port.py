@@ -1,0 +1,204 @@
+"""The control port: health and status for people and tools, evidence and verdicts for peers."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from allfold_agent import __version__
+from allfold_agent.agent import Agent
+from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.edge_request import Lane
+from allfold_agent.execution.op import Op
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.group import Group
+from allfold_agent.http.guard import Guard
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, from_dict
+from allfold_core.verdict import LEFT
+
+Json = dict[str, Any]
+
+
+def make_app(agent: Agent) -> FastAPI:
+    """The control port's application for one agent."""
+    app = FastAPI(title="Allfold node agent", version=__version__)
+    app.add_middleware(Guard, token=agent.settings.token)
+    _add_errors(app)
+    _add_health(app, agent)
+    _add_status(app, agent)
+    _add_judgement(app, agent)
+    return app
+
+
+def _error(error: AllfoldError) -> JSONResponse:
+    return JSONResponse({"error": error.to_dict()}, status_code=error.status)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(AllfoldError)
+    async def refuse(_: Request, error: AllfoldError) -> JSONResponse:
+        return _error(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return _error(InvalidArgument(f"{place}: {first['msg']}, got {first.get('input')!r}"))
+
+
+def _add_health(app: FastAPI, agent: Agent) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Json:
+        """The process is alive."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz(response: Response) -> Json:
+        """The agent is registered and can seat ranks; otherwise 503 and what it waits for."""
+        problem = agent.registration.problem
+        response.status_code = 503 if problem else 200
+        check = {"name": "orchestrator", "ok": problem is None, "reason": problem or ""}
+        return {"ready": problem is None, "checks": [check]}
+
+    @app.get("/version")
+    async def version() -> Json:
+        return {"name": "allfold-agent", "version": __version__}
+
+
+def _add_status(app: FastAPI, agent: Agent) -> None:
+    @app.get("/v1/status")
+    async def status() -> Json:
+        """This node: its groups, their ops in flight, the latest ops, the traffic per edge."""
+        identity = agent.registration.identity
+        return {
+            "node": agent.settings.name,
+            "control_url": identity.control_url if identity else "",
+            "data_address": identity.data_address if identity else "",
+            "device_type": agent.device_type,
+            "ready": agent.registration.problem is None,
+            "waiting_for": agent.registration.problem or "",
+            "processes": agent.local_server.processes,
+            "groups": [_describe(group) for group in agent.registry.all()],
+        }
+
+    @app.get("/v1/groups/{name}/epochs/{epoch}/ops")
+    async def ops(name: str, epoch: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
+        """The flight recorder: the latest ops of a group that are over, newest last."""
+        group = agent.registry.find(name, epoch)
+        return {"ops": [each.to_dict() for each in list(group.outcomes.recent)[-limit:]]}
+
+
+def _describe(group: Group) -> Json:
+    now, epoch = monotonic(), group.current
+    return {
+        "name": group.name,
+        "epoch": epoch.number,
+        "world_size": epoch.plan.world_size,
+        "nodes": [member.node for member in epoch.plan.members],
+        "ranks": list(epoch.ranks),
+        "last_seq": {str(rank): last for rank, last in group.last_called(epoch).items()},
+        "left": sorted(epoch.left),
+        "broken": epoch.broken.message if epoch.broken else "",
+        "in_flight": [
+            {
+                "seq": op.seq,
+                "what": op.fingerprint.describe(),
+                "strategy": op.strategy,
+                "waiting_for": [rank for rank in op.ranks if rank not in op.arrivals],
+                "waiting_for_nodes": _silent_sources(group, op),
+                "age": now - op.first_arrival,
+            }
+            for op in sorted(group.table.in_flight.values(), key=lambda op: op.seq)
+            if op.arrivals
+        ],
+        "messages": [
+            {"rank": call.rank, "what": call.describe(), "age": now - call.began}
+            for call in epoch.p2p.waiting_calls()
+        ],
+        "edges": [
+            _describe_edge(epoch, lane, peer, direction, counters)
+            for lane, edges in ((Lane.OPS, epoch.edges), (Lane.PAIRS, epoch.p2p.edges))
+            for direction, peer, counters in edges.counters()
+        ],
+    }
+
+
+def _describe_edge(
+    epoch: Epoch, lane: Lane, peer: int, direction: str, counters: EdgeCounters
+) -> Json:
+    return {
+        "lane": lane.value,
+        "peer": epoch.plan.members[peer].node,
+        "direction": direction,
+        "payload_bytes": counters.payload_bytes,
+        "frames": counters.frames,
+    }
+
+
+def _silent_sources(group: Group, op: Op) -> list[str]:
+    if op.executor is None:
+        return []
+    members = group.epochs[op.epoch].plan.members
+    return [members[peer].node for peer in op.executor.awaited_sources()]
+
+
+def _add_judgement(app: FastAPI, agent: Agent) -> None:
+    base = "/v1/groups/{name}/epochs/{epoch}"
+
+    @app.get(base + "/ops/{seq}")
+    async def testify(
+        name: str, epoch: int, seq: int, wait: Annotated[float, Query(ge=0, le=5)] = 0.0
+    ) -> Json:
+        """This node's evidence of an op: the ranks that have called it, and their fingerprints."""
+        return await agent.peers.testify(agent.registry.find(name, epoch), seq, wait)
+
+    @app.post(base + "/ops/{seq}/suspicion")
+    async def suspicion(
+        name: str,
+        epoch: int,
+        seq: int,
+        reason: Annotated[str, Body()],
+        waited: Annotated[float, Body()],
+    ) -> Json:
+        """A node suspects an op: judge it, as the group's leader."""
+        group = agent.registry.find(name, epoch)
+        verdict = await agent.peers.lead(group, seq, reason, waited)
+        return {"error": verdict.to_dict() if verdict else None}
+
+    @app.post(base + "/ops/{seq}/verdict")
+    async def verdict(
+        name: str, epoch: int, seq: int, error: Annotated[Json, Body()], final: bool = True
+    ) -> Json:
+        """The leader's verdict on an op; answers whether the op has failed here."""
+        group = agent.registry.find(name, epoch)
+        return {"failed": group.fail(seq, from_dict(error), final=final)}
+
+    @app.post(base + "/losses")
+    async def losses(
+        name: str, epoch: int, error: Annotated[Json, Body()], announce: bool = False
+    ) -> Json:
+        """A member of the group is lost; the leader is asked to announce it to all nodes."""
+        loss = from_dict(error)
+        if not isinstance(loss, PeerLost):
+            raise InvalidArgument(f"a loss is a PeerLost, got {type(loss).__name__}")
+        agent.notices.apply(name, epoch, lambda found: found.break_(loss))
+        if announce:
+            group = agent.registry.find(name, epoch)
+            await agent.peers.announce_loss_once(group.epochs[epoch], loss)
+        return {}
+
+    @app.post(base + "/departures")
+    async def departures(
+        name: str,
+        epoch: int,
+        rank: Annotated[int, Body()],
+        last_seq: Annotated[int, Body()],
+        how: Annotated[str, Body(max_length=1000)] = LEFT,
+    ) -> Json:
+        """A rank has left the group after an op; ``how`` is a phrase to follow its name."""
+        agent.notices.apply(name, epoch, lambda found: found.rank_left(rank, last_seq, how))
+        return {}

@@ -1,0 +1,1 @@
+"""The data connections between agents."""

@@ -1,0 +1,113 @@
+"""One connection of an in-edge: its bytes, and how many of them wake the receiver."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from threading import Event
+
+from allfold_agent.edges.connection import tune
+from allfold_core.wire.frames import HEADER_SIZE
+
+_AT_ONCE = socket.MSG_DONTWAIT
+# How much of a payload has to be there before somebody is woken for it: each time costs as much as
+# receiving this.
+_LOW_WATER = 128 * 1024
+# Where the kernel tells how much it lets the peer send: rcv_ssthresh in tcp_info, tcp(7).
+_WINDOW = struct.Struct("=64xI")
+# After so long the thread of a long payload takes what there is.
+_PATIENCE_MILLISECONDS = 100
+
+
+class InConnection:
+    """The receiving end of one connection; only one thread at a time receives on it.
+
+    Args:
+        connected: an open connection to the peer.
+        early: what was received with its opening.
+        closed: set when the edge is wanted no more; ends :meth:`fill`.
+
+    Attributes:
+        socket: the connection.
+        readable: polls it for something to be read.
+        early: bytes of frames that were received, but are not read yet.
+    """
+
+    def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
+        tune(connected)
+        self.socket = connected
+        self.early = memoryview(early)
+        self.readable = select.poll()
+        self.readable.register(connected, select.POLLIN)
+        self._closed = closed
+        self._crosses_a_wire = connected.family != socket.AF_UNIX
+        self._low_water = 1
+        self._window = 0
+
+    def receive_into(self, view: memoryview, flags: int = _AT_ONCE) -> int:
+        """Receive what is there; without flags, wait a while until something is.
+
+        Returns:
+            The number of bytes; 0 where there were none.
+
+        Raises:
+            EOFError: the peer has closed the connection.
+        """
+        try:
+            count = self.socket.recv_into(view, 0, flags)
+        except BlockingIOError:
+            return 0
+        if count == 0:
+            raise EOFError("the peer closed the connection")
+        return count
+
+    def fill(self, view: memoryview) -> None:
+        """Receive exactly ``len(view)`` bytes; waits for them.
+
+        Raises:
+            EOFError: the connection or the edge was closed.
+        """
+        if self.early and view:
+            count = min(len(view), len(self.early))
+            view[:count] = self.early[:count]
+            self.early = self.early[count:]
+            view = view[count:]
+        crosses_a_wire = self._crosses_a_wire
+        while view:
+            if self._closed.is_set():
+                raise EOFError("the edge was closed")
+            if crosses_a_wire:
+                self.wake_for(len(view))
+                self.readable.poll(_PATIENCE_MILLISECONDS)
+            view = view[self.receive_into(view, _AT_ONCE if crosses_a_wire else 0) :]
+        self.wake_at(HEADER_SIZE)
+
+    def wake_for(self, missing: int) -> None:
+        """Have the connection readable when a good part of a payload is there.
+
+        No more than half of what the peer may send without being read, which is not much at first:
+        it would wait for us, and we for it.
+        """
+        if missing > HEADER_SIZE and self._crosses_a_wire:
+            if self._window < 2 * _LOW_WATER:  # it grows
+                info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
+                (self._window,) = _WINDOW.unpack(info)
+            missing = max(1, min(missing, _LOW_WATER, self._window // 2))
+        self.wake_at(missing)
+
+    def wake_at(self, nbytes: int) -> None:
+        """Have the connection readable only when so many bytes are there, or it has ended.
+
+        A link brings a long payload packet by packet. A blocking call would not do: what it has
+        taken while it waits does not count any more.
+        """
+        if nbytes != self._low_water and self._crosses_a_wire:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._low_water = nbytes
+
+    def peer_hung_up(self) -> bool:
+        """Return True if the peer has ended the connection; bytes may be left to be read."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))

@@ -1,0 +1,109 @@
+"""The receiving end of an edge: opens it, delivers each payload to its sink, acknowledges.
+
+Short frames are read by the reactor, many at once; where a long one comes, the edge's own thread
+takes over, until there is nothing to be read for a while. A frame of an op that the local ranks
+have not called yet waits, and so do those behind it, in the socket: TCP holds the sender back.
+That is all the flow control there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from threading import Event
+
+from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
+from allfold_agent.edges.long_frames import LongFrames
+from allfold_agent.edges.opening import Dial, EdgeOpener
+from allfold_agent.edges.short_frames import ShortFrames
+from allfold_agent.http.receivers import Receiver
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.threads import start_thread
+from allfold_core.errors import AllfoldError, PeerLost
+from allfold_core.wire.frames import FrameError
+
+log = logging.getLogger(__name__)
+
+
+class InEdge:
+    """Everything that this node receives from one other node of a group.
+
+    Args:
+        dial: opens the edge from a frame number on: (socket, bytes received already).
+        reactor: receives short frames.
+
+    Raises:
+        ServiceError: no thread can be started for it.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        epoch: int,
+        name: str,
+        dial: Dial,
+        receiver: Receiver,
+        reactor: Reactor,
+    ) -> None:
+        self.source = source
+        self._name = name
+        self._receiver = receiver
+        self._closed = Event()
+        self._opener = EdgeOpener(name, dial, self._closed)
+        self._connection: InConnection | None = None
+        self._frames = IncomingFrames(source, epoch, name, receiver)
+        self._short = ShortFrames(self._frames, receiver, reactor, self._closed)
+        self._long = LongFrames(self._frames, receiver, self._closed)
+        self.counters = self._frames.counters
+        self._thread = start_thread(self._run, f"allfold-receive-{name}")
+
+    def resume(self) -> None:
+        """Try a waiting frame again; from any thread."""
+        self._short.resume()
+
+    def close(self) -> None:
+        """End the thread; what was not received stays unreceived."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.socket.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("edge %s was gone already: %s", self._name, error)
+        self._short.close()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._receive_all(self._connect())
+        except AllfoldError as error:
+            if not self._closed.is_set():
+                self._receiver.edge_lost(self.source, error)
+        except Exception as error:
+            log.exception("edge %s failed", self._name)
+            self._receiver.edge_lost(self.source, PeerLost(f"edge {self._name} failed: {error}"))
+        finally:
+            if self._connection is not None:
+                self._connection.socket.close()
+
+    def _connect(self) -> InConnection:
+        connected, early = self._opener.open(self._frames.expected)
+        self._connection = InConnection(connected, early, self._closed)
+        return self._connection
+
+    def _receive_all(self, connection: InConnection) -> None:
+        """Receive until the connection breaks."""
+        frames = self._frames
+        try:
+            while not self._closed.is_set():
+                self._short.receive(connection)
+                self._long.receive(connection)
+        except (FrameError, DamagedPayload) as error:
+            self._opener.note_damage(frames.expected, error)
+        except (OSError, EOFError) as error:
+            # Mostly the end of the group. Else it is opened again, or reported as lost.
+            log.debug("edge %s ended after frame %d: %s", self._name, frames.expected, error)
+        finally:
+            connection.socket.close()

@@ -1,0 +1,92 @@
+"""Incoming frames of an edge: their order, their admission, their digests and acknowledgements."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import xxhash
+
+from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.http.receivers import LandingT, Receiver, Sink
+from allfold_core.errors import PeerSentIncoherentTensor
+from allfold_core.wire.frames import ACK, FrameHeader
+
+log = logging.getLogger(__name__)
+
+ACK_BYTES = 1 << 20
+ACK_FRAMES = 64
+
+
+class DamagedPayload(ValueError):
+    """The payload of a frame is not the one whose digest its header has."""
+
+
+class IncomingFrames:
+    """The state of an in-edge that outlives its connections: what has arrived so far.
+
+    Used by the thread that receives at the moment, so without a lock.
+
+    Args:
+        source: the peer's index among the nodes of the group.
+        epoch: that every frame must have.
+        name: of the edge, for messages.
+        receiver: told of frames that do not fit.
+
+    Attributes:
+        expected: the number of the next frame.
+        unacked_bytes: of payloads that have arrived since the last acknowledgement.
+        unacked_frames: that have arrived since then.
+    """
+
+    def __init__(self, source: int, epoch: int, name: str, receiver: Receiver) -> None:
+        self.source = source
+        self.name = name
+        self.counters = EdgeCounters()
+        self.expected = 0
+        self.unacked_bytes = 0
+        self.unacked_frames = 0
+        self._epoch = epoch
+        self._receiver = receiver
+
+    def check(self, header: FrameHeader) -> None:
+        """Raise :class:`PeerSentIncoherentTensor` where it is not the next frame of the edge."""
+        if header.epoch != self._epoch or header.number != self.expected:
+            raise PeerSentIncoherentTensor(
+                f"edge {self.name}: frame {header.number} of epoch {header.epoch}, "
+                f"expected frame {self.expected} of epoch {self._epoch}"
+            )
+
+    def admit(self, sink: Sink[LandingT], header: FrameHeader) -> LandingT | None:
+        """Return the landing of a payload, ``None`` where it is not wanted or does not fit."""
+        try:
+            return sink.admit(self.source, header)
+        except PeerSentIncoherentTensor as error:
+            refusal = PeerSentIncoherentTensor(f"edge {self.name}: {error.message}")
+            self._receiver.incoherent(header.seq, refusal)
+            return None
+
+    def verify(self, header: FrameHeader, payload: memoryview) -> None:
+        """Compare a payload with its digest and count it; :class:`DamagedPayload` if they differ.
+
+        Nothing is compared where the header has no digest.
+        """
+        if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
+            raise DamagedPayload(f"the payload of frame {header.number} is damaged")
+        self.counters.payload_bytes += header.length
+        self.counters.frames += 1
+
+    def count_in(self, nbytes: int) -> None:
+        """Note that the expected frame has been dealt with."""
+        self.expected += 1
+        self.unacked_bytes += nbytes
+        self.unacked_frames += 1
+
+    def acknowledge(self, connection: InConnection) -> None:
+        """Tell the sender what has arrived, so that it can let go of the memory."""
+        self.unacked_bytes = self.unacked_frames = 0
+        try:
+            connection.socket.send(ACK.pack(self.expected), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            log.debug("edge %s: no room for an acknowledgement; a later one covers it", self.name)

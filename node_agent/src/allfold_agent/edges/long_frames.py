@@ -1,0 +1,101 @@
+"""The part of an in-edge's own thread: frames of any length, while they come without a pause."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Any
+
+from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.incoming import ACK_BYTES, DamagedPayload, IncomingFrames
+from allfold_agent.http.receivers import Receiver, Sink
+from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
+
+_LOOK_SECONDS = 0.1
+# How long the thread waits for more before it leaves the edge to the reactor again.
+_QUIET_MILLISECONDS = 2
+_SCRAP_BYTES = 256 * 1024
+
+
+class LongFrames:
+    """Receives frames in the edge's own thread, which may wait for their bytes and for their sinks.
+
+    Args:
+        frames: what has arrived on the edge so far.
+        receiver: knows the sinks of frames.
+        closed: set when the edge is wanted no more.
+    """
+
+    def __init__(self, frames: IncomingFrames, receiver: Receiver, closed: Event) -> None:
+        self._source = frames.source
+        self._frames = frames
+        self._receiver = receiver
+        self._closed = closed
+        self._header = memoryview(bytearray(HEADER_SIZE))
+        self._scrap = memoryview(b"")
+
+    def receive(self, connection: InConnection) -> None:
+        """Receive frames of any length, until nothing comes for a while.
+
+        Raises:
+            EOFError, OSError: the connection or the edge has ended.
+            DamagedPayload: a payload is not the one whose digest its header has.
+        """
+        while not self._closed.is_set():
+            connection.fill(self._header)
+            self._receive_frame(connection, FrameHeader.unpack(self._header))
+            if not connection.early and not connection.readable.poll(_QUIET_MILLISECONDS):
+                return
+
+    def _receive_frame(self, connection: InConnection, header: FrameHeader) -> None:
+        frames = self._frames
+        frames.check(header)
+        sink = self._await_sink(connection, header)
+        if sink is None or not self._deliver(connection, sink, header):
+            self._discard(connection, header.length)
+        frames.count_in(header.length)
+        if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received(self._source):
+            frames.acknowledge(connection)
+
+    def _await_sink(self, connection: InConnection, header: FrameHeader) -> Sink[Any] | None:
+        """Return the sink of a frame, once the local ranks have called its op.
+
+        The peer may die meanwhile.
+        """
+        while True:
+            try:
+                return self._receiver.sink_for(self._source, header, _LOOK_SECONDS)
+            except TimeoutError:
+                if connection.peer_hung_up():
+                    raise EOFError("the peer closed the connection") from None
+
+    def _await_room(self, sink: Sink[Any]) -> None:
+        """Wait until a frame may be received where it goes, which the op's deadline bounds.
+
+        What has arrived of an op is wanted, also of a peer that has left since.
+        """
+        while not sink.await_ready(self._source, _LOOK_SECONDS):
+            if self._closed.is_set():
+                raise EOFError("the edge was closed")
+
+    def _deliver(self, connection: InConnection, sink: Sink[Any], header: FrameHeader) -> bool:
+        """Receive the payload; false where it must be thrown away."""
+        self._await_room(sink)
+        landing = self._frames.admit(sink, header)
+        if landing is None:
+            return False
+        try:
+            connection.fill(landing.view)
+            self._frames.verify(header, landing.view)
+        except (OSError, EOFError, DamagedPayload):
+            sink.retract(self._source, landing)
+            raise
+        sink.received(landing)
+        return True
+
+    def _discard(self, connection: InConnection, length: int) -> None:
+        if length and not self._scrap:
+            self._scrap = memoryview(bytearray(_SCRAP_BYTES))
+        while length:
+            part = self._scrap[: min(length, _SCRAP_BYTES)]
+            connection.fill(part)
+            length -= len(part)

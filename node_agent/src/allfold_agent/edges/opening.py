@@ -1,0 +1,83 @@
+"""The opening of an in-edge: retries while its peer restarts or is busy, and a limit of damage."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from threading import Event
+from time import monotonic
+
+from allfold_agent.edges.connection import RECONNECT_SECONDS
+from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.05
+# How long an edge is asked for where the peer answers, but cannot serve it at the moment.
+_BUSY_SECONDS = 30.0
+_BUSY_RETRY_SECONDS = 0.2
+
+# So often in a row one frame may come damaged.
+_DAMAGE_TRIES = 5
+
+Dial = Callable[[int], tuple[socket.socket, bytes]]
+
+
+class EdgeOpener:
+    """Opens the connections of an in-edge, one after the other.
+
+    Args:
+        name: of the edge, for messages.
+        dial: opens the edge from a frame number on: (socket, bytes received already).
+        closed: set when the edge is wanted no more; ends the retries.
+    """
+
+    def __init__(self, name: str, dial: Dial, closed: Event) -> None:
+        self._name = name
+        self._dial = dial
+        self._closed = closed
+        self._damaged_frame = -1
+        self._damaged_tries = 0
+
+    def open(self, from_frame: int) -> tuple[socket.socket, bytes]:
+        """Open the edge, trying again while the peer may only be restarting its end, or is busy.
+
+        Returns:
+            The connection, and the bytes of frames that were received already.
+
+        Raises:
+            PeerLost: the peer could not be reached, and not again after a short while either.
+            ServiceError: the peer answers, but has not served the edge for long.
+        """
+        began = monotonic()
+        while True:
+            try:
+                opened = self._dial(from_frame)
+                break
+            except PeerLost:
+                if self._closed.wait(_RETRY_SECONDS) or monotonic() > began + RECONNECT_SECONDS:
+                    raise
+            except ServiceError as error:
+                log.info("edge %s cannot be opened yet: %s", self._name, error)
+                if self._closed.wait(_BUSY_RETRY_SECONDS) or monotonic() > began + _BUSY_SECONDS:
+                    raise
+        if from_frame:
+            log.info("edge %s is open again, from frame %d on", self._name, from_frame)
+        return opened
+
+    def note_damage(self, frame: int, error: ValueError) -> None:
+        """Let a damaged frame come again, on a new connection; not without end.
+
+        Raises:
+            PeerSentIncoherentTensor: it came damaged too many times in a row.
+        """
+        if self._damaged_frame != frame:
+            self._damaged_frame, self._damaged_tries = frame, 0
+        self._damaged_tries += 1
+        if self._damaged_tries >= _DAMAGE_TRIES:
+            raise PeerSentIncoherentTensor(
+                f"edge {self._name}: frame {frame} came damaged {_DAMAGE_TRIES} times in a "
+                f"row ({error}); the memory of a node or the network between them is faulty"
+            ) from error
+        log.warning("edge %s: %s; it is asked for again", self._name, error)

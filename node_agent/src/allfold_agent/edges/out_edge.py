@@ -1,0 +1,367 @@
+"""The sending end of an edge: frames what is ready and keeps it until it is acknowledged.
+
+Sources (the parts of ops, or point-to-point messages) are sent one after the other, each in an
+order of its own; so the receiver never waits for an op whose frames are stuck behind those of a
+later one.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+from time import monotonic
+
+import xxhash
+
+from allfold_agent.edges.connection import RECONNECT_SECONDS, EdgeCounters, await_bytes
+from allfold_agent.edges.out_connection import OutConnection
+from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource
+from allfold_agent.runtime.locks import make_rlock
+from allfold_agent.runtime.threads import start_thread
+from allfold_core.errors import InvalidArgument, PeerLost
+from allfold_core.wire.frames import FrameHeader
+
+log = logging.getLogger(__name__)
+
+# Frames up to this size are written by the thread that made them ready, if the socket takes them:
+# a hand-over to the edge's thread costs more than the copy into the kernel.
+INLINE_MESSAGE_BYTES = 256 * 1024
+# From so many frames on that nobody has acknowledged, it is worth a look.
+_MANY_UNACKED = 64
+
+
+class OutEdge:
+    """Everything that this node sends to one other node of a group.
+
+    Raises:
+        ServiceError: no thread can be started for it.
+    """
+
+    def __init__(self, destination: int, epoch: int, name: str) -> None:
+        self.destination = destination
+        self.counters = EdgeCounters()
+        self._epoch = epoch
+        self._lock = make_rlock("out edge")
+        self._ready = Condition(self._lock)
+        self._sources: deque[PayloadSource] = deque()
+        self._unacked: deque[Frame] = deque()
+        self._resend: deque[Frame] = deque()
+        self._partial: tuple[Frame, int] | None = None
+        self._next_number = 0
+        self._connection: OutConnection | None = None
+        self._lost_at = monotonic()  # one that was never opened may be opened yet
+        self._crosses_a_wire = True
+        self._dropped: list[OutConnection] = []
+        self._busy = False
+        self._closed = False
+        self._thread = start_thread(self._run, f"allfold-send-{name}")
+
+    # What the group calls
+
+    def enqueue(self, source: PayloadSource) -> None:
+        """Append what is to be sent; ops are appended in their order."""
+        with self._lock:
+            self._sources.append(source)
+
+    def cancel(self, source: Cancellable) -> bool:
+        """Send nothing more of something that is queued; return True if nothing of it was sent.
+
+        No frame of it is taken between the two: that happens under the same lock.
+        """
+        with self._lock:
+            return source.cancel()
+
+    def kick(self) -> None:
+        """Something may have become ready: send it, here if that is quick."""
+        with self._lock:
+            if self._busy:
+                # The busy thread looks again before it rests, so nothing is forgotten.
+                return
+            connection = self._connection
+            if connection is None:
+                return
+            self._busy = True
+        self._send_small(connection)
+
+    def wake(self) -> None:
+        """An op has failed: what is queued behind it may be ready. Sends nothing here and now."""
+        with self._lock:
+            self._ready.notify_all()
+
+    def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
+        """Accept a connection that wants everything from a frame on; returns its taker."""
+        with self._lock:
+            if self._closed:
+                raise PeerLost("this edge is closed: its node has ended the group")
+            oldest = self._unacked[0].number if self._unacked else self._next_number
+            if not oldest <= from_frame <= self._next_number:
+                raise InvalidArgument(
+                    f"this edge can resume from frames {oldest} to {self._next_number}, "
+                    f"not from {from_frame}"
+                )
+        return lambda connected: self._take(connected, from_frame)
+
+    def finish(self, deadline: float) -> None:
+        """Wait until what is queued is sent and acknowledged, or ``deadline`` (monotonic).
+
+        A connection that has just broken may come back; one that does not is not waited for.
+        """
+        while True:
+            with self._lock:
+                if not self._unsent_or_unacked():
+                    return
+                connection, left = self._connection, deadline - monotonic()
+                if connection is None:
+                    left = min(left, self._lost_at + RECONNECT_SECONDS - monotonic())
+                if left <= 0:
+                    return
+                if connection is None:
+                    self._ready.wait(timeout=left)
+            if connection is not None:
+                await_bytes(connection.socket, min(0.2, left))
+
+    def close(self) -> None:
+        """End, whatever is still queued."""
+        with self._lock:
+            self._closed = True
+            self._drop_connection()
+            self._ready.notify_all()
+        self._thread.join(timeout=2.0)
+        with self._lock:
+            for frame in self._unacked:
+                if self._file_of(frame) is not None:
+                    # The receiver may yet read it, so it must not be used again. It goes when the
+                    # kernel needs it no more.
+                    frame.content.buffer = None
+            self._release_acknowledged(self._next_number)
+
+    # Connection
+
+    def _take(self, connected: socket.socket, from_frame: int) -> None:
+        connection = OutConnection(connected)
+        with self._lock:
+            if self._closed:
+                connected.close()
+                return
+            self._drop_connection()
+            self._release_acknowledged(from_frame)
+            self._resend = deque(self._unacked)
+            self._partial = None
+            self._connection = connection
+            # Between two processes of one machine there is nothing that could damage a payload.
+            self._crosses_a_wire = connected.family != socket.AF_UNIX
+            self._ready.notify_all()
+
+    def _drop_connection(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            # Shut down first: it wakes a thread that is sending on it.
+            try:
+                connection.shut_down()
+            except OSError as error:
+                log.debug("edge to node %d was gone already: %s", self.destination, error)
+            self._dropped.append(connection)
+            self._connection = None
+            self._lost_at = monotonic()
+            if not self._busy:
+                self._close_dropped()
+
+    def _close_dropped(self) -> None:
+        """Close sockets on which nobody writes any more: their numbers are soon used again."""
+        while self._dropped:
+            self._dropped.pop().socket.close()
+
+    def _lost(self, connection: OutConnection, error: OSError) -> None:
+        with self._lock:
+            if self._connection is connection:
+                log.info("edge to node %d broke, waiting for it: %s", self.destination, error)
+                self._drop_connection()
+
+    # Sending
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and (self._busy or not self._has_work()):
+                    self._ready.wait(timeout=5.0)
+                    self._drain_acks()
+                if self._closed:
+                    return
+                self._busy = True
+                connection = self._connection
+            self._send_all(connection)
+
+    def _has_work(self) -> bool:
+        unfinished = self._partial is not None or bool(self._resend)
+        return self._connection is not None and (unfinished or self._head_ready())
+
+    def _head_ready(self) -> bool:
+        self._skip_finished()
+        return bool(self._sources) and self._sources[0].is_ready()
+
+    def _skip_finished(self) -> None:
+        while self._sources and self._sources[0].is_finished():
+            self._sources.popleft()
+
+    def _send_small(self, connection: OutConnection) -> None:
+        """Send what is ready while it is small and the socket takes it; leave the rest.
+
+        The rest of a frame too: whoever calls this may be the thread that must receive before the
+        other node can go on receiving.
+        """
+        while True:
+            with self._lock:
+                frame = None
+                if len(self._unacked) >= _MANY_UNACKED:
+                    self._drain_acks()
+                idle = self._partial is None and not self._resend
+                if connection is self._connection and idle and self._head_is_small():
+                    frame = self._next_frame()
+                if frame is None:
+                    self._busy = False
+                    self._close_dropped()
+                    if self._has_work():
+                        self._ready.notify_all()
+                    return
+            self._fill(frame)
+            try:
+                sent = connection.write_some(frame)
+            except OSError as error:
+                self._lost(connection, error)
+                sent = 0
+            if sent < len(frame.header) + len(frame.payload):
+                with self._lock:
+                    if connection is self._connection:
+                        self._partial = frame, sent
+                self._rest()
+                return
+            self._sent(frame)
+
+    def _file_of(self, frame: Frame) -> int | None:
+        """The file from which the payload can be sent without a copy.
+
+        Between two processes of one machine that is much faster. The kernel reads the pages until
+        the receiver has taken the frame, and they stay as they are: the buffer is held, a later
+        receive into the range is proved to come after that (``overwrites`` of the core), and what
+        a fold overwrites is sent from a copy (``snapshot`` of a task).
+        """
+        buffer = frame.content.buffer
+        return None if self._crosses_a_wire or buffer is None else buffer.file
+
+    def _send_all(self, connection: OutConnection | None) -> None:
+        """Send until nothing is ready or the connection breaks."""
+        while connection is not None:
+            with self._lock:
+                if connection is not self._connection:
+                    break
+                self._drain_acks()
+                frame, sent = self._unfinished()
+            if frame is None:
+                break
+            self._fill(frame)
+            try:
+                connection.write_rest(frame, sent, self._file_of(frame))
+            except OSError as error:  # the frame is kept for a new connection
+                self._lost(connection, error)
+                break
+            self._sent(frame)
+        self._rest()
+
+    def _unfinished(self) -> tuple[Frame | None, int]:
+        """The frame to be sent next, and how much of it has been."""
+        if self._partial is not None:
+            partial, self._partial = self._partial, None
+            return partial
+        return (self._resend.popleft() if self._resend else self._next_frame()), 0
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._busy = False
+            self._close_dropped()
+            self._ready.notify_all()
+
+    def _head_is_small(self) -> bool:
+        self._skip_finished()
+        return bool(self._sources) and self._sources[0].next_size() <= INLINE_MESSAGE_BYTES
+
+    def _next_frame(self) -> Frame | None:
+        self._skip_finished()
+        if not self._sources:
+            return None
+        content = self._sources[0].take()
+        if content is None:
+            return None
+        frame = Frame(self._next_number, self._sources[0], content)
+        self._unacked.append(frame)
+        self._next_number += 1
+        return frame
+
+    def _fill(self, frame: Frame) -> None:
+        """Give a frame its bytes; outside the lock, because the digest takes its time."""
+        if frame.header:
+            return
+        content = frame.content
+        frame.payload = content.read()
+        if content.buffer is not None and isinstance(frame.payload, bytes):
+            content.buffer.release()
+            content.buffer = None
+        frame.header = FrameHeader(
+            type=content.type,
+            epoch=self._epoch,
+            number=frame.number,
+            seq=frame.source.seq,
+            offset=content.offset,
+            length=len(frame.payload),
+            fingerprint=frame.source.fingerprint,
+            digest=xxhash.xxh3_64_intdigest(frame.payload) if self._crosses_a_wire else 0,
+        ).pack()
+
+    def _sent(self, frame: Frame) -> None:
+        if frame.counted:
+            return
+        frame.counted = True
+        self.counters.payload_bytes += len(frame.payload)
+        self.counters.frames += 1
+        frame.content.sent()
+
+    # Acknowledgements
+
+    def _unsent_or_unacked(self) -> bool:
+        self._drain_acks()
+        self._skip_finished()
+        return bool(self._sources) or bool(self._unacked)
+
+    def _drain_acks(self) -> None:
+        """Read what the receiver has acknowledged so far, without waiting."""
+        while self._connection is not None and self._unacked:
+            try:
+                expected = self._connection.read_ack()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("no acknowledgements from node %d: %s", self.destination, error)
+                self._drop_connection()
+                return
+            if expected is not None:
+                self._note_ack(expected)
+
+    def _note_ack(self, expected: int) -> None:
+        if expected <= self._next_number:
+            self._release_acknowledged(expected)
+            return
+        log.warning(
+            "edge to node %d: an acknowledgement of frame %d, which was never sent",
+            self.destination,
+            expected - 1,
+        )
+        self._drop_connection()
+
+    def _release_acknowledged(self, expected: int) -> None:
+        while self._unacked and self._unacked[0].number < expected:
+            frame = self._unacked.popleft()
+            if frame.content.buffer is not None:
+                frame.content.buffer.release()
+        self._resend = deque(frame for frame in self._resend if frame.number >= expected)

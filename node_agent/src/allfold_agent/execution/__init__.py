@@ -1,0 +1,1 @@
+"""One op's run on this node."""

@@ -1,0 +1,50 @@
+"""The source that an op is to an edge: what it sends to one node, in the order of its schedule."""
+
+from __future__ import annotations
+
+from allfold_agent.compilation.task_graph import TaskKind
+from allfold_agent.edges.outgoing import Payload
+from allfold_agent.execution.executor import Executor
+from allfold_core.wire.frames import FrameType
+
+
+class OpSender:
+    """An op's part of the edge to one node."""
+
+    def __init__(self, executor: Executor, destination: int, seq: int, fingerprint: int) -> None:
+        self.seq = seq
+        self.fingerprint = fingerprint
+        self._executor = executor
+        self._destination = destination
+
+    def is_finished(self) -> bool:
+        return self._executor.all_sent(self._destination)
+
+    def is_ready(self) -> bool:
+        return self._executor.send_is_ready(self._destination)
+
+    def next_size(self) -> int:
+        task = self._executor.next_send(self._destination)
+        return 0 if task is None else self._executor.nbytes(task)
+
+    def take(self) -> Payload | None:
+        executor = self._executor
+        taken = executor.take_send(self._destination)
+        if taken is None:
+            return None
+        task, memory = taken
+        signal = task.kind is TaskKind.SIGNAL
+
+        def payload() -> memoryview | bytes:
+            if signal:
+                return b""
+            return executor.payload(task, memory)
+
+        return Payload(
+            FrameType.SIGNAL if signal else FrameType.DATA,
+            task.start,
+            payload,
+            lambda: executor.complete(task),
+            memory,
+            executor.place(task),
+        )

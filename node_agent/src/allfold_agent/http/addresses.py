@@ -1,0 +1,99 @@
+"""Addresses: host and port, and the address under which others reach the agent."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from allfold_core.errors import InvalidArgument, ServiceError
+
+_WILDCARDS = ("0.0.0.0", "::", "")
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of an address to listen on; port 0 means any free port.
+
+    Raises:
+        InvalidArgument: it is not ``host:port``.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise InvalidArgument(f"must be host:port, got {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def bind(address: str) -> socket.socket:
+    """Return a bound socket for ``host:port``; port 0 takes any free port.
+
+    Raises:
+        InvalidArgument: that is no address of this machine, or the port is taken.
+    """
+    host, port = split(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InvalidArgument(f"cannot listen on {address}: {error}") from error
+    return listener
+
+
+def bound(listener: socket.socket) -> tuple[str, int]:
+    """Return host and port to which a listener is bound."""
+    host, port = listener.getsockname()[:2]
+    return host, port
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host stands in brackets."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidArgument(f"address {address!r}: an IPv6 host needs brackets", address=address)
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise InvalidArgument(f"address {address!r} is not host:port", address=address)
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local(bound: tuple[str, int]) -> str:
+    """Return the address of a listener as seen from this machine."""
+    host, port = bound
+    return join("127.0.0.1" if host in _WILDCARDS else host, port)
+
+
+def advertised(bound: tuple[str, int], host: str, orchestrator: str) -> str:
+    """Return the address of a listener as seen from other machines.
+
+    Args:
+        bound: host and port to which it is bound.
+        host: what the user says it is; else the host that the listener is bound to; else, for a
+            wildcard, the source address of a packet to the orchestrator. The kernel is asked for
+            it, never the host name; connecting a datagram socket sends nothing.
+        orchestrator: its URL.
+
+    Raises:
+        ServiceError: the orchestrator's name cannot be resolved (yet).
+    """
+    bound_host, port = bound
+    if host or bound_host not in _WILDCARDS:
+        return join(host or bound_host, port)
+    target = urlsplit(orchestrator)
+    try:
+        found = socket.getaddrinfo(target.hostname, target.port or 80, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return join(str(probe.getsockname()[0]), port)
+    except OSError as error:
+        raise ServiceError(
+            f"waiting for DNS: no way to {target.hostname} yet ({error}); the own address can "
+            "also be named with --advertise or ALLFOLD_AGENT_ADVERTISE"
+        ) from error

@@ -1,0 +1,88 @@
+"""The sinks of incoming frames, and a frame whose payload is being received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from allfold_core.errors import AllfoldError
+from allfold_core.wire.frames import FrameHeader
+
+
+class Landing(Protocol):
+    """Memory for the payload of one frame."""
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly as many bytes as the payload has."""
+
+    def release(self) -> None:
+        """Let go of the memory; what landed there is worthless."""
+
+
+LandingT = TypeVar("LandingT", bound=Landing)
+
+
+class Sink(Protocol[LandingT]):
+    """A consumer of frames: an op, or the messages of a group."""
+
+    def is_ready(self, source: int, /) -> bool:
+        """Return True if the next frame of a node can be admitted."""
+
+    def await_ready(self, source: int, seconds: float, /) -> bool:
+        """Wait until :meth:`is_ready`; false where it is not within so many seconds."""
+
+    def admit(self, source: int, header: FrameHeader, /) -> LandingT | None:
+        """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
+
+        Raises:
+            PeerSentIncoherentTensor: it is not a frame that can come now.
+        """
+
+    def retract(self, source: int, landing: LandingT, /) -> None:
+        """An admitted frame broke off; it will come again. Lets go of the memory."""
+
+    def received(self, landing: LandingT, /) -> None:
+        """The payload is there. Lets go of the memory."""
+
+    def all_received(self, source: int, /) -> bool:
+        """Return True if a node has sent its last frame of it."""
+
+
+class Receiver(Protocol):
+    """The owner of an in-edge: its group."""
+
+    def sink_for(self, source: int, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
+        """Return the sink of a frame or ``None``; ``TimeoutError`` if there is none yet."""
+
+    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        """The edge is gone for good."""
+
+    def incoherent(self, seq: int, error: AllfoldError, /) -> None:
+        """A frame does not fit its op."""
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A frame whose payload is being received. Without a landing it is thrown away."""
+
+    header: FrameHeader
+    sink: Sink[Any] | None
+    landing: Landing | None
+    received: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes."""
+        return self.header.length - self.received
+
+    def put(self, begun: memoryview) -> None:
+        """The beginning of the payload, which came with the header."""
+        if self.landing is not None and begun:
+            self.landing.view[: len(begun)] = begun
+        self.received = len(begun)
+
+    def retract(self, source: int) -> None:
+        """The rest does not come on this connection."""
+        if self.sink is not None and self.landing is not None:
+            self.sink.retract(source, self.landing)

@@ -1,0 +1,1 @@
+"""The ranks of this machine: their socket, their connections, their calls."""

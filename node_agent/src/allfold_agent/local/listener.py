@@ -1,0 +1,150 @@
+"""The local socket: accepts the ranks of this machine, reads their messages, sends what waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+from allfold_agent.local.rank_connection import RankConnection
+from allfold_agent.runtime.acceptor import Acceptor
+from allfold_agent.runtime.reactor import READABLE, WRITABLE, Reactor
+from allfold_core.errors import InvalidArgument
+from allfold_core.wire.local_wire import MAX_MESSAGE
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 128
+_DESCRIPTOR = struct.Struct("i")
+_ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
+
+Take = Callable[[RankConnection, bytes, list[int]], None]
+
+
+class Listener:
+    """Serves connections in the reactor's thread.
+
+    Args:
+        path: of the socket.
+        reactor: calls it when something is ready.
+        take: handles one message and the file descriptors that came with it, which are closed
+            afterwards unless it removes them from the list. It raises ``ValueError`` or
+            ``struct.error`` at what is no message; that ends the connection.
+        gone: told once of each connection that has ended.
+
+    Raises:
+        InvalidArgument: the path cannot be used, or another agent listens there.
+    """
+
+    def __init__(
+        self, path: str, reactor: Reactor, take: Take, gone: Callable[[RankConnection], None]
+    ) -> None:
+        self._path = path
+        self._reactor = reactor
+        self._take = take
+        self._gone = gone
+        self._processes: dict[int, RankConnection] = {}
+        self._socket = _listen(path)
+        Acceptor(reactor, self._socket, self._accept, "connections of ranks")
+
+    def close(self) -> None:
+        """Remove the socket; the reactor has ended."""
+        for process in self._processes.values():
+            process.close()
+        self._socket.close()
+        Path(self._path).unlink(missing_ok=True)
+
+    @property
+    def processes(self) -> list[RankConnection]:
+        """The connected processes."""
+        return list(self._processes.values())
+
+    def _accept(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        process = RankConnection(connected, self._want_write)
+        self._processes[connected.fileno()] = process
+        self._reactor.register(connected, lambda events: self._serve(process, events))
+
+    def _serve(self, process: RankConnection, events: int) -> None:
+        if events & WRITABLE and process.flush():
+            self._reactor.modify(process.socket, READABLE)
+            if process.has_unsent:  # since then; its wish to write was just taken back
+                self._want_write(process)
+        if events & ~WRITABLE:
+            self._read(process)
+
+    def _want_write(self, process: RankConnection) -> None:
+        try:
+            self._reactor.modify(process.socket, READABLE | WRITABLE)
+        except (OSError, ValueError) as error:
+            log.debug("process %d is gone: %s", process.pid, error)
+
+    def _read(self, process: RankConnection) -> None:
+        """Read one message; where more are there, the socket is still ready."""
+        try:
+            data, beside, _, _ = process.socket.recvmsg(MAX_MESSAGE, _ONE_DESCRIPTOR)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.debug("process %d: %s", process.pid, error)
+            data, beside = b"", []
+        descriptors = _descriptors(beside) if beside else []
+        if not data:
+            self._end(process)
+            return
+        try:
+            self._take(process, data, descriptors)
+        except (ValueError, struct.error) as error:
+            log.error("process %d does not speak our protocol: %s", process.pid, error)
+            self._end(process)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _end(self, process: RankConnection) -> None:
+        self._reactor.unregister(process.socket)
+        del self._processes[process.socket.fileno()]
+        process.close()
+        self._gone(process)
+
+
+def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the file descriptors that came with a message; they are ours now."""
+    return [
+        *chain.from_iterable(
+            (number for (number,) in _DESCRIPTOR.iter_unpack(data))
+            for level, kind, data in beside
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        )
+    ]
+
+
+def _listen(path: str) -> socket.socket:
+    """Listen in a folder of our own, replacing the socket that a dead agent left behind."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_dead(path)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidArgument(f"cannot listen on {path}: {error}") from error
+    return listener
+
+
+def _remove_dead(path: str) -> None:
+    """Remove a socket on which nobody listens; ``InvalidArgument`` where another agent does."""
+    if not os.path.lexists(path):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.connect(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        Path(path).unlink(missing_ok=True)
+        return
+    raise InvalidArgument(f"another agent listens on {path}")

@@ -1,0 +1,252 @@
+"""The connection to one local rank: its arena, its groups, its messages."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from allfold_agent.gpu.device import RankMemory
+from allfold_agent.gpu.operands import GpuRange
+from allfold_agent.groups.group import Group
+from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.mapping import MappedMemory
+from allfold_core.errors import AllfoldError, InvalidArgument
+from allfold_core.wire.local_wire import (
+    FENCE_WORD,
+    Fence,
+    Message,
+    OpMessage,
+    P2PMessage,
+    Region,
+    pack_json,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENTS = 4096
+_REMEMBERED = 1024
+
+
+@dataclass(slots=True)
+class Membership:
+    """One local rank of one group: a session, whose rank number is the epoch's to say."""
+
+    session: str
+    group: Group
+
+    @property
+    def rank(self) -> int:
+        """The rank number in the group's current epoch."""
+        return self.group.current.rank_of(self.session)
+
+
+CallMessage = OpMessage | P2PMessage
+
+
+@dataclass(slots=True, eq=False)
+class DeferredCall:
+    """A call that waits for the GPU of its rank.
+
+    Attributes:
+        called: when the rank called (monotonic).
+        due: when it has to be looked at: as it is late, or once more (monotonic).
+    """
+
+    message: CallMessage
+    called: float
+    due: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.due = self.called + self.message.timeout
+
+
+class RankConnection:
+    """One process on this machine that is connected to the agent.
+
+    Sending never waits: what the socket does not take is kept, and the local server is asked to
+    continue when there is room (``want_write``).
+    """
+
+    def __init__(
+        self, connected: socket.socket, want_write: Callable[[RankConnection], None]
+    ) -> None:
+        self.socket = connected
+        self.greeted = False
+        self.memberships: dict[int, Membership] = {}
+        self.joining: set[Future[Group]] = set()
+        # Calls whose memory is still in use by the GPU of the rank, and those behind them.
+        self.deferred: deque[DeferredCall] = deque()
+        self._segments: dict[int, torch.Tensor] = {}
+        self._mappings: dict[int, MappedMemory] = {}
+        self._on_gpus: dict[int, RankMemory] = {}
+        self._views: dict[tuple[Region, int], torch.Tensor] = {}
+        self._outbox: deque[bytes] = deque()
+        self._lock = make_lock("rank")
+        self._closed = False
+        self._want_write = want_write
+        self.pid = _peer_pid(connected)
+
+    def add_segment(self, number: int, size: int, descriptor: int) -> None:
+        """Map a memfd of the rank's arena; ``InvalidArgument`` if it cannot be used safely."""
+        try:
+            self.check_number(number)
+            actual = os.fstat(descriptor).st_size
+            if actual < size:
+                raise InvalidArgument(
+                    f"segment {number} of {size} bytes is not acceptable: the file has {actual}"
+                )
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                # Whoever cuts memory that others have mapped kills them with SIGBUS.
+                raise InvalidArgument(f"segment {number} is not sealed against being cut")
+            memory = mmap.mmap(descriptor, size)
+            self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
+            self._mappings[number] = MappedMemory(memory)
+        finally:
+            os.close(descriptor)
+
+    def add_gpu_segment(self, number: int, memory: RankMemory) -> None:
+        """Take memory of a GPU that is open already; ``InvalidArgument`` for a used number."""
+        self.check_number(number)
+        if self._closed:
+            raise InvalidArgument("its process is gone")
+        self._on_gpus[number] = memory
+
+    def check_number(self, number: int) -> None:
+        """``InvalidArgument`` where a segment of this number cannot be taken."""
+        taken = len(self._segments) + len(self._on_gpus)
+        if number in self._segments or number in self._on_gpus or taken >= MAX_SEGMENTS:
+            raise InvalidArgument(
+                f"segment {number} is not acceptable: there is one of this number, or too many "
+                f"({taken}, of at most {MAX_SEGMENTS})"
+            )
+
+    def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
+        """Return a region of the host or of a GPU; ``InvalidArgument`` where there is none."""
+        memory = self._on_gpus.get(region.segment) if self._on_gpus else None
+        if memory is None or not nbytes:
+            return self.memory(region, nbytes)
+        if region.offset + nbytes > memory.size:
+            raise _not_in_arena(region, nbytes)
+        return GpuRange(memory, region.offset, nbytes)
+
+    def mapping(self, segment: int) -> MappedMemory:
+        """Return a segment of the host's memory; ``InvalidArgument`` where there is none."""
+        if segment not in self._mappings:
+            raise InvalidArgument(f"this rank has no segment {segment} in the host's memory")
+        return self._mappings[segment]
+
+    def has_passed(self, fence: Fence) -> bool:
+        """Return True if the GPU has come to a call, so that its memory may be used.
+
+        Raises:
+            InvalidArgument: the fence's word is not in the arena.
+        """
+        if not fence.value:
+            return True
+        mapping, offset = self.mapping(fence.word.segment), fence.word.offset
+        if offset % FENCE_WORD.size or offset + FENCE_WORD.size > len(mapping):
+            raise _not_in_arena(fence.word, FENCE_WORD.size)
+        return fence.is_passed(*FENCE_WORD.unpack_from(mapping.memory, offset))
+
+    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+        """Return the bytes of a region of the host; ``InvalidArgument`` where there is none."""
+        view = self._views.get((region, nbytes))
+        if view is None:
+            if len(self._views) >= _REMEMBERED:
+                self._views.clear()
+            view = self._views[region, nbytes] = self._view(region, nbytes)
+        return view
+
+    def _view(self, region: Region, nbytes: int) -> torch.Tensor:
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        segment = self._segments.get(region.segment)
+        if segment is None or region.offset + nbytes > len(segment):
+            raise _not_in_arena(region, nbytes)
+        return segment[region.offset : region.offset + nbytes]
+
+    def send(self, message: bytes) -> None:
+        """Send a message, now or as soon as the socket takes it."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._outbox and self._try(message):
+                return
+            self._outbox.append(message)
+        self._want_write(self)
+
+    def flush(self) -> bool:
+        """Send what is kept; return True when all of it is sent."""
+        with self._lock:
+            while self._outbox and self._try(self._outbox[0]):
+                self._outbox.popleft()
+            return not self._outbox
+
+    @property
+    def has_unsent(self) -> bool:
+        """True while messages wait for room in the socket."""
+        with self._lock:
+            return bool(self._outbox)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the process is gone."""
+        return self._closed
+
+    def close(self) -> None:
+        """Forget the rank; its memory is unmapped when the last op has released it."""
+        with self._lock:
+            self._closed = True
+            self._outbox.clear()
+        self.deferred.clear()
+        self._segments.clear()
+        self._mappings.clear()
+        self._views.clear()
+        self._end_socket()
+
+    def _end_socket(self) -> None:
+        """After the memory on GPUs: the socket's end tells the rank that it is closed."""
+        end: Callable[[], None] = self.socket.close
+        for releases in {memory.device.releases for memory in self._on_gpus.values()}:
+            end = partial(releases.later, end)
+        self._on_gpus.clear()
+        end()
+
+    def _try(self, message: bytes) -> bool:
+        try:
+            self.socket.send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # The listener notices the end of the connection.
+            log.debug("process %d is gone: %s", self.pid, error)
+        return True
+
+
+def refuse_request(process: RankConnection, body: dict[str, Any], error: AllfoldError) -> None:
+    """Answer a request with an error."""
+    refusal = {**error.to_dict(), "request": body.get("request")}
+    process.send(pack_json(Message.REFUSED, refusal))
+
+
+def _not_in_arena(region: Region, nbytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"{nbytes} bytes at {region.offset} of segment {region.segment} do not lie in this rank's "
+        "arena"
+    )
+
+
+def _peer_pid(connected: socket.socket) -> int:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], "little")

@@ -1,0 +1,314 @@
+"""The ranks of this machine: their calls, their groups, and the deadlines of their ops."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from time import monotonic
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.gpus import Gpus
+from allfold_agent.groups.group import Group
+from allfold_agent.local.deferred_calls import DeferredCalls, refuse
+from allfold_agent.local.listener import Listener
+from allfold_agent.local.memory_requests import GpuMemoryRequests, add_segment
+from allfold_agent.local.rank_connection import (
+    CallMessage,
+    Membership,
+    RankConnection,
+    refuse_request,
+)
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleUnregister,
+    RegisterNotFirstOperation,
+)
+from allfold_core.verdict import LEFT
+from allfold_core.wire.local_wire import (
+    NO_FENCE,
+    PROTOCOL_VERSION,
+    Message,
+    OpMessage,
+    P2PMessage,
+    check_timeout,
+    pack_json,
+    unpack_json,
+)
+
+log = logging.getLogger(__name__)
+
+PROCESS_ENDED = "its process ended without leaving the group"
+_TICK_SECONDS = 0.05  # how late a deadline may be noticed
+_LEAST_SECONDS = 0.001
+_LONGEST_HOW = 300
+
+
+class Registrar(Protocol):
+    """The control plane, as the local server needs it. None of these may wait."""
+
+    def join(self, request: dict[str, Any]) -> Future[Group]:
+        """Seat a rank; resolves to the group when the plan is there.
+
+        Cancelling the future gives the seat back, unless it was resolved before.
+        """
+
+    def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
+        """A rank leaves in order; resolves when its seat is free for another registration.
+
+        Args:
+            how: a phrase to follow its name: "left the group".
+            failed: an exception is the cause, so the seat counts as lost.
+        """
+
+    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
+        """A rank has died, or can go on no more."""
+
+    def groups(self) -> list[Group]:
+        """The groups on this node."""
+
+    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
+        """An op has stalled, or missed its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """A join that is done."""
+
+    process: RankConnection
+    request: dict[str, Any]
+    done: Future[Group]
+
+
+class LocalServer:
+    """Hands the messages of ranks to their groups, and watches the deadlines of ops.
+
+    Args:
+        path: of the socket.
+        registrar: the control plane.
+        welcome: sent to every process that says hello.
+        reactor: whose thread does all this.
+        workers: open memory of GPUs.
+        poller: notices when the GPU of a rank has come to a call.
+        gpus: whose memory ranks may share.
+
+    Raises:
+        InvalidArgument: the path cannot be used, or another agent listens there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        registrar: Registrar,
+        welcome: dict[str, Any],
+        *,
+        reactor: Reactor,
+        workers: WorkerPool,
+        poller: FencePoller,
+        gpus: Gpus,
+    ) -> None:
+        self._registrar = registrar
+        self._welcome = {**welcome, **gpus.welcome(), "protocol": PROTOCOL_VERSION}
+        self._reactor = reactor
+        self._deferred = DeferredCalls(reactor, poller, self._submit, registrar.suspect)
+        self._gpu_memory = GpuMemoryRequests(gpus, workers, reactor)
+        self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+        self._next_number = count()
+        self._watching = False  # whether a look at the deadlines is due
+        self._listener = Listener(path, reactor, self._message, self._gone)
+
+    def close(self) -> None:
+        """Remove the socket; the reactor has ended."""
+        self._listener.close()
+
+    @property
+    def processes(self) -> list[int]:
+        """The pids of the connected processes."""
+        return [process.pid for process in self._listener.processes]
+
+    # Deadlines
+
+    def _watch_deadlines(self) -> None:
+        """Check deadlines from time to time, as long as anything waits."""
+        if not self._watching:
+            self._watching = True
+            self._reactor.later(_TICK_SECONDS, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._watching = False
+        now = monotonic()
+        for group in self._registrar.groups():
+            if group.waiting:
+                self._watch_deadlines()
+            group.expire_messages(now)
+            for op, reason in group.overdue(now):
+                self._registrar.suspect(group, op.seq, reason, op.timeout)
+
+    # Messages
+
+    def _message(self, process: RankConnection, data: bytes, descriptors: list[int]) -> None:
+        if data[0] == Message.OP:
+            self._call(process, OpMessage.unpack(data))
+        elif data[0] in (Message.SEND, Message.RECV):
+            self._call(process, P2PMessage.unpack(data))
+        else:
+            self._answer(process, data, descriptors)
+
+    # Calls, in the order in which a process makes them
+
+    def _call(self, process: RankConnection, message: CallMessage) -> None:
+        """Begin a call, unless its memory, or that of one before it, is still in use by a GPU."""
+        if message.fence is NO_FENCE and not process.deferred:
+            self._submit(process, message)
+            return
+        try:
+            check_timeout(message.timeout)
+            passed = process.has_passed(message.fence)
+        except InvalidArgument as error:
+            refuse(process, message, error)
+            return
+        if passed and not process.deferred:
+            self._submit(process, message)
+        else:
+            self._deferred.add(process, message)
+
+    def _submit(
+        self, process: RankConnection, message: CallMessage, called: float | None = None
+    ) -> None:
+        """Hand a call to its group.
+
+        Args:
+            called: when the rank made it, if not just now (monotonic).
+        """
+        membership = process.memberships.get(message.group)
+        if membership is None:
+            error = RegisterNotFirstOperation("this process is not in the group of its call")
+            refuse(process, message, error)
+            return
+        self._watch_deadlines()
+        group, session = membership.group, membership.session
+        if isinstance(message, OpMessage):
+            group.submit(session, process, message.group, message, called)
+            return
+        if called is not None:
+            left = max(called + message.timeout - monotonic(), _LEAST_SECONDS)
+            message = message._replace(timeout=left)
+        group.submit_message(session, process, message.group, message)
+
+    def _answer(self, process: RankConnection, data: bytes, descriptors: list[int]) -> None:
+        """Serve a request; an error is the answer to it."""
+        body: dict[str, Any] = {}
+        try:
+            if data[0] == Message.SEGMENT:
+                add_segment(process, data, descriptors)
+                return
+            body = unpack_json(data)
+            self._control(process, data[0], body, descriptors)
+        except AllfoldError as error:
+            refuse_request(process, body, error)
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            refuse_request(process, body, InvalidArgument(f"not a message of ours: {error!r}"))
+
+    def _control(
+        self, process: RankConnection, kind: int, body: dict[str, Any], descriptors: list[int]
+    ) -> None:
+        if kind == Message.HELLO:
+            self._hello(process, body)
+        elif not process.greeted:
+            raise InvalidArgument("the first message of a process is HELLO")
+        elif kind == Message.JOIN:
+            self._join(process, body)
+        elif kind == Message.LEAVE:
+            self._leave(process, body)
+        elif kind == Message.EXPLAIN:
+            self._explain(process, body)
+        elif kind == Message.SHARE:
+            self._gpu_memory.share(process, body, descriptors)
+        else:
+            raise InvalidArgument(f"unknown message type {kind}")
+
+    def _hello(self, process: RankConnection, body: dict[str, Any]) -> None:
+        if body.get("protocol") != PROTOCOL_VERSION:
+            raise InvalidArgument(
+                f"this agent speaks local protocol {PROTOCOL_VERSION}, the SDK of process "
+                f"{process.pid} speaks {body.get('protocol')}; install the same Allfold version"
+            )
+        process.greeted = True
+        process.send(pack_json(Message.WELCOME, self._welcome))
+
+    # Groups
+
+    def _join(self, process: RankConnection, request: dict[str, Any]) -> None:
+        future = self._registrar.join(request)
+        process.joining.add(future)
+        future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))
+
+    def _note_join(self, join: _Join) -> None:
+        """Have the reactor's thread seat the rank: only that knows whether its process lives."""
+        self._reactor.call(lambda: self._finish_join(join))
+
+    def _finish_join(self, join: _Join) -> None:
+        join.process.joining.discard(join.done)
+        if not join.done.cancelled():
+            self._seat(join.process, join.request, join.done)
+
+    def _seat(self, process: RankConnection, request: dict[str, Any], done: Future[Group]) -> None:
+        error = done.exception()
+        if error is not None:
+            if not isinstance(error, AllfoldError):
+                log.error("a join failed", exc_info=error)
+                error = AllfoldError(f"the agent failed while joining: {error!r}")
+            refuse_request(process, request, error)
+            return
+        group = done.result()
+        membership = Membership(request["session"], group)
+        if process.is_closed:  # its socket may be open still, for as long as a GPU takes
+            self._registrar.lose(membership)
+            return
+        number = self._numbers.get(group)
+        if number is None:
+            number = self._numbers[group] = next(self._next_number)
+        process.memberships[number] = membership
+        body = {
+            "request": request["request"],
+            "number": number,
+            **group.current.view(membership.session),
+        }
+        process.send(pack_json(Message.JOINED, body))
+
+    def _leave(self, process: RankConnection, body: dict[str, Any]) -> None:
+        membership = process.memberships.pop(body["number"], None)
+        if membership is None:
+            raise MultipleUnregister("this process is not in the group that it leaves")
+        answer = pack_json(Message.LEFT, {"request": body["request"]})
+        how = str(body.get("how", LEFT))[:_LONGEST_HOW]
+        if body.get("lost"):
+            self._registrar.lose(membership, f"it {how} while ops of its own were in flight")
+            process.send(answer)
+            return
+        left = self._registrar.leave(membership, how, bool(body.get("failed")))
+        left.add_done_callback(lambda _: process.send(answer))
+
+    @staticmethod
+    def _explain(process: RankConnection, body: dict[str, Any]) -> None:
+        membership = process.memberships.get(body["number"])
+        if membership is None:
+            raise RegisterNotFirstOperation("this process is not in the group that it asks about")
+        strategy = membership.group.current.explain(body["kind"], int(body["nbytes"]))
+        answer = {"request": body["request"], "strategy": strategy}
+        process.send(pack_json(Message.EXPLAINED, answer))
+
+    def _gone(self, process: RankConnection) -> None:
+        """Report the ranks of a process that has ended as lost."""
+        for future in list(process.joining):
+            future.cancel()  # where it is too late for that, the join is on its way to us
+        for membership in process.memberships.values():
+            self._registrar.lose(membership)
+        process.memberships.clear()

@@ -1,0 +1,1 @@
+"""Agreement of this node with the orchestrator and with other nodes."""

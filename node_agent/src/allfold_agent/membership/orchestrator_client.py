@@ -1,0 +1,128 @@
+"""Requests to the orchestrator, with retries, because start order must not matter."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
+from allfold_core.schema import MESSAGE, UnknownSchema
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Forgotten(Exception):
+    """The orchestrator does not know what it was asked about, e.g. after it lost its state."""
+
+
+def _json(response: httpx.Response) -> Any:
+    """Return what the body says: ``{}`` for an empty one, ``None`` for one that is not JSON."""
+    try:
+        return response.json() if response.content else {}
+    except ValueError:
+        return None
+
+
+def _error_in(body: Any) -> AllfoldError | None:
+    """Return the error that a body carries; a gateway in between may answer anything."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return from_dict(error) if isinstance(error, dict) and "code" in error else None
+
+
+def parsed(model: type[T], answer: dict[str, Any]) -> T:
+    """Return an answer's fields.
+
+    Raises:
+        OrchestratorUnreachable: it has others than the orchestrator's answer has.
+    """
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise OrchestratorUnreachable(
+            f"the orchestrator's answer has no valid {place}: {first['msg']}; "
+            "agents and orchestrator should have the same version"
+        ) from error
+
+
+class OrchestratorClient:
+    """JSON over HTTP with one error seam: what comes out is data or an :class:`AllfoldError`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # A proxy of the environment is not meant for the services of one job.
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=5.0, trust_env=False
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(
+        self, method: str, path: str, *, timeout: float = 5.0, **request: Any
+    ) -> dict[str, Any]:
+        """Send one request and return the answer.
+
+        Raises:
+            OrchestratorUnreachable: no answer, or one that no orchestrator gives.
+            Forgotten: it does not know what was asked about.
+            AllfoldError: the orchestrator's refusal.
+        """
+        if "json" in request:
+            request["json"] = MESSAGE.stamp(request["json"])
+        try:
+            response = await self._http.request(method, path, timeout=timeout, **request)
+        except httpx.HTTPError as error:
+            raise OrchestratorUnreachable(
+                f"the orchestrator at {self.url} does not answer: {error or type(error).__name__}"
+            ) from error
+        body = _json(response)
+        refusal = _error_in(body) if response.is_error else None
+        if not isinstance(body, dict) or (response.is_error and refusal is None):
+            raise OrchestratorUnreachable(
+                f"{self.url} answered {response.status_code} to {method} {path}: "
+                "is this an Allfold orchestrator?"
+            )
+        if refusal is None:
+            return self._read(body)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise Forgotten(refusal.message)
+        raise refusal
+
+    def _read(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return MESSAGE.read(body)
+        except UnknownSchema as error:
+            raise OrchestratorUnreachable(f"the orchestrator at {self.url}: {error}") from error
+
+    async def persist(
+        self, method: str, path: str, *, deadline: float, **request: Any
+    ) -> dict[str, Any]:
+        """Like :meth:`call`, again until ``deadline`` (monotonic) while it is unreachable."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(ServiceError),
+            stop=stop_before_delay(deadline - monotonic()),
+            # Random, so that a thousand agents do not come back in step.
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
+            before_sleep=before_sleep_log(log, logging.DEBUG),
+            reraise=True,
+        )
+        return await retrying(self.call, method, path, **request)

@@ -1,0 +1,360 @@
+"""Sends and receives of one group on this node: point-to-point messages between two ranks.
+
+A send is done when the receiver has the content, so both sides have one outcome. A small message
+travels with its offer; the content of a large one follows when a receive has taken the offer, so
+little is buffered that nobody wants. Between ranks of one node it is copied directly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.edges import DialFrom, Edges
+from allfold_agent.edges.out_edge import INLINE_MESSAGE_BYTES, OutEdge
+from allfold_agent.execution.op import RankEndpoint
+from allfold_agent.p2p import refusals
+from allfold_agent.p2p.checks import checked_call
+from allfold_agent.p2p.inbox import Inbox
+from allfold_agent.p2p.messages import (
+    MessageSender,
+    PendingCall,
+    Transfer,
+    control_frame,
+    error_frame,
+    tell,
+)
+from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
+from allfold_agent.p2p.sink import MessageSink
+from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerLost,
+    ServiceError,
+    from_dict,
+)
+from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Wanted
+from allfold_core.plan import Plan
+from allfold_core.verdict import LEFT
+from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.wire.local_wire import P2PMessage
+
+
+class P2PEngine(MessageSink):
+    """The point-to-point messages of one group epoch on this node.
+
+    Args:
+        plan: of the group.
+        me: this node's index.
+        dial: opens an edge.
+        workers: who copies what is large.
+        buffers: where frames land.
+        edge_lost: called when a node cannot be reached any more.
+        reactor: reads short frames.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        me: int,
+        dial: DialFrom,
+        workers: WorkerPool,
+        buffers: BufferPool,
+        edge_lost: Callable[[int, AllfoldError], None],
+        reactor: Reactor,
+    ) -> None:
+        super().__init__(buffers, edge_lost)
+        self.edges = Edges(plan, me, dial, self, reactor, Lane.PAIRS)
+        self._plan = plan
+        self._me = me
+        self._workers = workers
+        self._touched: set[int] = set()
+        self._inbox = Inbox()
+        self._outbox = Outbox(plan, self.edges, self._enqueue, self._end)
+        self._calls: set[PendingCall] = set()
+        self._left: dict[int, str] = {}
+        self._broken: AllfoldError | None = None
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One change of the state. What it has to send is sent afterwards, without the lock."""
+        with self._lock:
+            yield
+            touched, self._touched = self._touched, set()
+        for node in touched:
+            self.edges.kick(node)
+
+    @property
+    def waiting(self) -> bool:
+        """True while a local rank waits for a message."""
+        return bool(self._calls)
+
+    @property
+    def open_calls(self) -> int:
+        """The number of sends and receives of local ranks that have no outcome yet."""
+        return len(self._calls)
+
+    def waiting_calls(self) -> list[PendingCall]:
+        """The sends and receives of local ranks that have no outcome yet, the oldest first."""
+        with self._lock:
+            return sorted(self._calls, key=lambda call: call.began)
+
+    def serve_edge(self, destination: int) -> OutEdge:
+        """The out-edge that another node has opened."""
+        with self._lock:
+            return self.edges.out(destination)
+
+    # Calls of the local ranks
+
+    def submit(self, rank: int, connection: RankEndpoint, number: int, message: P2PMessage) -> None:
+        """A local rank sends or receives."""
+        try:
+            call = checked_call(self._plan, rank, connection, number, message)
+        except ValueError as error:
+            refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
+            tell(connection, number, message.seq, refusal)
+            return
+        with self._turn():
+            hopeless = self._broken or self._peer_has_left(call)
+            if hopeless is not None:
+                tell(connection, number, message.seq, hopeless)
+                return
+            try:
+                self._open_edges(call)
+            except ServiceError as error:
+                tell(connection, number, message.seq, error)
+                return
+            self._calls.add(call)
+            if call.is_send:
+                self._send(call)
+            else:
+                self._receive(call)
+
+    def _open_edges(self, call: PendingCall) -> None:
+        """Open what the call needs, before anything depends on it: both ways to its peers."""
+        for node in self._nodes_of(call.message.peer):
+            self.edges.out(node)
+            self.edges.open_in(node)
+
+    def _send(self, call: PendingCall) -> None:
+        message = call.message
+        envelope = Envelope(call.rank, message.peer, message.tag, call.dtype, message.nbytes)
+        node = self._plan.index_of_rank(message.peer)
+        if node == self._me:
+            self._arrive(Transfer(envelope, node, send=call))
+        else:
+            self._outbox.offer(node, call, envelope)
+
+    def _receive(self, call: PendingCall) -> None:
+        message = call.message
+        transfer = self._inbox.receive(Wanted(message.peer, call.rank, message.tag), call)
+        if transfer is not None:
+            self._meet(transfer, call)
+
+    def _nodes_of(self, peer: int) -> Iterator[int]:
+        nodes = range(len(self._plan.members))
+        if peer != ANY_SOURCE:
+            nodes = range(node := self._plan.index_of_rank(peer), node + 1)
+        return (node for node in nodes if node != self._me)
+
+    # A message and a receive
+
+    def _arrive(self, transfer: Transfer) -> None:
+        receive = self._inbox.arrive(transfer)
+        if receive is not None:
+            self._meet(transfer, receive)
+
+    def _meet(self, transfer: Transfer, receive: PendingCall) -> None:
+        envelope = transfer.envelope
+        transfer.receive = receive
+        if (envelope.dtype, envelope.nbytes) != (receive.dtype, receive.message.nbytes):
+            self._reject(transfer, refusals.mismatch(self._plan.group, envelope, receive))
+        elif transfer.send is not None:
+            self._copy(transfer.send, receive)
+        elif transfer.content is not None:
+            self._fill(transfer, 0, transfer.content)
+        else:
+            self._transfers[transfer.node, transfer.number] = transfer
+            self._enqueue(transfer.node, control_frame(FrameType.GRANT, transfer.number))
+
+    def _copy(self, send: PendingCall, receive: PendingCall) -> None:
+        """Both ranks are here: nothing can fail any more, and a copy must not hold up others."""
+        self._calls -= {send, receive}
+
+        def copy() -> None:
+            receive.memory.copy_(send.memory)
+            send.tell()
+            receive.tell(source=send.rank)
+
+        if send.message.nbytes <= INLINE_MESSAGE_BYTES:
+            copy()
+        else:
+            self._workers.submit(copy)
+
+    def _fill(self, transfer: Transfer, offset: int, content: memoryview) -> None:
+        assert transfer.receive is not None
+        if content:
+            piece = torch.frombuffer(content, dtype=torch.uint8)
+            transfer.receive.memory[offset : offset + len(content)].copy_(piece)
+        transfer.received += len(content)
+        if transfer.received == transfer.envelope.nbytes:
+            self._complete(transfer)
+
+    def _complete(self, transfer: Transfer) -> None:
+        assert transfer.receive is not None
+        self._transfers.pop((transfer.node, transfer.number), None)
+        self._enqueue(transfer.node, control_frame(FrameType.TAKEN, transfer.number))
+        self._end(transfer.receive, source=transfer.envelope.source)
+
+    def _reject(self, transfer: Transfer, error: AllfoldError) -> None:
+        """Both sides of a message that is not received get the same error."""
+        self._transfers.pop((transfer.node, transfer.number), None)
+        if transfer.send is not None:
+            self._end(transfer.send, error)
+        else:
+            self._enqueue(transfer.node, error_frame(FrameType.REFUSED, transfer.number, error))
+        if transfer.receive is not None:
+            self._end(transfer.receive, error)
+
+    def _end(self, call: PendingCall, error: AllfoldError | None = None, source: int = -1) -> None:
+        if call in self._calls:
+            self._calls.remove(call)
+            call.tell(error, source)
+
+    # Frames
+
+    def _enqueue(self, node: int, note: MessageSender) -> None:
+        self.edges.out(node).enqueue(note)
+        self._touched.add(node)
+
+    def _read(self, source: int, header: FrameHeader, view: memoryview) -> None:
+        with self._turn():
+            self._handle(source, header, view)
+
+    def _handle(self, source: int, header: FrameHeader, view: memoryview) -> None:
+        number = header.seq
+        match header.type:
+            case FrameType.OFFER:
+                envelope = Envelope.unpack(view)
+                content = view[ENVELOPE_SIZE:]
+                complete = len(content) == envelope.nbytes
+                self._arrive(
+                    Transfer(envelope, source, number, content=content if complete else None)
+                )
+            case FrameType.GRANT:
+                self._outbox.send_content(source, number)
+            case FrameType.PARCEL:
+                transfer = self._transfers.get((source, number))
+                if transfer is not None:
+                    self._fill(transfer, header.offset, view)
+            case FrameType.TAKEN:
+                self._outbox.conclude(number, None)
+            case FrameType.REFUSED:
+                self._outbox.conclude(number, from_dict(json.loads(bytes(view))))
+            case FrameType.WITHDRAWN:
+                self._forget(source, number, from_dict(json.loads(bytes(view))))
+
+    def _forget(self, node: int, number: int, error: AllfoldError) -> None:
+        """Withdraw a message for its sender, which is answered unless it was answered before."""
+        transfer = self._transfers.get((node, number))
+        if transfer is not None:
+            self._reject(transfer, error)
+            return
+        withdrawn = self._inbox.withdraw_if(lambda each: (each.node, each.number) == (node, number))
+        for _ in withdrawn:
+            self._enqueue(node, error_frame(FrameType.REFUSED, number, error))
+
+    # Failures
+
+    def expire(self, now: float) -> None:
+        """Fail the calls whose deadline has passed."""
+        if not self._calls:
+            return
+        with self._turn():
+            overdue = [call for call in self._calls if now >= call.deadline]
+            unanswered = [call for call in overdue if self._is_in_doubt(call)]
+            self._give_up(
+                {
+                    call: self._peer_has_left(call) or refusals.overdue(self._plan.group, call)
+                    for call in overdue
+                    if call not in unanswered
+                }
+            )
+        for call in unanswered:
+            self._lose(call)
+
+    def _is_in_doubt(self, call: PendingCall) -> bool:
+        """Return True for a withdrawn send whose receiver owes an answer that decides.
+
+        Not where the receiver has left: before that it saw to its answers being sent.
+        """
+        return self._outbox.is_in_doubt(call) and self._peer_has_left(call) is None
+
+    def _lose(self, call: PendingCall) -> None:
+        """Give up a node that does not answer for a message; its group is broken."""
+        node = self._plan.index_of_rank(call.message.peer)
+        error = refusals.unanswered(self._plan.group, call, ANSWER_SECONDS)
+        self._edge_lost(node, error)
+        with self._turn():  # where that did not end it, because the group is closing
+            self._outbox.conclude(call.number, error)
+
+    def _give_up(self, errors: dict[PendingCall, AllfoldError]) -> None:
+        """End calls, and tell the other side where it has one."""
+        if not errors:
+            return
+        self._inbox.cancel_if(lambda receive: receive in errors)
+        self._inbox.withdraw_if(lambda kept: kept.send in errors)
+        for transfer in [each for each in self._transfers.values() if each.receive in errors]:
+            assert transfer.receive is not None
+            self._reject(transfer, errors[transfer.receive])
+        for call, error in errors.items():
+            if call.number < 0:
+                self._end(call, error)
+            else:
+                self._outbox.withdraw(call, error)
+
+    def _peer_has_left(self, call: PendingCall) -> PeerLost | None:
+        message = call.message
+        others = {message.peer}
+        if message.peer == ANY_SOURCE:
+            others = set(range(self._plan.world_size)) - {call.rank}
+        if not others <= self._left.keys():
+            return None
+        return refusals.peer_left(self._plan.group, call, others, self._left)
+
+    def rank_left(self, rank: int, how: str = LEFT) -> None:
+        """Fail what waits for a rank that has left in order: it neither sends nor receives.
+
+        Args:
+            how: a phrase to follow its name.
+        """
+        with self._turn():
+            self._left[rank] = how
+            hopeless = {call: self._peer_has_left(call) for call in self._calls}
+            self._give_up({call: error for call, error in hopeless.items() if error is not None})
+
+    def break_(self, error: AllfoldError) -> None:
+        """The group has lost a member: fail what waits, and whatever comes."""
+        with self._turn():
+            if self._broken is None:
+                self._broken = error
+            for call in list(self._calls):
+                self._end(call, self._broken)
+            self._inbox = Inbox()
+            self._outbox.conclude_all(self._broken)
+            self._transfers.clear()
+
+    def finish(self, deadline: float) -> None:
+        """Let peers hear what they are owed, until ``deadline`` (monotonic)."""
+        self.edges.finish(deadline)
+
+    def close(self) -> None:
+        """End the edges."""
+        self.edges.close()

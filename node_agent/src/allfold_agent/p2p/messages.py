@@ -1,0 +1,184 @@
+"""The parts of point-to-point messages on a node: calls, transfers and their frames."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from allfold_agent.edges.outgoing import Payload
+from allfold_agent.execution.op import RankEndpoint
+from allfold_agent.runtime.buffers import Buffer
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError
+from allfold_core.mailbox import ANY_SOURCE, Envelope
+from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.wire.local_wire import Message, P2PMessage, pack_outcome
+
+PARCEL_BYTES = 512 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class PendingCall:
+    """A local rank's send or receive that has no outcome yet.
+
+    Attributes:
+        number: of a send to another node, among the messages of this one; -1 elsewhere.
+        last_word: of a send that was withdrawn, how long the other node's word on it is awaited.
+    """
+
+    rank: int
+    connection: RankEndpoint
+    group_number: int
+    message: P2PMessage
+    memory: torch.Tensor
+    began: float
+    number: int = -1
+    last_word: float | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.message.timeout if self.last_word is None else self.last_word
+
+    @property
+    def is_send(self) -> bool:
+        return self.message.kind is Message.SEND
+
+    @property
+    def dtype(self) -> DType:
+        return DType.from_code(self.message.dtype)
+
+    def tell(self, error: AllfoldError | None = None, source: int = -1) -> None:
+        """Tell the rank the outcome; that of a receive says where the message came from."""
+        body = None if self.is_send else {"source": source}
+        tell(self.connection, self.group_number, self.message.seq, error, body)
+
+    def describe(self) -> str:
+        """For people: ``recv(float32[12], from rank 1, tag 0)``."""
+        message, size = self.message, self.message.nbytes // self.dtype.itemsize
+        peer = "any rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+        verb, way = ("send", "to") if self.is_send else ("recv", "from")
+        return f"{verb}({self.dtype.label}[{size}], {way} {peer}, tag {message.tag})"
+
+
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """A message on its way to a local rank.
+
+    Attributes:
+        node: where it comes from.
+        number: of it among the messages of that node; -1 for one of this node.
+        send: the call that sends it, where that is a local rank's.
+        content: all of it, where it came with the offer.
+        receive: the receive that has taken it.
+        received: bytes that are there.
+    """
+
+    envelope: Envelope
+    node: int
+    number: int = -1
+    send: PendingCall | None = None
+    content: memoryview | None = None
+    receive: PendingCall | None = None
+    received: int = 0
+
+
+@dataclass(slots=True)
+class MessageLanding:
+    """Memory for the payload of one frame: the agent's own, never a rank's.
+
+    A rank whose receive has failed may use its memory again while a frame is still coming in.
+    """
+
+    source: int
+    header: FrameHeader
+    view: memoryview
+    buffer: Buffer
+
+    def release(self) -> None:
+        self.buffer.release()
+
+
+class MessageSender:
+    """One frame of few bytes, or the pieces of one message, as an edge sends them."""
+
+    fingerprint = 0
+
+    def __init__(
+        self, kind: FrameType, number: int, pieces: list[tuple[int, memoryview | bytes]]
+    ) -> None:
+        self.seq = number
+        self.kind = kind
+        self._pieces = pieces
+        self._next = 0
+        self.cancelled = False
+
+    @property
+    def was_sent(self) -> bool:
+        """Return True if all of it was taken to be sent."""
+        return self._next == len(self._pieces)
+
+    def cancel(self) -> bool:
+        """Let nothing more of it be sent; return True if nothing was.
+
+        :meth:`OutEdge.cancel` calls it, so that no frame is taken meanwhile.
+        """
+        self.cancelled = True
+        return self._next == 0
+
+    def is_finished(self) -> bool:
+        return self.cancelled or self._next == len(self._pieces)
+
+    def is_ready(self) -> bool:
+        return not self.is_finished()
+
+    def next_size(self) -> int:
+        return 0 if self.is_finished() else len(self._pieces[self._next][1])
+
+    def take(self) -> Payload | None:
+        if self.is_finished():
+            return None
+        offset, piece = self._pieces[self._next]
+        self._next += 1
+        # A copy: the frame may be sent again when the rank has long got its memory back.
+        payload = bytes(piece)
+        return Payload(self.kind, offset, lambda: payload, _nothing)
+
+
+def control_frame(kind: FrameType, number: int, payload: bytes = b"") -> MessageSender:
+    """A single frame."""
+    return MessageSender(kind, number, [(0, payload)])
+
+
+def error_frame(kind: FrameType, number: int, error: AllfoldError) -> MessageSender:
+    """A frame that carries an error."""
+    return control_frame(kind, number, json.dumps(error.to_dict()).encode())
+
+
+def content_frames(number: int, memory: torch.Tensor) -> MessageSender:
+    """The content of a message, in pieces."""
+    view: memoryview = memory.numpy().data
+    starts = range(0, len(view), PARCEL_BYTES)
+    return MessageSender(
+        FrameType.PARCEL, number, [(start, view[start : start + PARCEL_BYTES]) for start in starts]
+    )
+
+
+def tell(
+    connection: RankEndpoint,
+    number: int,
+    seq: int,
+    error: AllfoldError | None,
+    body: dict[str, Any] | None = None,
+) -> None:
+    """Tell a rank the outcome of its call."""
+    if error is None:
+        connection.send(pack_outcome(Message.DONE, number, seq, body))
+    else:
+        connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
+
+
+def _nothing() -> None:
+    """Do nothing when a frame of a message has been written."""

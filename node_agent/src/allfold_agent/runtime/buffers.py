@@ -1,0 +1,151 @@
+"""Work buffers: counted, pooled, page-aligned memory that outlives the op as long as needed."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from time import monotonic
+
+import torch
+
+from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.mapping import MappedMemory
+
+log = logging.getLogger(__name__)
+
+SMALLEST = 64 * 1024
+HUGE_PAGE = 2 * 1024 * 1024
+LATELY_SECONDS = 5.0
+
+Later = Callable[[float, Callable[[], None]], None]
+
+
+def size_class(nbytes: int) -> int:
+    """Return the size of the buffers that serve ``nbytes``: at most an eighth more, whole pages.
+
+    There are eight sizes between two powers of two, so that ops of similar size share buffers.
+    """
+    if nbytes <= SMALLEST:
+        return SMALLEST
+    step = 1 << ((nbytes - 1).bit_length() - 4)
+    return -(-nbytes // step) * step
+
+
+class Buffer:
+    """A range of memory that goes back to its pool when its last holder releases it.
+
+    Attributes:
+        mapping: what it is.
+        file: of one that is shared, the descriptor of the file that the memory is; the kernel can
+            send from it without a copy.
+        idle_since: when its last holder released it.
+    """
+
+    def __init__(self, pool: BufferPool, size: int, shared: bool) -> None:
+        self.size = size
+        self.shared = shared
+        self.file: int | None = None
+        self.idle_since = 0.0
+        self._pool = pool
+        self._holders = 0
+        memory = self._map(size) if shared else mmap.mmap(-1, size)
+        self.mapping = MappedMemory(memory)
+        if size >= HUGE_PAGE:
+            # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(memory)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _map(self, size: int) -> mmap.mmap:
+        """A file in memory; plain memory where no descriptors are left."""
+        try:
+            self.file = os.memfd_create("allfold-work", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, self.file)
+            os.ftruncate(self.file, size)
+            return mmap.mmap(self.file, size)
+        except OSError as error:
+            log.warning("a work buffer is no file, so it is sent with a copy: %s", error)
+            self.file = None
+            return mmap.mmap(-1, size)
+
+    def hold(self) -> Buffer:
+        """Add a holder; every ``hold`` needs one :meth:`release`."""
+        with self._pool.lock:
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Remove a holder; without any the memory is used for another op."""
+        with self._pool.lock:
+            self._holders -= 1
+            if self._holders == 0:
+                self._pool.give_back(self)
+
+
+class BufferPool:
+    """Buffers by size class (:func:`size_class`).
+
+    Fresh memory costs more time in page faults than an op on it does. So what was used lately is
+    kept, however much it is; of what was not, at most ``keep`` bytes are.
+
+    Args:
+        keep: bytes.
+        later: does something after some seconds, in any thread.
+    """
+
+    def __init__(self, keep: int, later: Later) -> None:
+        self.lock = make_lock("buffers")
+        self._keep = keep
+        self._later = later
+        self._idle: dict[tuple[int, bool], list[Buffer]] = defaultdict(list)
+        self._idle_bytes = 0
+        self._will_trim = False
+
+    def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
+        """A buffer of at least ``nbytes`` with one holder. Its content is arbitrary.
+
+        Args:
+            shared: whether the kernel should be able to send from it without a copy, where it is
+                large. That costs descriptors, of which a process has few.
+        """
+        size = size_class(nbytes)
+        kind = size, shared and size >= HUGE_PAGE
+        with self.lock:
+            idle = self._idle[kind]
+            if idle:
+                self._idle_bytes -= size
+                buffer = idle.pop()
+                buffer._holders = 1
+                return buffer
+        return Buffer(self, *kind).hold()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Keep an unheld buffer. Called with the lock held."""
+        buffer.idle_since = monotonic()
+        self._idle_bytes += buffer.size
+        self._idle[buffer.size, buffer.shared].append(buffer)
+        if self._idle_bytes > self._keep and not self._will_trim:
+            self._will_trim = True
+            self._later(LATELY_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Let go of what has not been used lately, the longest idle first."""
+        with self.lock:
+            self._will_trim = False
+            # The list holds them until the lock is free: to unmap them takes milliseconds.
+            everything = [each for idle in self._idle.values() for each in idle]
+            everything.sort(key=lambda each: each.idle_since)
+            for buffer in everything:
+                if self._idle_bytes <= self._keep:
+                    break
+                left = buffer.idle_since + LATELY_SECONDS - monotonic()
+                if left > 0:
+                    self._will_trim = True
+                    self._later(left, self._trim)
+                    break
+                self._idle[buffer.size, buffer.shared].remove(buffer)
+                self._idle_bytes -= buffer.size

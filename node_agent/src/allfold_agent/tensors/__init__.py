@@ -1,0 +1,1 @@
+"""The HTTP tensor endpoints and their client."""

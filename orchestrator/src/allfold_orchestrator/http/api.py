@@ -1,0 +1,215 @@
+"""The routes of the REST API. They translate; every decision is the service's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from allfold_core.errors import InvalidArgument
+from allfold_orchestrator import wire
+from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.http.request_limits import require_admin
+from allfold_orchestrator.membership.group_state import Leave, Reason
+from allfold_orchestrator.service import Orchestrator
+
+
+async def _service(request: Request) -> Orchestrator:
+    # Not a plain function: FastAPI would run that in a thread, for each request.
+    service: Orchestrator = request.app.state.orchestrator
+    return service
+
+
+Service = Annotated[Orchestrator, Depends(_service)]
+_NAME = {"pattern": wire.NAME_PATTERN}
+NodeName = Annotated[str, Path(**_NAME, description="The node's name.")]
+GroupName = Annotated[str, Path(**_NAME, description="The group's name.")]
+RankNumber = Annotated[int, Path(ge=0, lt=wire.MAX_WORLD_SIZE)]
+Session = Annotated[str, Query(**_NAME, description="The session of the rank's process.")]
+Incarnation = Annotated[
+    str | None, Query(**_NAME, description="As the node registered: only the node knows it.")
+]
+Force = Annotated[
+    bool, Query(description="Remove the node whatever its incarnation; needs the admin token.")
+]
+After = Annotated[str, Query(max_length=128, description="Begin behind this name.")]
+Limit = Annotated[int, Query(ge=1, le=wire.MAX_PAGE, description="Entries of one page, at most.")]
+Wait = Annotated[
+    float,
+    Query(ge=0, le=wire.MAX_WAIT_SECONDS, description="Seconds to wait for the others."),
+]
+
+
+def _errors(**reasons: str) -> dict[int | str, dict[str, Any]]:
+    """Return the failures of a route for the API document: ``_errors(s409="...")``."""
+    described: dict[int | str, str] = {int(status[1:]): text for status, text in reasons.items()}
+    described[400] = "The request is not valid."
+    described[503] = "The state store does not answer: try again."
+    described["default"] = "Any other failure: no token, a body over 1 MiB or too slow, a bug."
+    return {
+        status: {"model": wire.ErrorAnswer, "description": text}
+        for status, text in described.items()
+    }
+
+
+def _encoded(answer: wire.Answer) -> Response:
+    """Return the answer without FastAPI's second validation: it may list thousands of ranks."""
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post(
+    "/nodes",
+    tags=["nodes"],
+    summary="Register a node agent",
+    responses=_errors(s409="The name is in use by an agent at another address."),
+)
+async def register_node(body: wire.RegisterNode, service: Service, request: Request) -> wire.Lease:
+    """Start the node's lease. May be repeated; a restarted agent takes its name back."""
+    peers = await service.register_node(body)
+    lease: wire.Lease = request.app.state.lease
+    return lease.model_copy(update={"peers": peers})
+
+
+@router.post(
+    "/nodes/{node}/heartbeat",
+    tags=["nodes"],
+    summary="Extend a node's lease",
+    responses=_errors(s404="The node is not registered (any more): register again."),
+)
+async def heartbeat(node: NodeName, body: wire.Heartbeat, service: Service) -> wire.Empty:
+    """Extend the lease of the node, and note the progress of its groups."""
+    await service.heartbeat(node, body)
+    return wire.Empty()
+
+
+@router.delete(
+    "/nodes/{node}",
+    tags=["nodes"],
+    summary="Remove a node",
+    responses=_errors(
+        s403="The incarnation is not the node's, or force came without the admin token.",
+        s404="There is no such node to remove by force.",
+    ),
+)
+async def remove_node(
+    node: NodeName,
+    service: Service,
+    request: Request,
+    incarnation: Incarnation = None,
+    force: Force = False,
+) -> wire.Empty:
+    """End the lease at once; ranks that still have seats through the node are lost.
+
+    A node removes itself, by its incarnation; doing it again is fine. An operator removes any node
+    with ``force=true`` and the admin token.
+    """
+    if force:
+        require_admin(request)
+        await service.force_node_out(node)
+    elif incarnation is None:
+        raise InvalidArgument(
+            "removing a node needs its incarnation, or force=true with the admin token",
+            field="query.incarnation",
+        )
+    else:
+        await service.remove_node(node, incarnation)
+    return wire.Empty()
+
+
+@router.get(
+    "/nodes",
+    tags=["nodes"],
+    summary="List the nodes",
+    response_model=wire.NodeList,
+    responses=_errors(),
+)
+async def nodes(service: Service, after: After = "", limit: Limit = wire.DEFAULT_PAGE) -> Response:
+    """Return one page of the nodes that are registered, or were within the last hour."""
+    return _encoded(await service.nodes(after, limit))
+
+
+@router.post(
+    "/groups/{group}/ranks",
+    tags=["groups"],
+    summary="Register a rank",
+    responses=_errors(
+        s404="The node is not registered (any more).",
+        s409="The rank is taken, or the parameters are not those of the group.",
+    ),
+)
+async def join(group: GroupName, body: wire.JoinGroup, service: Service) -> wire.Joined:
+    """Take a seat. The first rank of a group fixes its parameters. May be repeated."""
+    seated = await service.join(group, body)
+    return wire.Joined(epoch=seated.epoch, ready=seated.ready)
+
+
+PlanAnswer = wire.PlanComplete | wire.PlanWaiting
+
+
+@router.get(
+    "/groups/{group}/plan",
+    tags=["groups"],
+    summary="Wait for the plan",
+    response_model=PlanAnswer,
+    responses=_errors(s410="The caller has no seat in that epoch (any more)."),
+)
+async def plan(
+    group: GroupName,
+    epoch: Annotated[
+        int, Query(ge=0, le=wire.MAX_EPOCH, description="As the registration answered it.")
+    ],
+    session: Session,
+    service: Service,
+    request: Request,
+    wait: Wait = 0.0,
+) -> Response:
+    """Answer once the group is complete, or when the wait is over (a long poll)."""
+    found = await service.plan(group, epoch, session, wait)
+    bodies: PlanBodies = request.app.state.plan_bodies
+    return bodies.response(group, found, request.headers.get("accept-encoding", ""))
+
+
+@router.delete(
+    "/groups/{group}/ranks/{rank}",
+    tags=["groups"],
+    summary="Unregister a rank",
+    responses=_errors(s409="The rank is not registered by this session."),
+)
+async def leave(
+    group: GroupName,
+    rank: RankNumber,
+    session: Session,
+    service: Service,
+    reason: Annotated[Reason, Query(description="Why the rank leaves.")] = Reason.FINISHED,
+) -> wire.Empty:
+    """Give back a seat of a group that is forming or complete."""
+    await service.leave(group, Leave(rank, session, reason))
+    return wire.Empty()
+
+
+@router.get(
+    "/groups",
+    tags=["groups"],
+    summary="List the groups",
+    response_model=wire.GroupList,
+    responses=_errors(),
+)
+async def groups(service: Service, after: After = "", limit: Limit = wire.DEFAULT_PAGE) -> Response:
+    """Return one page of the groups, with the present and the missing ranks of each."""
+    return _encoded(await service.groups(after, limit))
+
+
+@router.get(
+    "/groups/{group}",
+    tags=["groups"],
+    summary="Show a group",
+    response_model=wire.GroupAnswer,
+    responses=_errors(s404="There is no such group."),
+)
+async def group(group: GroupName, service: Service) -> Response:
+    """Return the present and missing ranks, those that left, and the order of the nodes."""
+    view = await service.group(group)
+    return _encoded(wire.GroupAnswer.model_construct(**dict(view)))

@@ -1,0 +1,80 @@
+"""The ASGI application, made of the parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
+from pydantic import SecretStr
+
+from allfold_orchestrator import __version__, background, wire
+from allfold_orchestrator.http import api, health, http_errors, request_limits
+from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.service import Orchestrator
+from allfold_orchestrator.settings import Settings
+from allfold_orchestrator.store.redis_client import connect
+from allfold_orchestrator.store.store import Store
+from allfold_orchestrator.sweeper import Sweeper
+
+DESCRIPTION = """Registers nodes and ranks, and gives every complete group its plan.
+It is not on the data path: running jobs do not notice when it is down."""
+
+BEARER = HTTPBearer(
+    auto_error=False,
+    scheme_name="token",
+    description="The join token, the value of ALLFOLD_TOKEN; or the administrator's, of "
+    "ALLFOLD_ADMIN_TOKEN.",
+)
+
+
+def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
+    """Return the orchestrator as an ASGI application; ``store`` overrides the settings'."""
+    app = FastAPI(
+        title="Allfold orchestrator",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        # Their pages load scripts from elsewhere; /openapi.json is all that tools need.
+        docs_url=None,
+        redoc_url=None,
+    )
+    memory = store or Store(connect(settings.redis_url), settings.lease_seconds)
+    app.state.store = memory
+    app.state.orchestrator = Orchestrator(memory, settings.links)
+    app.state.plan_bodies = PlanBodies()
+    app.state.sweeper = Sweeper(memory, app.state.orchestrator)
+    app.state.lease = wire.Lease(
+        lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
+    )
+    app.include_router(health.router)
+    # The gate has checked the token before; this puts the scheme into the document of the API.
+    app.include_router(api.router, dependencies=[Security(BEARER)] if settings.token else [])
+    http_errors.install(app)
+    app.add_middleware(request_limits.BodyLimit)
+    app.add_middleware(
+        request_limits.TokenGate,
+        token=_text(settings.token),
+        admin_token=_text(settings.admin_token),
+    )
+    return app
+
+
+def _text(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    store: Store = app.state.store
+    await store.start()
+    sweeper = asyncio.create_task(app.state.sweeper.run(), name="sweeper")
+    try:
+        yield
+    finally:
+        store.notifications.stop()
+        await background.end(sweeper)
+        await store.close()

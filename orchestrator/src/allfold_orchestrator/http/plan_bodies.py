@@ -1,0 +1,75 @@
+"""The answers to requests for a plan, encoded once for all ranks of a group.
+
+A group of thousands of ranks asks for its plan thousands of times within one second, and encoding
+it each time would take far longer than making it.
+"""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass, field
+
+from starlette.responses import Response
+
+from allfold_core.plan import Plan
+from allfold_orchestrator.membership.group_state import Formation
+from allfold_orchestrator.wire import PlanComplete, PlanWaiting
+
+MAX_ANSWERS = 64
+# A plan repeats itself: addresses that count up, ranks that count up. This makes a sixth of it.
+SMALLEST_COMPRESSED = 8 * 1024
+GZIP_LEVEL = 1
+
+_VARIES = {"Vary": "Accept-Encoding"}
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """One answer; ``source`` is the value that it encodes."""
+
+    source: Plan | Formation
+    body: bytes
+    _compressed: bytes = field(default=b"")
+
+    @property
+    def compressed(self) -> bytes:
+        if not self._compressed:
+            self._compressed = gzip.compress(self.body, GZIP_LEVEL, mtime=0)
+        return self._compressed
+
+
+class PlanBodies:
+    """A cache of the last answer for each group."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, _Encoded] = {}
+
+    def response(self, group: str, found: Plan | Formation, accept_encoding: str) -> Response:
+        """``PlanComplete`` for a plan, ``PlanWaiting`` for a formation."""
+        encoded = self._answers.get(group)
+        if encoded is None or encoded.source is not found:
+            encoded = _Encoded(found, _encode(found))
+            self._keep(group, encoded)
+        if len(encoded.body) < SMALLEST_COMPRESSED:
+            return Response(encoded.body, media_type="application/json")
+        if "gzip" not in accept_encoding:
+            return Response(encoded.body, media_type="application/json", headers=_VARIES)
+        headers = {**_VARIES, "Content-Encoding": "gzip"}
+        return Response(encoded.compressed, media_type="application/json", headers=headers)
+
+    def _keep(self, group: str, encoded: _Encoded) -> None:
+        if group not in self._answers and len(self._answers) >= MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        self._answers[group] = encoded
+
+
+def _encode(found: Plan | Formation) -> bytes:
+    if isinstance(found, Plan):
+        return PlanComplete(plan=found).model_dump_json().encode()
+    waiting = PlanWaiting(
+        epoch=found.epoch,
+        present=sorted(found.seats),
+        missing=found.missing,
+        gave_up=found.gave_up,
+    )
+    return waiting.model_dump_json().encode()

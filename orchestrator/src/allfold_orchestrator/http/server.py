@@ -1,0 +1,95 @@
+"""The HTTP server: its socket, its ready file, and a shutdown within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+GRACEFUL_SECONDS = 1
+BACKLOG = 2048
+# Longer than any pause between an agent's requests, so that they reuse one connection.
+KEEP_ALIVE_SECONDS = 75
+
+
+class Server(uvicorn.Server):
+    """uvicorn that notifies the application *before* it waits for open requests to end.
+
+    Without that, long-polls would hold a shutdown up until their time is over.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+        self._on_stop = on_stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Raise no signal again after the shutdown: being told to end is not a failure."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes any free port."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """Return the address of a listening socket as ``host:port``."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def write_ready_file(path: Path, address: str) -> None:
+    """Write the address in one step: a reader never sees half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(address, encoding="ascii")
+    draft.replace(path)
+
+
+def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bool:
+    """Serve until SIGTERM or SIGINT; return True if the application ever started."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+    )
+    server = Server(config, on_ready, on_stop=app.state.store.notifications.stop)
+    server.run(sockets=[sock])
+    return server.started

@@ -1,0 +1,1 @@
+"""Membership as pure state machines. No I/O."""

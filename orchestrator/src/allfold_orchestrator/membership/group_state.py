@@ -1,0 +1,285 @@
+"""The state of one group, its events and its instructions. Values only, no behaviour.
+
+A group lives in *epochs*. Ranks take seats in a :class:`Formation`; when every seat is taken it
+becomes an :class:`Epoch` with a plan, which stays as it is until its ranks have left. The next
+formation may open as soon as the first of them left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from allfold_core.errors import AllfoldError
+from allfold_core.plan import Plan
+from allfold_orchestrator.membership.rank_map import RankMap
+
+
+class Reason(Enum):
+    """The reason for which a rank gave up its seat."""
+
+    FINISHED = "finished"
+    WITHDRAWN = "withdrawn"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One incarnation of a node agent; a restarted agent is the same node in another one.
+
+    ``latency`` (seconds) and ``bandwidth`` (bytes per second) are those of its slowest link, as far
+    as it has measured any; 0 where it has not. ``cores`` are those that its agent may run on, 0
+    where it has not said.
+    """
+
+    node: str
+    incarnation: str
+    control_url: str
+    data_address: str
+    device_type: str = "cpu"
+    zone: str = ""
+    latency: float = 0.0
+    bandwidth: float = 0.0
+    cores: int = 0
+
+    def to_dict(self) -> dict[str, str | float]:
+        """Return the fields by name."""
+        return {
+            "node": self.node,
+            "incarnation": self.incarnation,
+            "control_url": self.control_url,
+            "data_address": self.data_address,
+            "device_type": self.device_type,
+            "zone": self.zone,
+            "latency": self.latency,
+            "bandwidth": self.bandwidth,
+            "cores": self.cores,
+        }
+
+
+Life = tuple[str, str]
+"""A node by its name, in one incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeat:
+    """The holder of a rank: the agent it joined through, and the session of its process."""
+
+    node: NodeInfo
+    session: str
+
+    @property
+    def life(self) -> Life:
+        """The node and its incarnation."""
+        return self.node.node, self.node.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class GroupParams:
+    """The parameters on which all ranks of a group must agree when they register."""
+
+    world_size: int
+    timeout: float
+    strategies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """The link parameters that an operator has set; ``None`` where measurements decide.
+
+    ``latency`` is in seconds, ``bandwidth`` in bytes per second and direction.
+    """
+
+    latency: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
+
+    ``departed`` are the ranks that had a seat, gave it up, and have not come again.
+    """
+
+    epoch: int
+    params: GroupParams
+    links: LinkSettings
+    seats: RankMap[RankSeat] = field(default_factory=RankMap)
+    departed: RankMap[Reason] = field(default_factory=RankMap)
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks without a seat."""
+        return [rank for rank in range(self.params.world_size) if rank not in self.seats]
+
+    @property
+    def gave_up(self) -> list[int]:
+        """The missing ranks that came before and withdrew, because others did not come in time."""
+        return sorted(r for r, reason in self.departed.items() if reason is Reason.WITHDRAWN)
+
+    def ranks_of(self, life: Life) -> tuple[int, ...]:
+        """Return the ranks that this incarnation of a node holds."""
+        seats = self.seats.items()
+        return tuple(sorted(rank for rank, seat in seats if seat.life == life))
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A completed membership: its plan, its seats, and the ranks that have left, and why."""
+
+    plan: Plan
+    seats: RankMap[RankSeat]
+    departed: RankMap[Reason] = field(default_factory=RankMap)
+
+    @property
+    def params(self) -> GroupParams:
+        """The parameters on which the ranks agreed."""
+        return GroupParams(self.plan.world_size, self.plan.timeout, self.plan.strategies)
+
+    def ranks_of(self, life: Life) -> tuple[int, ...]:
+        """Return the ranks that this incarnation of a node holds or held."""
+        ranks = self.plan.ranks_on(life[0])
+        return tuple(rank for rank in ranks if self.seats[rank].life == life)
+
+    @property
+    def intact(self) -> bool:
+        """True until the first rank leaves."""
+        return not self.departed
+
+    @property
+    def closed(self) -> bool:
+        """True once all ranks have left."""
+        return len(self.departed) == len(self.seats)
+
+    @property
+    def broken(self) -> bool:
+        """True once a rank was lost."""
+        return Reason.LOST in self.departed.values()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """One group.
+
+    Attributes:
+        group: its name.
+        last_epoch: the highest epoch ever used under this name; never falls.
+        recalled: the highest epoch that is known from the agents' reports alone, because the
+            orchestrator lost its own state; 0 if there is none.
+        forming: the next epoch, while ranks are missing.
+        current: the last epoch that was completed.
+        older: earlier epochs that some rank has not left yet, oldest first.
+    """
+
+    group: str
+    last_epoch: int = 0
+    recalled: int = 0
+    forming: Formation | None = None
+    current: Epoch | None = None
+    older: tuple[Epoch, ...] = ()
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """All completed epochs that are still remembered, the newest first."""
+        current = (self.current,) if self.current else ()
+        return (*current, *reversed(self.older))
+
+    @property
+    def idle(self) -> bool:
+        """True if no rank has a seat."""
+        return self.forming is None and all(epoch.closed for epoch in self.epochs)
+
+
+# Events: what can happen to a group.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A rank asks for its seat. ``links`` is used if this join opens a formation."""
+
+    rank: int
+    seat: RankSeat
+    params: GroupParams
+    links: LinkSettings = field(default_factory=LinkSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A rank gives up its seat, in the newest epoch in which its session has one."""
+
+    rank: int
+    session: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """An incarnation of a node is over."""
+
+    node: str
+    incarnation: str
+
+    @property
+    def life(self) -> Life:
+        """The node and its incarnation."""
+        return self.node, self.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHolds:
+    """A node reports an epoch of this group that it is running."""
+
+    node: str
+    epoch: int
+
+
+Event = Join | Leave | NodeLost | NodeHolds
+
+
+# Instructions: what follows from an event, for the caller to act on.
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The rank has its seat, in an epoch that is forming or (``ready``) complete."""
+
+    rank: int
+    epoch: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReady:
+    """The last seat was taken: this plan holds from now on."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SeatsFreed:
+    """Seats of a formation are free again."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDeparted:
+    """Ranks of a completed epoch have left it."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The event was refused and changed nothing."""
+
+    error: AllfoldError
+
+
+Instruction = Seated | PlanReady | SeatsFreed | RanksDeparted | Rejected
+Outcome = tuple[GroupState, tuple[Instruction, ...]]

@@ -1,0 +1,276 @@
+"""A pure state machine of one group's membership.
+
+``step(state, event)`` returns the next state and what follows from it. It does no I/O, reads no
+clock and raises nothing: a refused event is a :class:`Rejected` instruction, and the state that
+comes back is then the very object that went in. So a caller can replay it, race it against other
+replicas, and write nothing when nothing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleRegister,
+    MultipleUnregister,
+    RegisterParamsMismatch,
+)
+from allfold_orchestrator.membership.group_state import (
+    Epoch,
+    Event,
+    Formation,
+    GroupParams,
+    GroupState,
+    Instruction,
+    Join,
+    Leave,
+    NodeHolds,
+    NodeLost,
+    Outcome,
+    PlanReady,
+    RanksDeparted,
+    RankSeat,
+    Reason,
+    Rejected,
+    Seated,
+    SeatsFreed,
+)
+from allfold_orchestrator.membership.planning import make_plan
+
+# A rank that never leaves, on an agent that lives on, must not keep all epochs.
+MAX_OLDER_EPOCHS = 8
+
+
+def step(state: GroupState, event: Event) -> Outcome:
+    """Return the state after ``event``, and what follows from it."""
+    if isinstance(event, Join):
+        return _join(state, event)
+    if isinstance(event, Leave):
+        return _leave(state, event)
+    if isinstance(event, NodeLost):
+        return _node_lost(state, event)
+    return _node_holds(state, event)
+
+
+# Joining
+
+
+def _join(state: GroupState, join: Join) -> Outcome:
+    if state.forming is not None and _holds(state.forming.seats, join.rank, join.seat.session):
+        return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
+    current = state.current
+    if current is not None and _still_in(current, join.rank, join.seat.session):
+        return _join_again(state, join, current.params, current.plan.epoch, ready=True)
+    error = _refusal(state, join)
+    if error is not None:
+        return _reject(state, error)
+    return _take_seat(state, join)
+
+
+def _join_again(
+    state: GroupState, join: Join, params: GroupParams, epoch: int, *, ready: bool
+) -> Outcome:
+    """Answer a repeated join, whose first reply was lost, in the same way."""
+    if params != join.params:
+        return _reject(state, _params_mismatch(state.group, epoch, params, join))
+    return state, (Seated(join.rank, epoch, ready),)
+
+
+def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
+    """Return the reason for which a join cannot be granted, ``None`` if it can.
+
+    Everything is checked before anything changes.
+    """
+    if not 0 <= join.rank < join.params.world_size:
+        return _rank_out_of_range(state.group, join)
+    current, forming = state.current, state.forming
+    if current is not None and current.intact:
+        return _group_is_full(state.group, current, join)
+    if forming is None:
+        return None
+    if forming.params != join.params:
+        return _params_mismatch(state.group, forming.epoch, forming.params, join)
+    holder = forming.seats.get(join.rank)
+    return _rank_is_taken(state.group, forming.epoch, holder, join) if holder else None
+
+
+def _take_seat(state: GroupState, join: Join) -> Outcome:
+    forming = state.forming or Formation(state.last_epoch + 1, join.params, join.links)
+    forming = replace(
+        forming,
+        seats=forming.seats.updated({join.rank: join.seat}),
+        departed=forming.departed.without((join.rank,)),
+    )
+    if len(forming.seats) == forming.params.world_size:
+        return _complete(state, forming, join.rank)
+    return replace(state, forming=forming), (Seated(join.rank, forming.epoch, ready=False),)
+
+
+def _complete(state: GroupState, forming: Formation, rank: int) -> Outcome:
+    plan = make_plan(state.group, forming)
+    older = state.older
+    if state.current is not None and not state.current.closed:
+        older = (*older, state.current)[-MAX_OLDER_EPOCHS:]
+    completed = replace(
+        state,
+        last_epoch=forming.epoch,
+        forming=None,
+        current=Epoch(plan, forming.seats),
+        older=older,
+    )
+    return completed, (Seated(rank, forming.epoch, ready=True), PlanReady(plan))
+
+
+# Leaving
+
+
+def _leave(state: GroupState, leave: Leave) -> Outcome:
+    forming = state.forming
+    if forming is not None and _holds(forming.seats, leave.rank, leave.session):
+        return _free_seats(state, forming, (leave.rank,), leave.reason)
+    for epoch in state.epochs:
+        if _holds(epoch.seats, leave.rank, leave.session):
+            return _depart(state, epoch, (leave.rank,), leave.reason)
+    if leave.reason is not Reason.FINISHED or _forgotten(state):
+        return state, ()
+    return _reject(state, _not_registered(state.group, leave))
+
+
+def _forgotten(state: GroupState) -> bool:
+    """Return True if the newest epoch is known from the agents' reports alone."""
+    return 0 < state.recalled == state.last_epoch
+
+
+def _free_seats(
+    state: GroupState, forming: Formation, ranks: tuple[int, ...], reason: Reason
+) -> Outcome:
+    """Free seats of a formation. Without any seat left the formation ends."""
+    seats = forming.seats.without(ranks)
+    departed = forming.departed.updated(dict.fromkeys(ranks, reason))
+    remaining = replace(forming, seats=seats, departed=departed) if seats else None
+    return replace(state, forming=remaining), (SeatsFreed(forming.epoch, ranks, reason),)
+
+
+def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Reason) -> Outcome:
+    fresh = tuple(rank for rank in ranks if rank not in epoch.departed)
+    if not fresh:
+        return state, ()
+    after = replace(epoch, departed=epoch.departed.updated(dict.fromkeys(fresh, reason)))
+    number = epoch.plan.epoch
+    return _with_epoch(state, epoch, after), (RanksDeparted(number, fresh, reason),)
+
+
+def _with_epoch(state: GroupState, before: Epoch, after: Epoch) -> GroupState:
+    if state.current is before:
+        return replace(state, current=after)
+    kept = tuple(after if epoch is before else epoch for epoch in state.older)
+    return replace(state, older=tuple(epoch for epoch in kept if not epoch.closed))
+
+
+# Nodes
+
+
+def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
+    instructions: tuple[Instruction, ...] = ()
+    for epoch in state.epochs:
+        state, more = _depart(state, epoch, epoch.ranks_of(lost.life), Reason.LOST)
+        instructions += more
+    forming = state.forming
+    ranks = forming.ranks_of(lost.life) if forming else ()
+    if forming is not None and ranks:
+        state, more = _free_seats(state, forming, ranks, Reason.LOST)
+        instructions += more
+    return state, instructions
+
+
+def _node_holds(state: GroupState, holds: NodeHolds) -> Outcome:
+    """Never use an epoch again that an agent knows: agents outlive the orchestrator's state."""
+    if holds.epoch <= state.last_epoch:
+        return state, ()
+    forming = state.forming
+    if forming is not None and forming.epoch <= holds.epoch:
+        forming = replace(forming, epoch=holds.epoch + 1)
+    return replace(state, last_epoch=holds.epoch, recalled=holds.epoch, forming=forming), ()
+
+
+# Questions about seats
+
+
+def _holds(seats: Mapping[int, RankSeat], rank: int, session: str) -> bool:
+    seat = seats.get(rank)
+    return seat is not None and seat.session == session
+
+
+def _still_in(epoch: Epoch, rank: int, session: str) -> bool:
+    return rank not in epoch.departed and _holds(epoch.seats, rank, session)
+
+
+# Refusals
+
+
+def _reject(state: GroupState, error: AllfoldError) -> Outcome:
+    return state, (Rejected(error),)
+
+
+def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
+    world_size = join.params.world_size
+    return InvalidArgument(
+        f"rank {join.rank} cannot be in group {group}: with world_size={world_size} the ranks are "
+        f"0 to {world_size - 1}",
+        group=group,
+        rank=join.rank,
+        world_size=world_size,
+    )
+
+
+def _rank_is_taken(group: str, epoch: int, holder: RankSeat, join: Join) -> AllfoldError:
+    return MultipleRegister(
+        f"rank {join.rank} of group {group} is registered already, by another process on node "
+        f"{holder.node.node} (the request came from node {join.seat.node.node}); give every "
+        "process its own rank, or end the other process first",
+        group=group,
+        epoch=epoch,
+        rank=join.rank,
+        holder=holder.node.node,
+        requester=join.seat.node.node,
+    )
+
+
+def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
+    holder = current.seats.get(join.rank)
+    if holder is not None:
+        return _rank_is_taken(group, current.plan.epoch, holder, join)
+    return _params_mismatch(group, current.plan.epoch, current.params, join)
+
+
+def _params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
+    differing = {
+        name: {"expected": getattr(params, name), "got": getattr(join.params, name)}
+        for name in ("world_size", "timeout", "strategies")
+        if getattr(params, name) != getattr(join.params, name)
+    }
+    listed = "; ".join(
+        f"{name}: the group has {values['expected']}, rank {join.rank} came with {values['got']}"
+        for name, values in differing.items()
+    )
+    return RegisterParamsMismatch(
+        f"rank {join.rank} on node {join.seat.node.node} does not fit group {group}: {listed}; "
+        "all ranks of a group must register with the same parameters",
+        group=group,
+        epoch=epoch,
+        rank=join.rank,
+        node=join.seat.node.node,
+        differing={name: {**values} for name, values in differing.items()},
+    )
+
+
+def _not_registered(group: str, leave: Leave) -> AllfoldError:
+    return MultipleUnregister(
+        f"rank {leave.rank} of group {group} is not registered by this process (any more); "
+        "a rank can be unregistered once",
+        group=group,
+        rank=leave.rank,
+    )

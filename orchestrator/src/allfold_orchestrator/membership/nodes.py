@@ -1,0 +1,81 @@
+"""The record of a node, and the rule by which an agent gets a node's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from allfold_core.errors import AllfoldError, MultipleRegister
+from allfold_orchestrator.membership.group_state import NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node as it registered; ``lost_at`` is set once its lease ended or it left."""
+
+    info: NodeInfo
+    version: str
+    registered_at: float
+    lost_at: float | None = None
+
+    def is_alive_as(self, incarnation: str) -> bool:
+        return self.lost_at is None and self.info.incarnation == incarnation
+
+    def may_be_ended_by(self, incarnation: str) -> bool:
+        """Return True for the node itself; anybody may end again what is over already."""
+        return self.lost_at is not None or self.info.incarnation == incarnation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, which :meth:`from_dict` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> NodeRecord:
+        """Return the record that :meth:`to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError: it is damaged.
+        """
+        return cls(**{**data, "info": NodeInfo(**data["info"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The grant of a registration; ``replaced`` is an earlier incarnation that it ends."""
+
+    record: NodeRecord
+    replaced: NodeInfo | None = None
+
+
+def admit(
+    existing: NodeRecord | None, *, lease_alive: bool, applicant: NodeRecord
+) -> Admission | AllfoldError:
+    """Decide on a registration.
+
+    A restarted agent comes back at once: it has the addresses of its earlier incarnation, which
+    cannot be alive any more. Two agents that were given one name by mistake are told apart by
+    their addresses, and the second one is refused.
+    """
+    if existing is None or existing.lost_at is not None:
+        return Admission(applicant)
+    if existing.info.incarnation == applicant.info.incarnation:
+        return Admission(replace(applicant, registered_at=existing.registered_at))
+    if lease_alive and not _same_place(existing.info, applicant.info):
+        return _name_is_taken(existing.info, applicant.info)
+    return Admission(applicant, replaced=existing.info)
+
+
+def _same_place(one: NodeInfo, other: NodeInfo) -> bool:
+    return (one.control_url, one.data_address) == (other.control_url, other.data_address)
+
+
+def _name_is_taken(holder: NodeInfo, applicant: NodeInfo) -> AllfoldError:
+    return MultipleRegister(
+        f"node name {holder.node} is in use by the agent at {holder.control_url} (data "
+        f"{holder.data_address}); the agent at {applicant.control_url} (data "
+        f"{applicant.data_address}) needs another name",
+        node=holder.node,
+        holder={"control_url": holder.control_url, "data_address": holder.data_address},
+        applicant={"control_url": applicant.control_url, "data_address": applicant.data_address},
+    )

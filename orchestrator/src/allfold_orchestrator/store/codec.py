@@ -1,0 +1,208 @@
+"""A group's state as the fields of a Redis hash, and back.
+
+    meta                 the numbers, and the parameters of the formation
+    plan:<epoch>         the plan of a completed epoch
+    seat:<epoch>:<rank>  the holder of a seat; it keeps its field when the formation completes
+    left:<epoch>:<rank>  the reason for which a rank left
+
+One field per seat, so that a join writes one seat, and :func:`changes` costs no JSON for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from allfold_core.plan import Plan
+from allfold_orchestrator.membership.group_state import (
+    Epoch,
+    Formation,
+    GroupParams,
+    GroupState,
+    LinkSettings,
+    NodeInfo,
+    RankSeat,
+    Reason,
+)
+from allfold_orchestrator.membership.rank_map import RankMap
+from allfold_orchestrator.store import schemas
+
+Entry = TypeVar("Entry", RankSeat, Reason)
+
+
+@dataclass(slots=True)
+class Changes:
+    """The fields to write and the fields to delete."""
+
+    write: dict[str, str] = field(default_factory=dict)
+    delete: list[str] = field(default_factory=list)
+
+
+def changes(old: GroupState, new: GroupState) -> Changes:
+    """Return the changes that turn the record of ``old`` into that of ``new``."""
+    result = Changes(write={"meta": _meta(new)})
+    before, after = _tables(old), _tables(new)
+    for name in before.keys() - after.keys():
+        result.delete.extend(f"{name}:{key}" for key in before[name])
+    for name, table in after.items():
+        _table_changes(result, name, before.get(name, _NONE), table)
+    known = {epoch.plan.epoch for epoch in old.epochs}
+    for epoch in new.epochs:
+        if epoch.plan.epoch not in known:
+            result.write[f"plan:{epoch.plan.epoch}"] = _dump(epoch.plan.to_dict())
+    gone = known - {epoch.plan.epoch for epoch in new.epochs}
+    result.delete.extend(f"plan:{number}" for number in gone)
+    return result
+
+
+_Table = RankMap[RankSeat] | RankMap[Reason]
+_NONE: RankMap[Any] = RankMap()
+
+
+def _tables(state: GroupState) -> dict[str, _Table]:
+    tables: dict[str, _Table] = {}
+    if state.forming:
+        tables[f"seat:{state.forming.epoch}"] = state.forming.seats
+        tables[f"left:{state.forming.epoch}"] = state.forming.departed
+    for epoch in state.epochs:
+        tables[f"seat:{epoch.plan.epoch}"] = epoch.seats
+        tables[f"left:{epoch.plan.epoch}"] = epoch.departed
+    return tables
+
+
+def _table_changes(
+    result: Changes, name: str, before: RankMap[Entry], after: RankMap[Entry]
+) -> None:
+    for rank in after.changed_since(before):
+        entry = after.get(rank)
+        if entry is None:
+            result.delete.append(f"{name}:{rank}")
+        else:
+            result.write[f"{name}:{rank}"] = _dump_entry(entry)
+
+
+def _dump_entry(entry: RankSeat | Reason) -> str:
+    if isinstance(entry, Reason):
+        return entry.value
+    # A group has a seat for each rank: a general dataclass-to-dict costs ten times as much.
+    return _dump({"node": entry.node.to_dict(), "session": entry.session})
+
+
+def _meta(state: GroupState) -> str:
+    forming = state.forming
+    return schemas.dump(
+        schemas.GROUP,
+        {
+            "last_epoch": state.last_epoch,
+            "recalled": state.recalled,
+            "current": state.current.plan.epoch if state.current else None,
+            "older": [epoch.plan.epoch for epoch in state.older],
+            "forming": forming
+            and {
+                "epoch": forming.epoch,
+                "params": asdict(forming.params),
+                "links": asdict(forming.links),
+            },
+        },
+    )
+
+
+def decode(group: str, record: Mapping[str, str]) -> GroupState:
+    """Return the state in a whole record."""
+    return patch(GroupState(group), Changes(write=dict(record)))
+
+
+def patch(state: GroupState, made: Changes) -> GroupState:
+    """Return the state after changes to its record; the inverse of :func:`changes`.
+
+    Costs no JSON for what did not change, and shares it with ``state``.
+
+    Raises:
+        UnknownSchema: the changes were written by another version.
+        KeyError, TypeError, ValueError: they are damaged.
+    """
+    meta = schemas.load(schemas.GROUP, made.write["meta"])
+    seats = {epoch.plan.epoch: epoch.seats for epoch in state.epochs}
+    left = {epoch.plan.epoch: epoch.departed for epoch in state.epochs}
+    if state.forming is not None:
+        seats[state.forming.epoch] = state.forming.seats
+        left[state.forming.epoch] = state.forming.departed
+    plans = {epoch.plan.epoch: epoch.plan for epoch in state.epochs}
+    new_seats: _ByEpoch[RankSeat] = defaultdict(dict)
+    new_left: _ByEpoch[Reason] = defaultdict(dict)
+    for table, epoch, rank, value in _entries(made.write):
+        match table:
+            case "seat":
+                new_seats[epoch][rank] = _load_seat(value)
+            case "left":
+                new_left[epoch][rank] = Reason(value)
+            case "plan":
+                plans[epoch] = Plan.from_dict(json.loads(value))
+    gone: dict[str, dict[int, list[int]]] = {"seat": defaultdict(list), "left": defaultdict(list)}
+    for table, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
+        if table in gone:
+            gone[table][epoch].append(rank)
+    _edit(seats, new_seats, gone["seat"])
+    _edit(left, new_left, gone["left"])
+    return _assemble(state.group, meta, seats, left, plans)
+
+
+_ByEpoch = dict[int, dict[int, Entry]]
+
+
+def _edit(
+    tables: dict[int, RankMap[Entry]], new: _ByEpoch[Entry], gone: Mapping[int, list[int]]
+) -> None:
+    for epoch in new.keys() | gone.keys():
+        table = tables.get(epoch, _NONE)
+        tables[epoch] = table.without(gone.get(epoch, ())).updated(new.get(epoch, {}))
+
+
+def _assemble(
+    group: str,
+    meta: dict[str, Any],
+    seats: Mapping[int, RankMap[RankSeat]],
+    left: Mapping[int, RankMap[Reason]],
+    plans: Mapping[int, Plan],
+) -> GroupState:
+    def epoch(number: int) -> Epoch:
+        return Epoch(plans[number], seats.get(number, _NONE), left.get(number, _NONE))
+
+    return GroupState(
+        group=group,
+        last_epoch=meta["last_epoch"],
+        recalled=meta["recalled"],
+        forming=_formation(meta["forming"], seats, left) if meta["forming"] else None,
+        current=None if meta["current"] is None else epoch(meta["current"]),
+        older=tuple(epoch(number) for number in meta["older"]),
+    )
+
+
+def _formation(
+    meta: dict[str, Any],
+    seats: Mapping[int, RankMap[RankSeat]],
+    left: Mapping[int, RankMap[Reason]],
+) -> Formation:
+    epoch = meta["epoch"]
+    params, links = GroupParams(**meta["params"]), LinkSettings(**meta["links"])
+    return Formation(epoch, params, links, seats.get(epoch, _NONE), left.get(epoch, _NONE))
+
+
+def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:
+    for name, value in record.items():
+        table, _, key = name.partition(":")
+        if key:
+            epoch, _, rank = key.partition(":")
+            yield table, int(epoch), int(rank or -1), value
+
+
+def _load_seat(text: str) -> RankSeat:
+    data = json.loads(text)
+    return RankSeat(NodeInfo(**data["node"]), data["session"])
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,270 @@
+"""Groups in Redis: read through a cache, changed by compare-and-set.
+
+Any number of replicas may change one group at once. A change is computed from the state that was
+read, and written only if nobody else wrote in between (WATCH / MULTI / EXEC); otherwise it is
+computed again. Events that arrive while a write is under way are written together by the next
+one, so ten thousand joins at once cost far fewer than ten thousand writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+
+from redis.exceptions import WatchError
+
+from allfold_orchestrator.membership.group_state import (
+    Event,
+    GroupState,
+    Instruction,
+    Life,
+    NodeInfo,
+    PlanReady,
+    RanksDeparted,
+    Seated,
+    SeatsFreed,
+)
+from allfold_orchestrator.membership.membership import step
+from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.membership.seat_finder import Finders
+from allfold_orchestrator.store import keys
+from allfold_orchestrator.store.batching import Batches
+from allfold_orchestrator.store.clock import Clock
+from allfold_orchestrator.store.conflicts import until_undisputed
+from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.node_records import readable
+from allfold_orchestrator.store.records import Snapshot, load, queue_write
+from allfold_orchestrator.store.redis_client import Client, Commands
+
+MAX_CACHED_GROUPS = 1024
+PRUNED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition for an event: that this incarnation of a node is alive, or that it is not."""
+
+    node: str
+    incarnation: str
+    alive: bool = True
+
+    def holds(self, record: NodeRecord | None) -> bool:
+        is_alive = record is not None and record.is_alive_as(self.incarnation)
+        return is_alive is self.alive
+
+
+EventOf = Callable[[NodeInfo], Event]
+"""An event that is made from what the guard's node registered, read in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    event: Event | EventOf
+    guard: Guard | None
+
+
+_Reply = tuple[Instruction, ...] | None
+
+
+@dataclass(slots=True)
+class _Slot:
+    """This replica's cache of one group, and its queue of events."""
+
+    lock: asyncio.Lock
+    batches: Batches[_Request, _Reply]
+    finders: Finders = field(default_factory=Finders)
+    snapshot: Snapshot | None = None
+    checked_at: float = float("-inf")
+    announcements: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """True while it is in use and must stay in the cache."""
+        return self.lock.locked() or self.batches.waiting > 0
+
+
+@dataclass(slots=True)
+class _Write:
+    """The outcome of a batch, before it is written."""
+
+    state: GroupState
+    replies: list[_Reply] = field(default_factory=list)
+    seated: set[Life] = field(default_factory=set)
+    freed: set[Life] = field(default_factory=set)
+    completes: bool = False
+
+    @property
+    def wakes(self) -> bool:
+        """True if waiters must look again. A join that completes nothing wakes nobody."""
+        return self.completes or bool(self.freed)
+
+    def apply(self, request: _Request, nodes: Mapping[str, NodeRecord | None]) -> None:
+        """Apply the next event of the batch."""
+        event, guard = request.event, request.guard
+        record = nodes[guard.node] if guard else None
+        if guard is not None and not guard.holds(record):
+            self.replies.append(None)
+            return
+        if callable(event):
+            assert record is not None, "an event is made from the node that its guard names"
+            event = event(record.info)
+        before = self.state
+        self.state, instructions = step(before, event)
+        self.replies.append(instructions)
+        for instruction in instructions:
+            match instruction:
+                case Seated() if guard is not None:
+                    self.seated.add((guard.node, guard.incarnation))
+                case SeatsFreed(epoch, ranks) | RanksDeparted(epoch, ranks):
+                    self.freed |= _lives_of(before, epoch, ranks)
+                case PlanReady():
+                    self.completes = True
+
+
+class GroupStore:
+    """All groups, as this replica sees them."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._slots: dict[str, _Slot] = {}
+
+    async def names(self) -> list[str]:
+        """Return the sorted names of the groups that have a record."""
+        with store_errors():
+            return sorted(await self._client.smembers(keys.GROUPS))
+
+    async def read(self, group: str, max_age: float = 0.0) -> GroupState:
+        """Return the group's state, at most ``max_age`` seconds old.
+
+        Raises:
+            ServiceError: Redis does not answer, or the record cannot be read.
+        """
+        slot = self._slot(group)
+        async with slot.lock:
+            if slot.snapshot is None or monotonic() - slot.checked_at > max_age:
+                with store_errors():
+                    return (await self._load(self._client, group, slot)).state
+            return slot.snapshot.state
+
+    def finders(self, group: str) -> Finders:
+        """Return the index of this group's seats."""
+        return self._slot(group).finders
+
+    def invalidate(self, group: str) -> None:
+        """Note that another replica changed the group: the next read asks the store."""
+        if group in self._slots:
+            self._slots[group].announcements += 1
+            self._slots[group].checked_at = float("-inf")
+
+    async def prune(self, group: str) -> None:
+        """Take a group without a record off the list, unless it is made anew right now."""
+        with store_errors(), suppress(WatchError):
+            async with self._client.pipeline(transaction=True) as pipe:
+                await pipe.watch(keys.group(group))
+                if await pipe.hget(keys.group(group), "version") is None:
+                    pipe.multi()
+                    pipe.srem(keys.GROUPS, group)
+                    await pipe.execute()
+
+    async def prune_some(self) -> None:
+        """Prune a few names, chosen at random; called regularly it keeps the list short."""
+        with store_errors():
+            names = await self._client.srandmember(keys.GROUPS, PRUNED_AT_ONCE)
+        for name in names:
+            await self.prune(name)
+
+    async def submit(
+        self, group: str, event: Event | EventOf, guard: Guard | None = None
+    ) -> tuple[Instruction, ...] | None:
+        """Apply an event; ``None`` if its guard did not hold.
+
+        An event that depends on what the node registered is given as a function of that.
+
+        Raises:
+            ServiceError: Redis did not answer, or others kept changing the group for too long.
+        """
+        return await self._slot(group).batches.submit(_Request(event, guard))
+
+    # Inside the slot's lock
+
+    async def _write(self, group: str, batch: Sequence[_Request]) -> list[_Reply]:
+        slot = self._slot(group)
+        try:
+            attempt = partial(self._try_write, group, slot, batch)
+            return (await until_undisputed(f"group {group}", attempt)).replies
+        except BaseException:
+            slot.snapshot = None
+            raise
+
+    async def _try_write(self, group: str, slot: _Slot, batch: Sequence[_Request]) -> _Write:
+        guards = sorted({request.guard.node for request in batch if request.guard})
+        async with self._client.pipeline(transaction=True) as pipe:
+            await pipe.watch(keys.group(group), *(keys.node(name) for name in guards))
+            old = await self._load(pipe, group, slot)
+            texts = await pipe.mget([keys.node(name) for name in guards]) if guards else []
+            nodes = {name: readable(name, text) for name, text in zip(guards, texts, strict=True)}
+            write = _Write(old.state)
+            for request in batch:
+                write.apply(request, nodes)
+            if write.state is not old.state:
+                pipe.multi()
+                snapshot = queue_write(pipe, old, write.state, self._clock.now())
+                for life in write.seated:
+                    pipe.sadd(keys.groups_of(keys.life(*life)), group)
+                for life in write.freed - _still_seated(write.state, write.freed, slot.finders):
+                    pipe.srem(keys.groups_of(keys.life(*life)), group)
+                if write.wakes:
+                    pipe.publish(keys.CHANGES, group)
+                await pipe.execute()
+                slot.snapshot, slot.checked_at = snapshot, monotonic()
+            return write
+
+    async def _load(self, source: Commands, group: str, slot: _Slot) -> Snapshot:
+        """Bring the slot up to date."""
+        announcements = slot.announcements
+        slot.snapshot = await load(source, group, slot.snapshot)
+        # What was announced while we read is not in what we read.
+        slot.checked_at = monotonic() if slot.announcements == announcements else float("-inf")
+        return slot.snapshot
+
+    def _slot(self, group: str) -> _Slot:
+        slot = self._slots.get(group)
+        if slot is None:
+            self._forget_some()
+            lock = asyncio.Lock()
+            slot = _Slot(lock, Batches(partial(self._write, group), lock))
+            self._slots[group] = slot
+        return slot
+
+    def _forget_some(self) -> None:
+        if len(self._slots) >= MAX_CACHED_GROUPS:
+            unused = [
+                n for n, s in self._slots.items() if not s.lock.locked() and not s.batches.waiting
+            ]
+            for name in unused[: MAX_CACHED_GROUPS // 4]:
+                del self._slots[name]
+
+
+def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
+    """Return the nodes, with incarnations, of these ranks in one epoch."""
+    forming = state.forming
+    if forming is not None and forming.epoch == epoch:
+        return {forming.seats[rank].life for rank in ranks}
+    seats = next(each.seats for each in state.epochs if each.plan.epoch == epoch)
+    return {seats[rank].life for rank in ranks}
+
+
+def _still_seated(state: GroupState, lives: set[Life], finders: Finders) -> set[Life]:
+    """Return those of ``lives`` that hold a seat in the group."""
+    forming = state.forming
+    seated = {life for life in lives if forming and finders.forming.has(forming.seats, life)}
+    for epoch in state.epochs:
+        for life in lives:
+            if any(rank not in epoch.departed for rank in epoch.ranks_of(life)):
+                seated.add(life)
+    return seated

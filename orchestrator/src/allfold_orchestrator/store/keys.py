@@ -1,0 +1,61 @@
+"""The names of everything that the orchestrator keeps in Redis."""
+
+from __future__ import annotations
+
+PREFIX = "allfold:"
+
+# Channel: the name of a group whose waiters should look again.
+CHANGES = f"{PREFIX}changes"
+# Set: groups with a record.
+GROUPS = f"{PREFIX}groups"
+# Sorted set, life -> expiry: the nodes that are alive.
+LEASES = f"{PREFIX}leases"
+# Sorted set, life -> time: lives that are over, whose seats are not all freed yet.
+EVICTIONS = f"{PREFIX}evictions"
+# Sorted set, node -> time: nodes that are gone, kept for people to see.
+DEPARTED = f"{PREFIX}departed"
+# Sorted set, group -> time: groups with a record in which nobody sits.
+IDLE = f"{PREFIX}idle"
+# Sorted set, group -> time: idle groups with a tombstone.
+TOMBSTONES = f"{PREFIX}tombstones"
+
+
+def group(name: str) -> str:
+    """Hash: the record of a group, see :mod:`allfold_orchestrator.store.codec`."""
+    return f"{PREFIX}group:{name}"
+
+
+def log(group_name: str) -> str:
+    """List: the last changes of a group's record, the newest first."""
+    return f"{PREFIX}log:{group_name}"
+
+
+def tombstone(group_name: str) -> str:
+    """String, JSON: the last epochs; outlives the record, so that no epoch is used twice."""
+    return f"{PREFIX}tombstone:{group_name}"
+
+
+def node(name: str) -> str:
+    """String: the JSON record of a node."""
+    return f"{PREFIX}node:{name}"
+
+
+def progress(name: str) -> str:
+    """String: what the node last said about its ops, as JSON."""
+    return f"{PREFIX}progress:{name}"
+
+
+def life(node_name: str, incarnation: str) -> str:
+    """A node in one incarnation, as a member of a set. Names cannot hold a slash."""
+    return f"{node_name}/{incarnation}"
+
+
+def parse_life(text: str) -> tuple[str, str]:
+    """The inverse of :func:`life`."""
+    node_name, _, incarnation = text.partition("/")
+    return node_name, incarnation
+
+
+def groups_of(node_life: str) -> str:
+    """Set: the groups in which this life of a node holds a seat, or held one lately."""
+    return f"{PREFIX}seats:{node_life}"

@@ -1,0 +1,57 @@
+"""The state store: one Redis, real or in-process, behind one class."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from allfold_orchestrator import background
+from allfold_orchestrator.store.clock import Clock, StoreClock
+from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.groups import GroupStore
+from allfold_orchestrator.store.node_store import NodeStore
+from allfold_orchestrator.store.notifications import Notifications, relay
+from allfold_orchestrator.store.redis_client import Client
+from allfold_orchestrator.store.retention import Retention
+
+
+class Store:
+    """Groups, nodes and the notifications that wake waiters, on one client."""
+
+    def __init__(self, client: Client, lease_seconds: float, clock: Clock | None = None) -> None:
+        self._client = client
+        self._relay: asyncio.Task[None] | None = None
+        self.clock = clock or StoreClock(client)
+        self.groups = GroupStore(client, self.clock)
+        self.nodes = NodeStore(client, self.clock, lease_seconds)
+        self.retention = Retention(client)
+        self.notifications = Notifications()
+
+    async def start(self) -> None:
+        """Begin to listen for the changes that other replicas make."""
+        self._relay = asyncio.create_task(
+            relay(self._client, self._changed, self.notifications.ring_all), name="change relay"
+        )
+
+    async def close(self) -> None:
+        """Stop listening and close the connections."""
+        if self._relay is not None:
+            await background.end(self._relay)
+        with suppress(RedisError, OSError):
+            await self._client.aclose()
+
+    async def ping(self) -> None:
+        """Raise ``ServiceError`` unless the store answers, also to a write-free command."""
+        with store_errors():
+            await self._client.ping()
+
+    async def synchronize(self) -> None:
+        """Take the time from the store, which also shows that it is there."""
+        with store_errors():
+            await self.clock.synchronize()
+
+    def _changed(self, group: str) -> None:
+        self.groups.invalidate(group)
+        self.notifications.ring(group)

@@ -1,0 +1,241 @@
+"""The tables of docs/architecture.md that follow from the code: rooms, bytes on the wire, REST API.
+
+    python -m tests.architecture_tables
+
+writes them into the page again; ``test_architecture.py`` fails where the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import struct
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fastapi import FastAPI
+
+from allfold_agent.agent import Agent
+from allfold_agent.control_port import make_app
+from allfold_agent.runtime.locks import ORDER
+from allfold_agent.settings import AgentSettings
+from allfold_core.mailbox import ENVELOPE_SIZE
+from allfold_core.wire import frames, local_wire
+from allfold_orchestrator.http.app import create_app
+from allfold_orchestrator.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+METHODS = ("get", "post", "put", "delete")
+SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "q": 8, "d": 8, "x": 1}
+TYPES = {
+    "B": "u8", "H": "u16", "I": "u32", "i": "i32", "Q": "u64", "q": "i64", "d": "f64", "x": "zero",
+}  # fmt: skip
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+# --- Rooms
+
+
+def contracts() -> dict[str, list[str]]:
+    """The rooms of each package in the order in which they may import, from the top."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return {
+        each["containers"][0]: each["layers"]
+        for each in linter["contracts"]
+        if each["type"] == "layers" and "containers" in each
+    }
+
+
+def rooms(package: str) -> str:
+    lines = []
+    for layer in contracts()[package]:
+        for name in re.split(r" [|:] ", layer):
+            about = (importlib.import_module(f"{package}.{name}").__doc__ or "").strip()
+            lines.append([f"`{name}`", about.split("\n\n")[0].replace("\n", " ")])
+    return table(["room", "what it is"], lines)
+
+
+# --- Structs
+
+
+def layout(structure: struct.Struct, fields: Sequence[str]) -> str:
+    """The byte table of a little-endian struct whose parts have these names."""
+    lines, offset, names = [], 0, iter(fields)
+    for count, code in re.findall(r"(\d*)([a-zA-Z])", structure.format.lstrip("<")):
+        if code == "s":
+            size, kind = int(count), f"{count} bytes"
+            lines.append([str(offset), kind, next(names)])
+            offset += size
+            continue
+        repeat = int(count or 1)
+        if code == "x":
+            lines.append([str(offset), f"{repeat} zero", ""])
+            offset += repeat
+            continue
+        for _ in range(repeat):
+            lines.append([str(offset), TYPES[code], next(names)])
+            offset += SIZES[code]
+    packed = _joined_zeros(lines)
+    assert next(names, None) is None
+    assert offset == structure.size
+    return table(["byte", "type", "field"], packed)
+
+
+def _joined_zeros(lines: list[list[str]]) -> list[list[str]]:
+    joined: list[list[str]] = []
+    for line in lines:
+        if line[1] == "1 zero" and joined and joined[-1][1].endswith("zero"):
+            joined[-1][1] = f"{int(joined[-1][1].split()[0]) + 1} zero"
+        else:
+            joined.append(line)
+    return joined
+
+
+def frame_header() -> str:
+    body = struct.Struct("<" + frames._BODY.format.lstrip("<") + "I")
+    return layout(body, ["`magic`, 0xAF01", *_fields(frames.FrameHeader), "CRC-32 of the others"])
+
+
+def op_message() -> str:
+    names = ["type, 9", "group", "seq", "timeout", "source segment", "target segment"]
+    return layout(local_wire._OP, [*names, "source offset", "target offset", "fence"])
+
+
+def p2p_message() -> str:
+    names = ["type, 12 or 13", "dtype", "group", "seq", "timeout", "peer", "segment", "tag"]
+    return layout(local_wire._PAIR, [*names, "offset", "nbytes", "fence"])
+
+
+def fence() -> str:
+    return layout(local_wire._FENCE, ["segment", "value", "offset"])
+
+
+def outcome() -> str:
+    return layout(local_wire.OUTCOME, ["type, 10 or 11", "group", "seq"])
+
+
+def segment() -> str:
+    return layout(local_wire.SEGMENT, ["type, 3", "number", "size"])
+
+
+def envelope() -> str:
+    structure = importlib.import_module("allfold_core.mailbox")._ENVELOPE
+    assert structure.size == ENVELOPE_SIZE
+    return layout(structure, ["source", "target", "tag", "dtype", "nbytes"])
+
+
+def _fields(named_tuple: Any) -> list[str]:
+    return [f"`{name}`" for name in named_tuple._fields]
+
+
+# --- REST
+
+
+def orchestrator_app() -> FastAPI:
+    return create_app(Settings(token=cast(Any, "secret")))
+
+
+def agent_app() -> FastAPI:
+    agent = SimpleNamespace(settings=AgentSettings(token="secret"))
+    return make_app(cast(Agent, agent))
+
+
+def routes(app: FastAPI) -> str:
+    """Every route with what it does and the names of its query parameters."""
+    lines = [
+        [f"`{method.upper()} {path}`", _about(operation), _query(operation)]
+        for path, operations in app.openapi()["paths"].items()
+        for method, operation in operations.items()
+        if method in METHODS
+    ]
+    return table(["route", "what it does", "query"], lines)
+
+
+def _about(operation: dict[str, Any]) -> str:
+    text = operation.get("description") or operation.get("summary") or ""
+    return " ".join(text.split())
+
+
+def _query(operation: dict[str, Any]) -> str:
+    asked = [each for each in operation.get("parameters", []) if each["in"] == "query"]
+    return ", ".join(f"`{each['name']}`" for each in asked)
+
+
+def bodies(app: FastAPI) -> str:
+    """Every field of every JSON body, by the names of the OpenAPI document."""
+    lines = []
+    for name, schema in sorted(app.openapi()["components"]["schemas"].items()):
+        if name in ("HTTPValidationError", "ValidationError"):
+            continue
+        needed = schema.get("required", ())
+        for field, about in schema.get("properties", {}).items():
+            text = " ".join(about.get("description", "").split())
+            kind = _type(about) + ("" if field in needed else ", optional")
+            lines.append([f"`{name}`", f"`{field}`", kind, text])
+    return table(["body", "field", "type", "meaning"], lines)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    for joint in ("anyOf", "oneOf"):
+        if joint in schema:
+            return " or ".join(_type(each) for each in schema[joint])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return " or ".join(f"`{each}`" for each in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return str(schema.get("type", "any"))
+
+
+def locks() -> str:
+    """The locks of the agent, in the order in which they may be taken."""
+    lines = ["| lock | protects |", "|---|---|"]
+    lines += [f"| `{name}` | {what} |" for name, what in ORDER.items()]
+    return "\n".join(lines) + "\n"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "locks": locks,
+    "rooms of the core": lambda: rooms("allfold_core"),
+    "rooms of the agent": lambda: rooms("allfold_agent"),
+    "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
+    "frame header": frame_header,
+    "envelope": envelope,
+    "segment": segment,
+    "op": op_message,
+    "fence": fence,
+    "send and receive": p2p_message,
+    "outcome": outcome,
+    "orchestrator routes": lambda: routes(orchestrator_app()),
+    "orchestrator bodies": lambda: bodies(orchestrator_app()),
+    "agent routes": lambda: routes(agent_app()),
+}
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Name and content of each marked block of the page."""
+    pattern = r"<!-- made by tests/architecture_tables.py: (.*?) -->\n(.*?)<!-- end -->"
+    yield from re.findall(pattern, text, re.DOTALL)
+
+
+def renewed(text: str) -> str:
+    """The page with every block as the code has it."""
+    for name, content in blocks(text):
+        mark = f"<!-- made by tests/architecture_tables.py: {name} -->\n"
+        text = text.replace(mark + content, mark + BLOCKS[name]())
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text()))

@@ -1,0 +1,114 @@
+"""The scripts of docs/torch.md for other libraries: on Allfold they train as on Gloo.
+
+`make test-clients` installs the libraries; where one is missing its tests are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.fixtures import services_with
+from tests.support.processes.services import ROOT, Services
+
+services = services_with("node0")
+
+SECONDS = 300.0
+PAGE = (ROOT / "docs" / "torch.md").read_text()
+# Section of the page: (module that it needs, how the script is started).
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+HOW_TOS = {
+    "Accelerate": ("accelerate", TORCHRUN),
+    "Trainer of Hugging Face": ("transformers", TORCHRUN),
+    "Lightning": ("lightning", TORCHRUN),
+    "Ignite": ("ignite", TORCHRUN),
+    "Ray Train": ("ray", ()),
+}
+
+IGNITE_WRAPS = """
+import ignite.distributed as idist
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("allfold")
+print("wrapped", type(idist.auto_model(nn.Linear(2, 2))).__name__)
+dist.destroy_process_group()
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def how_to(title: str) -> str:
+    """The script of a section."""
+    section = PAGE.partition(f"\n### {title}\n")[2].partition("\n#")[0]
+    (script,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert '"allfold"' in script
+    return str(script)
+
+
+class Runner:
+    """Runs scripts on a machine where an agent runs."""
+
+    def __init__(self, services: Services, folder: Path) -> None:
+        self._services = services
+        self._folder = folder
+
+    def run(self, script: str, launcher: tuple[str, ...]) -> str:
+        """Return the output of a script with two ranks."""
+        path = self._folder / "script.py"
+        path.write_text(script)
+        env = self._services.environment() | {
+            "ALLFOLD_SOCKET": self._services.socket_of("node0"),
+            "TMPDIR": str(self._folder),
+            "RAY_TMPDIR": str(self._services.folder),  # Ray's sockets need a short path
+            "HF_HUB_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = [sys.executable, *launcher, str(path)]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def runner(services: Services, tmp_path: Path) -> Iterator[Runner]:
+    yield Runner(services, tmp_path)
+
+
+def need(module: str) -> None:
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed; make test-clients installs it")
+
+
+def weights(printed: str) -> list[list[float]]:
+    """The weights that each rank has printed."""
+    found = re.findall(r"\[\[([-+\d.e, ]+)\]\]", printed)  # without the word: lines may interleave
+    assert len(found) == 2, printed
+    return [[float(number) for number in each.split(",")] for each in found]
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("title", HOW_TOS)
+def test_a_how_to_trains_as_on_gloo(runner: Runner, title: str) -> None:
+    module, launcher = HOW_TOS[title]
+    need(module)
+    script = how_to(title)
+    ours, others = (
+        weights(runner.run(each, launcher)) for each in (script, script.replace("allfold", "gloo"))
+    )
+    assert ours[0] == ours[1]
+    assert ours[0] == pytest.approx(others[0], rel=1e-5)
+
+
+@pytest.mark.timeout(SECONDS)
+def test_ignite_wraps_no_model_on_a_backend_that_it_does_not_know(runner: Runner) -> None:
+    """As soon as it does, the page need not warn any more."""
+    need("ignite")
+    assert runner.run(IGNITE_WRAPS, TORCHRUN).count("wrapped Linear") == 2

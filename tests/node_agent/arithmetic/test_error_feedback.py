@@ -1,0 +1,50 @@
+"""The lifetime of the encoding errors that an agent keeps for a series of ops."""
+
+from __future__ import annotations
+
+import torch
+
+from allfold_agent.arithmetic.error_feedback import Residuals
+
+NUMEL = 256
+NBYTES = 4 * NUMEL
+
+
+def test_a_series_keeps_its_residual() -> None:
+    residuals = Residuals()
+    kept = residuals.of(1, NUMEL, torch.float32)
+    assert kept.values.tolist() == [0.0] * NUMEL
+    assert residuals.of(2, NUMEL, torch.float32) is not kept
+    assert residuals.of(1, NUMEL, torch.float32) is kept
+
+
+def test_a_series_of_another_size_or_type_begins_anew_and_the_old_memory_is_freed() -> None:
+    residuals = Residuals()
+    residuals.of(1, NUMEL, torch.float32)
+    assert len(residuals.of(1, 2 * NUMEL, torch.float32).values) == 2 * NUMEL
+    assert residuals.of(1, NUMEL, torch.float64).values.dtype == torch.float64
+    assert residuals.nbytes == 2 * NBYTES
+
+
+def test_the_series_that_rests_longest_is_forgotten_where_memory_ends() -> None:
+    residuals = Residuals(limit=3 * NBYTES)
+    first, second, third = (residuals.of(series, NUMEL, torch.float32) for series in (1, 2, 3))
+    assert residuals.of(1, NUMEL, torch.float32) is first
+    residuals.of(4, NUMEL, torch.float32)
+    assert residuals.nbytes == 3 * NBYTES
+    assert residuals.of(1, NUMEL, torch.float32) is first
+    assert residuals.of(3, NUMEL, torch.float32) is third
+    assert residuals.of(2, NUMEL, torch.float32) is not second
+
+
+def test_names_without_end_take_memory_with_an_end() -> None:
+    residuals = Residuals(limit=3 * NBYTES)
+    for series in range(100):
+        residuals.of(series, NUMEL, torch.float32)
+        assert residuals.nbytes <= 3 * NBYTES
+
+
+def test_one_series_may_take_more_than_the_limit() -> None:
+    residuals = Residuals(limit=NBYTES)
+    kept = residuals.of(1, 2 * NUMEL, torch.float32)
+    assert residuals.of(1, 2 * NUMEL, torch.float32) is kept

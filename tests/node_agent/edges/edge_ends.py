@@ -1,0 +1,121 @@
+"""The ends of an edge as tests see them: the ops of a node, and the frames of an op."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import sys
+import termios
+from threading import Event
+
+import pytest
+import torch
+import xxhash
+
+from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_agent.arithmetic.operands import Operands
+from allfold_agent.compilation.task_graph import build, chunks
+from allfold_agent.execution.executor import Executor
+from allfold_agent.runtime.buffers import BufferPool
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.schedules.parts import End, Layout, Part
+from allfold_core.schedules.schedule import Program, Slice
+from allfold_core.wire.frames import FrameHeader, FrameType
+from tests.support.waiting import never, wait_until
+
+NUMEL = 50_000
+CHUNK = 3_000
+EPOCH = 7
+FINGERPRINT = 1234
+DEADLINE = 20.0
+KIB = 1 << 10
+
+
+def content(seq: int, numel: int = NUMEL) -> torch.Tensor:
+    return torch.full((numel,), float(seq)) + torch.arange(numel)
+
+
+class Side:
+    """The ops of one node, and what its in-edge reports."""
+
+    def __init__(
+        self, count: int, program: Program, node: int, *, numel: int = NUMEL, chunk: int = CHUNK
+    ) -> None:
+        self.buffers = BufferPool(1 << 30, never)
+        self.done = [Event() for _ in range(count)]
+        self.lost: list[AllfoldError] = []
+        self.incoherences: list[AllfoldError] = []
+        self.problem = Event()
+        fingerprint = Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (numel,), 0, "auto")
+        arithmetic = Arithmetic(fingerprint, 2)
+        graph = build(program, node=node, numel=numel, chunk=chunk)
+        whole = Part(Slice(0, numel), (End(0, 0),), (End(0, 0),))
+        layout = Layout((whole,), None, numel, numel)
+        self.exchanges = [
+            Executor(
+                graph,
+                Operands(layout, arithmetic, {0: content(seq, numel)}, {}),
+                self.buffers,
+                on_sendable=lambda _: None,
+                on_receivable=lambda _: None,
+                on_finished=done.set,
+                on_failed=lambda error: pytest.fail(repr(error)),
+            )
+            for seq, done in enumerate(self.done)
+        ]
+
+    def sink_for(self, source: int, header: FrameHeader, seconds: float) -> Executor | None:
+        return self.exchanges[header.seq]
+
+    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        self.lost.append(error)
+        self.problem.set()
+
+    def incoherent(self, seq: int, error: AllfoldError) -> None:
+        self.incoherences.append(error)
+        self.problem.set()
+
+
+class Feed:
+    """The sending end of a connection whose receiving end can be looked at."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._near = near
+        self._far = far
+
+    def send(self, data: bytes) -> None:
+        self._near.sendall(data)
+
+    def send_and_wait(self, data: bytes) -> None:
+        """Until the receiver has taken all of it from the socket."""
+        self.send(data)
+        wait_until(lambda: self.waiting() == 0, "all of it is taken", DEADLINE)
+
+    def waiting(self) -> int:
+        """Bytes that have arrived and that nobody has read."""
+        return int.from_bytes(fcntl.ioctl(self._far, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    def low_water(self) -> int:
+        """Return the number of bytes that must have arrived before the receiver is woken."""
+        return self._far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+    def window(self) -> int:
+        """Return the number of bytes that may be sent before one is read."""
+        info = self._far.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 68)
+        return int.from_bytes(info[64:68], sys.byteorder)  # rcv_ssthresh
+
+
+def frames_of(numel: int, chunk: int) -> list[bytes]:
+    """The frames of an op of ``numel`` elements and a signal behind it, as they are sent."""
+    cuts = [*chunks(Slice(0, numel), chunk), (0, 0)]
+    memory = content(0, numel).numpy()
+    found = []
+    for number, (start, stop) in enumerate(cuts):
+        payload = memory[start:stop].tobytes()
+        kind = FrameType.DATA if payload else FrameType.SIGNAL
+        digest = xxhash.xxh3_64_intdigest(payload) if payload else 0
+        header = FrameHeader(kind, EPOCH, number, 0, start, len(payload), FINGERPRINT, digest)
+        found.append(header.pack() + payload)
+    return found

@@ -1,0 +1,199 @@
+"""Edges between two nodes: what is sent arrives once, whatever happens to the connections."""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from time import monotonic
+
+import pytest
+
+from allfold_agent.edges.in_edge import InEdge
+from allfold_agent.edges.opening import Dial
+from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.execution.op_sender import OpSender
+from allfold_agent.p2p.messages import control_frame
+from allfold_agent.runtime.reactor import Reactor
+from allfold_core.errors import PeerLost
+from allfold_core.schedules.schedule import Receive, Send, Slice
+from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameType
+from tests.node_agent.edges.edge_ends import (
+    CHUNK,
+    DEADLINE,
+    EPOCH,
+    FINGERPRINT,
+    NUMEL,
+    Side,
+    content,
+)
+
+
+class Wire:
+    """Connections that break after a number of bytes; ``None`` lets one live."""
+
+    def __init__(self, edge: OutEdge, budgets: Iterator[int | None]) -> None:
+        self.connections = 0
+        self._edge = edge
+        self._budgets = budgets
+        self._relays: list[Thread] = []
+
+    def dial(self, from_frame: int) -> tuple[socket.socket, bytes]:
+        take = self._edge.attach(from_frame)
+        self.connections += 1
+        budget = next(self._budgets)
+        near, sending = socket.socketpair()
+        receiving, far = socket.socketpair()
+        take(sending)
+        relay = Thread(target=_relay, args=(near, receiving, budget), daemon=True)
+        relay.start()
+        self._relays.append(relay)
+        return far, b""
+
+    def join(self) -> None:
+        for relay in self._relays:
+            relay.join(timeout=DEADLINE)
+
+
+def _relay(sender: socket.socket, receiver: socket.socket, budget: int | None) -> None:
+    """Pass bytes on in both directions, at most ``budget`` of them towards the receiver."""
+    with selectors.DefaultSelector() as selector, sender, receiver:
+        selector.register(sender, selectors.EVENT_READ, receiver)
+        selector.register(receiver, selectors.EVENT_READ, sender)
+        while budget is None or budget > 0:
+            for key, _ in selector.select(timeout=DEADLINE):
+                assert isinstance(key.fileobj, socket.socket)
+                towards_receiver = key.fileobj is sender
+                limit = 65536 if budget is None or not towards_receiver else min(budget, 65536)
+                try:
+                    data = key.fileobj.recv(limit)
+                    key.data.sendall(data)
+                except OSError:
+                    return
+                if not data:
+                    return
+                if budget is not None and towards_receiver:
+                    budget -= len(data)
+
+
+@contextmanager
+def pair(
+    count: int, budgets: Iterator[int | None], dial: Callable[[Wire], Dial] = lambda wire: wire.dial
+) -> Iterator[tuple[Side, Side, Wire, InEdge]]:
+    """Node 0 that has sent ``count`` ops to node 1."""
+    whole = Slice(0, NUMEL)
+    sender = Side(count, (Send(whole, 1),), 0)
+    receiver = Side(count, (Receive(whole, 0),), 1)
+    out_edge = OutEdge(1, EPOCH, "test-0-1")
+    for seq, executor in enumerate(sender.exchanges):
+        out_edge.enqueue(OpSender(executor, 1, seq, FINGERPRINT))
+        for task in executor.start():
+            executor.contribute(task)
+    wire = Wire(out_edge, budgets)
+    reactor = Reactor("test")
+    reactor.start()
+    in_edge = InEdge(0, EPOCH, "test-0-1", dial(wire), receiver, reactor)
+    try:
+        yield sender, receiver, wire, in_edge
+    finally:
+        out_edge.finish(monotonic() + 2.0)
+        out_edge.close()
+        in_edge.close()
+        reactor.close()
+        wire.join()
+
+
+def forever(value: int | None) -> Iterator[int | None]:
+    while True:
+        yield value
+
+
+def check_results(receiver: Side) -> None:
+    for seq, executor in enumerate(receiver.exchanges):
+        assert receiver.done[seq].wait(DEADLINE), f"op {seq} was not received"
+        assert executor.work.equal(content(seq))
+
+
+def test_ops_arrive_over_one_connection() -> None:
+    with pair(5, forever(None)) as (_, receiver, wire, in_edge):
+        check_results(receiver)
+        assert wire.connections == 1
+        assert in_edge.counters.payload_bytes == 5 * NUMEL * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_broken_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
+    order = random.Random(seed)
+    total = 5 * NUMEL * 4
+    budgets: list[int | None] = [order.randrange(1, total // 6) for _ in range(12)]
+    with pair(5, iter([*budgets, *[None] * 50])) as (sender, receiver, wire, in_edge):
+        check_results(receiver)
+        assert wire.connections > 3, "the connections were never cut"
+        assert in_edge.counters.payload_bytes == total, "a frame was delivered twice"
+        for done in sender.done:
+            assert done.wait(DEADLINE)
+
+
+def test_only_an_edge_that_breaks_and_is_opened_again_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every edge ends with its group; that is no news."""
+    caplog.set_level("INFO", "allfold_agent.edges")
+    with pair(5, forever(None)) as (_, receiver, wire, _edge):
+        check_results(receiver)
+    assert caplog.messages == []
+    with pair(5, iter([NUMEL * 4, *[None] * 50])) as (_, receiver, wire, _edge):
+        check_results(receiver)
+        assert wire.connections == 2
+    # The sender says so too where it was writing at that moment.
+    (message,) = (each for each in caplog.messages if "edge to node 1 broke" not in each)
+    assert "edge test-0-1 is open again" in message
+
+
+def test_a_connection_that_is_cut_inside_every_header_still_makes_progress() -> None:
+    # One chunk, its header and a bit of the next header; then the end, again and again.
+    with pair(1, forever(CHUNK * 4 + 80)) as (_, receiver, wire, _edge):
+        check_results(receiver)
+        assert wire.connections >= NUMEL // CHUNK
+
+
+def test_an_edge_that_cannot_be_opened_again_is_reported_as_lost() -> None:
+    def dial_once(wire: Wire) -> Dial:
+        def dial(from_frame: int) -> tuple[socket.socket, bytes]:
+            if wire.connections:
+                raise PeerLost("refused")
+            return wire.dial(from_frame)
+
+        return dial
+
+    with pair(1, forever(1000), dial_once) as (_, receiver, _wire, _edge):
+        assert receiver.problem.wait(DEADLINE)
+        assert isinstance(receiver.lost[0], PeerLost)
+        assert not receiver.done[0].is_set()
+
+
+def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection() -> None:
+    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge.enqueue(control_frame(FrameType.GRANT, 7))
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.settimeout(DEADLINE)
+        edge.attach(0)(theirs)
+        assert len(ours.recv(HEADER_SIZE)) == HEADER_SIZE
+        ours.send(ACK.pack(2))
+        edge.finish(monotonic() + 0.5)
+        assert ours.recv(1) == b""
+    assert edge.attach(0) is not None, "the frame can still be asked for"
+    edge.close()
+
+
+def test_memory_goes_back_to_the_pool_when_the_frames_are_acknowledged() -> None:
+    with pair(3, forever(None)) as (sender, receiver, _wire, _edge):
+        check_results(receiver)
+        for executor in sender.exchanges:
+            executor.release()
+    reused = {id(sender.buffers.take(NUMEL * 4)) for _ in range(3)}
+    assert reused == {id(executor.buffer) for executor in sender.exchanges}

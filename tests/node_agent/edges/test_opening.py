@@ -1,0 +1,122 @@
+"""Edges begin as an HTTP request on the data port, which hands its socket over."""
+
+import socket
+from queue import SimpleQueue
+
+import pytest
+
+from allfold_agent.data_port import DataPort
+from allfold_agent.edges.edge_request import EdgeRequest
+from allfold_agent.http.addresses import parse_address
+from allfold_agent.http.client import upgrade
+from allfold_agent.tensors.store import TensorStore
+from allfold_core.errors import PeerError
+from allfold_core.wire.frames import EDGE_PROTOCOL
+from tests.node_agent.edges.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
+
+
+def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
+    sock, early = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    with sock:
+        request, theirs = port.taken.get(timeout=5)
+        with theirs:
+            assert request == EDGE
+            theirs.sendall(b"frame")
+            assert early + sock.recv(100) == b"frame"
+            sock.sendall(b"ack")
+            assert theirs.recv(100) == b"ack"
+
+
+def test_both_ends_of_an_edge_are_blocking_and_send_small_frames_at_once(port: Port) -> None:
+    sock, _ = upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    _, theirs = port.taken.get(timeout=5)
+    for end in (sock, theirs):
+        with end:
+            assert end.gettimeout() is None
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_edge_inside_one_machine_runs_over_a_unix_socket(port: Port) -> None:
+    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    _, theirs = port.taken.get(timeout=5)
+    for end in (sock, theirs):
+        with end:
+            assert end.gettimeout() is None
+            assert end.family == socket.AF_UNIX
+
+
+def test_an_edge_falls_back_to_tcp_where_nothing_listens_beside_the_port() -> None:
+    answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+    with answering(answer) as address, pytest.raises(PeerError, match="answered 404"):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+
+
+def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
+    head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/1\r\n"
+    with answering(head + b"\r\nthe first frames") as address:
+        sock, early = upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        with sock:
+            whole = early + read_all(sock)
+    assert early
+    assert whole == b"the first frames"
+
+
+def test_an_edge_outlives_the_server_that_handed_it_over(port: Port) -> None:
+    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    _, theirs = port.taken.get(timeout=5)
+    with sock, theirs:
+        port.server.close()
+        theirs.sendall(b"still here")
+        assert sock.recv(100) == b"still here"
+
+
+def test_an_edge_whose_taker_fails_is_closed(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+    port.greeting = "no bytes"  # type: ignore[assignment]
+    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    with sock:
+        assert sock.recv(100) == b""
+    assert "could not take its connection" in caplog.text
+
+
+def test_the_largest_numbers_that_a_frame_can_carry_are_good(port: Port) -> None:
+    largest = EdgeRequest("g", 2**32 - 1, 2**31 - 1, 0, 2**64 - 1)
+    sock, _ = upgrade(port.address, largest.target, EDGE_PROTOCOL, None, 5)
+    with sock:
+        request, theirs = port.taken.get(timeout=5)
+        theirs.close()
+    assert request == largest
+
+
+def test_the_right_token_opens_an_edge() -> None:
+    with serving(token=TOKEN) as port:
+        sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, TOKEN, 5)
+        port.taken.get(timeout=5)[1].close()
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+    ],
+)
+def test_addresses_are_host_and_port(address: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(address) == parsed
+
+
+def test_an_edge_opens_over_ipv6() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    socks: SimpleQueue[socket.socket] = SimpleQueue()
+    server = DataPort(
+        listener, token=None, open_edge=lambda request: socks.put, tensors=TensorStore()
+    )
+    server.start()
+    address = f"[::1]:{listener.getsockname()[1]}"
+    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
+    socks.get(timeout=5).close()
+    server.close()

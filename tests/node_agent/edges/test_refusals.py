@@ -1,0 +1,172 @@
+"""Edges that the data port refuses, and peers that do not answer as a data port does."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from allfold_agent.data_port import DataPort
+from allfold_agent.http.client import upgrade
+from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET
+from allfold_agent.tensors.store import TensorStore
+from allfold_core.errors import (
+    InvalidArgument,
+    LocalError,
+    PeerError,
+    PeerLost,
+    PeerMissing,
+    RegisterParamsMismatch,
+)
+from allfold_core.wire.frames import EDGE_PROTOCOL
+from tests.node_agent.edges.data_ports import EDGE, RAW_EDGE, TOKEN, Port, answering, get, serving
+
+
+def with_body(body: bytes) -> bytes:
+    return b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_a_refused_edge_raises_the_refusal_at_the_peer(port: Port) -> None:
+    port.refusal = RegisterParamsMismatch("epoch 3 is over", epoch=3)
+    with pytest.raises(RegisterParamsMismatch, match="epoch 3 is over") as caught:
+        upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    assert caught.value.details == {"epoch": 3}
+
+
+def test_a_refusal_that_is_also_an_os_error_is_still_the_refusal(port: Port) -> None:
+    port.refusal = PeerMissing("nobody came")
+    with pytest.raises(PeerMissing, match="nobody came"):
+        upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+
+
+def test_a_bug_behind_the_port_is_logged_and_answered_without_its_text(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    port.refusal = KeyError("secret")
+    status, _, body = port.say(RAW_EDGE.replace("Upgrade\r", "Upgrade, close\r", 1) + "\r\n")
+    assert status == 500
+    assert b"secret" not in body
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("/v1/groups/g/epochs/-1/edges/0/1", "epoch"),
+        ("/v1/groups/g/epochs/4294967296/edges/0/1", "epoch"),
+        ("/v1/groups/g/epochs/0/edges/x/1", "src"),
+        ("/v1/groups/g/epochs/0/edges/0/%C2%B2", "dst"),
+        ("/v1/groups/g/epochs/0/edges/0/1?from_frame=", "from_frame"),
+        ("/v1/groups/g/epochs/0/edges/0/1?from_frame=18446744073709551616", "from_frame"),
+        ("/v1/groups/g/epochs/0/edges/0/1?from_fram=1", "from_fram"),
+        ("/v1/groups/g/epochs/0/edges/1/1", "itself"),
+        ("/v1/groups//epochs/0/edges/0/1", "group"),
+    ],
+)
+def test_bad_numbers_of_an_edge_are_named(port: Port, target: str, named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        upgrade(port.address, target, EDGE_PROTOCOL, None, 5)
+
+
+def test_an_edge_without_upgrade_is_told_to_upgrade(port: Port) -> None:
+    status, head, body = port.say(get(EDGE.target))
+    assert status == 426
+    assert f"upgrade: {EDGE_PROTOCOL}" in head
+    assert json.loads(body)["error"]["code"] == LocalError.code
+
+
+def test_a_probe_without_upgrade_is_told_to_upgrade(port: Port) -> None:
+    status, head, body = port.say(get(PROBE_TARGET))
+    assert status == 426
+    assert f"upgrade: {PROBE_PROTOCOL}" in head
+    assert PROBE_PROTOCOL in json.loads(body)["error"]["message"]
+
+
+def test_one_protocol_is_not_granted_where_another_one_is_spoken(port: Port) -> None:
+    for target, protocol in ((PROBE_TARGET, EDGE_PROTOCOL), (EDGE.target, PROBE_PROTOCOL)):
+        with pytest.raises(LocalError, match="needs Upgrade") as caught:
+            upgrade(port.address, target, protocol, None, 5)
+        assert caught.value.details["http_status"] == 426
+
+
+def test_bytes_sent_before_an_edge_was_granted_are_refused(port: Port) -> None:
+    assert port.say(RAW_EDGE + "\r\nacknowledgement")[0] == 400
+    assert port.taken.empty()
+
+
+@pytest.mark.parametrize("token", [None, "another", TOKEN + "x", TOKEN[:-1]])
+def test_a_wrong_token_opens_nothing(token: str | None) -> None:
+    with serving(token=TOKEN) as port:
+        with pytest.raises(LocalError, match="token") as caught:
+            upgrade(port.address, EDGE.target, EDGE_PROTOCOL, token, 5)
+        assert caught.value.details["http_status"] == 401
+        assert port.taken.empty()
+
+
+def test_without_the_token_nobody_learns_what_exists() -> None:
+    with serving(token=TOKEN) as port:
+        for path in ("/", "/v1/tensors/a", EDGE.target):
+            status, head, _ = port.say(get(path))
+            assert status == 401
+            assert "www-authenticate: bearer" in head
+
+
+def test_a_port_that_nobody_listens_on_is_a_lost_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(PeerLost, match=address):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+
+
+def test_a_peer_that_never_answers_is_lost_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(PeerLost, match=address):
+            upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 0.2)
+        assert 0.1 < time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 101 Switching", b"SSH-2.0-OpenSSH_9\r\n\r\n"])
+def test_a_peer_that_does_not_finish_its_answer_is_lost(answer: bytes) -> None:
+    with answering(answer) as address, pytest.raises(PeerLost, match=address):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_body(b"not found"),
+        with_body(b"[]"),
+        with_body(b'{"error": "no"}'),
+        with_body(b'{"error": {"message": "another kind", "type": "x"}}'),
+        with_body(b'{"error": {"code": 1}}'),
+        with_body(b'{"error": {"code": "AF101", "details": [1]}}'),
+        b"HTTP/1.1 500 Oh\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 101 Hm\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+def test_another_kind_of_server_is_named_as_such(answer: bytes) -> None:
+    with answering(answer) as address, pytest.raises(PeerError, match=address) as caught:
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    assert type(caught.value) is PeerError
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "::1:80", "h:0", "h:65536", "h:x"])
+def test_other_addresses_are_invalid(address: str) -> None:
+    with pytest.raises(InvalidArgument):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 1)
+
+
+@pytest.mark.parametrize("token", ["secret\r\nlines", "secret\0", "secret ü", "secret two", ""])
+def test_a_token_that_a_header_cannot_carry_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(InvalidArgument, match="token") as caught:
+        upgrade("127.0.0.1:1", EDGE.target, EDGE_PROTOCOL, token, 1)
+    assert "secret" not in str(caught.value)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(InvalidArgument, match="token"),
+    ):
+        DataPort(
+            listener, token=token, open_edge=lambda _: socket.socket.close, tensors=TensorStore()
+        )

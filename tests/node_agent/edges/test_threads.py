@@ -1,0 +1,104 @@
+"""A thread that cannot be started fails its op, not the edge: later ops go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allfold_core.errors import AllfoldError, ServiceError
+from allfold_core.wire.local_wire import FIRST_PAIR, Message
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.waiting import wait_until
+
+
+@contextmanager
+def no_thread(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> Iterator[None]:
+    """No thread whose name ``fails`` accepts can be started."""
+    start = Thread.start
+
+    def refuse(thread: Thread, *args: Any) -> None:
+        if fails(thread.name):
+            raise RuntimeError("can't start new thread")
+        start(thread, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", refuse)
+        yield
+
+
+def all_fail(local: LocalGroups, seq: int) -> None:
+    """Apply the verdict that follows from the suspicion of the node without threads."""
+    wait_until(lambda: local.notes.suspicions, "the node says that it cannot run the op")
+    suspected, reason = local.notes.suspicions[0]
+    assert suspected == seq
+    assert "cannot start the thread 'allfold-" in reason
+    assert "ulimit -u" in reason, "what to do about it"
+    for group in local.groups:
+        group.fail(seq, ServiceError(reason))
+    for rank in local.ranks:
+        assert isinstance(rank.outcome()[1], ServiceError)
+
+
+@pytest.mark.parametrize("name", ["send-test-0-1", "send-test-0-2", "receive-test-1-0"])
+def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_groups([[0], [1], [2]]) as local:
+        with no_thread(monkeypatch, lambda each: each == f"allfold-{name}"):
+            local.call_all(0, [np.ones(5)] * 3)
+            all_fail(local, 0)
+        local.call_all(1, [np.full(5, 2.0)] * 3)
+        for rank in local.ranks:
+            assert rank.outcome() == (1, None)
+            assert rank.result(1).tolist() == [6.0] * 5
+        assert local.notes.losses == []
+
+
+@pytest.mark.parametrize("kind", ["send", "receive"])
+def test_a_message_without_a_thread_fails_alone_and_the_next_one_arrives(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_groups([[0], [1]]) as local:
+        giver, taker = local.ranks
+        with no_thread(monkeypatch, lambda each: each.startswith(f"allfold-{kind}-")):
+            for number, (rank, way, peer) in enumerate(
+                ((giver, Message.SEND, 1), (taker, Message.RECV, 0))
+            ):
+                rank.exchange(way, number, [1.0], peer)
+                seq, error = rank.outcome()
+                assert seq == FIRST_PAIR + number
+                assert isinstance(error, ServiceError)
+                assert "cannot start the thread" in error.message
+        assert not any(group.waiting for group in local.groups)
+        giver.exchange(Message.SEND, 5, [3.0], 1)
+        taker.exchange(Message.RECV, 5, [0.0], 0)
+        assert giver.outcome() == taker.outcome() == (FIRST_PAIR + 5, None)
+        assert taker.result(FIRST_PAIR + 5) == [3.0]
+
+
+def test_a_peer_that_has_no_thread_for_an_edge_at_the_moment_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers, so it is not lost, however long this takes."""
+    refusals: list[AllfoldError] = []
+    with local_groups([[0], [1]]) as local:
+        epoch = local.groups[0].current
+        serve = epoch.serve_edge
+
+        def busy(*arguments: Any) -> Any:
+            if len(refusals) < 5:
+                refusals.append(ServiceError("the node agent cannot start a thread"))
+                raise refusals[-1]
+            return serve(*arguments)
+
+        monkeypatch.setattr("allfold_agent.edges.opening.RECONNECT_SECONDS", 0.0)
+        monkeypatch.setattr(epoch, "serve_edge", busy)
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        assert len(refusals) == 5
+        assert local.notes.losses == []

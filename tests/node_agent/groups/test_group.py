@@ -1,0 +1,382 @@
+"""The groups of several nodes with each other: exact over breaking connections, and what fails."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from threading import Event
+from time import monotonic
+
+import numpy as np
+import pytest
+import torch
+
+from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, ServiceError
+from allfold_core.wire.local_wire import MAX_OPEN_OPS
+from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups, no_outcome
+from tests.support.waiting import wait_until
+
+STRATEGIES = (
+    "ring",
+    "direct",
+    "direct2",
+    "halving_doubling",
+    "double_tree",
+    "centralized",
+    "tree(2)",
+    "chain",
+)
+SIZES = (1, 2, 5, 100, 3_000, 20_000)
+OPS = 60
+
+
+def values(seq: int, numel: int, rank: int) -> np.ndarray:
+    return ((np.arange(numel) * 7 + rank * 13 + seq) % 17 - 8).astype(np.float32)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_ops_of_all_strategies_are_exact_however_often_connections_break(
+    nodes: int, seed: int
+) -> None:
+    """Frames are sent again from memory that later steps of the same op would overwrite."""
+    with local_groups([[rank] for rank in range(nodes)], random.Random(seed)) as local:
+        sizes = [SIZES[seq % len(SIZES)] for seq in range(OPS)]
+        for seq, numel in enumerate(sizes):
+            given = [values(seq, numel, rank) for rank in range(nodes)]
+            local.call_all(seq, given, strategy=STRATEGIES[seq % len(STRATEGIES)])
+        for rank in local.ranks:
+            outcomes = dict(rank.outcome() for _ in range(OPS))
+            assert outcomes == dict.fromkeys(range(OPS))
+        for seq, numel in enumerate(sizes):
+            right = sum(values(seq, numel, rank) for rank in range(nodes))
+            for rank in local.ranks:
+                assert np.array_equal(rank.result(seq), right), (seq, rank.rank)
+        assert local.connections > 2 * nodes, "they should have broken"
+        assert local.notes.losses == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_leaves_first_still_owes_the_others_their_results(seed: int) -> None:
+    """Also where the connection breaks at this very moment, and is opened again."""
+    with local_groups([[0], [1]], random.Random(seed)) as local:
+        for seq in range(10):
+            local.call_all(seq, [np.ones(20_000)] * 2, strategy="centralized")
+        first, second = local.ranks
+        assert dict(first.outcome() for _ in range(10)) == dict.fromkeys(range(10))
+        local.groups[0].close(SECONDS)
+        assert dict(second.outcome() for _ in range(10)) == dict.fromkeys(range(10))
+        assert local.notes.losses == []
+
+
+def test_a_second_call_of_an_op_by_one_rank_is_no_call_of_another() -> None:
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        first.call(0, [1.0])
+        first.call(0, [5.0])
+        seq, error = first.outcome()
+        assert seq == 0
+        assert isinstance(error, InvalidArgument)
+        assert "called op 0 of group 'test' before" in error.message
+        assert no_outcome(second, 0.05)
+        second.call(0, [2.0])
+        assert first.outcome() == second.outcome() == (0, None)
+        assert second.result(0) == [3.0]
+        first.call(0, [1.0])
+        assert isinstance(first.outcome()[1], InvalidArgument), "nor is one that comes later"
+
+
+def test_a_node_that_dies_is_noticed_while_a_frame_of_it_waits_for_local_ranks() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        local.ranks[1].call(1, [2.0])
+        local.kill(1)
+        wait_until(lambda: local.notes.losses, "the loss is noticed")
+        local.ranks[0].call(1, [1.0])
+        assert isinstance(local.ranks[0].outcome()[1], PeerLost)
+
+
+# Which ops are looked into
+
+
+def waiting(local: LocalGroups, count: int, timeout: float) -> None:
+    """Node 0 has called ops that node 1 has not."""
+    for seq in range(count):
+        local.ranks[0].call(seq, [1.0], timeout=timeout)
+
+
+def test_of_hundreds_of_ops_in_flight_only_the_first_is_looked_into() -> None:
+    """Else the questions about them would keep the nodes from doing them."""
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 300, SECONDS)
+        group, now = local.groups[0], monotonic()
+        assert group.overdue(now) == []
+        found = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
+        assert found == [(0, "stall")]
+        local.ranks[1].call(0, [1.0])
+        assert local.ranks[0].outcome() == (0, None)
+        assert group.overdue(now + 1.0) == [], "the next one gets its time too"
+        assert [op.seq for op, _ in group.overdue(now + 2.0)] == [1]
+
+
+def test_an_op_that_stalls_on_is_looked_into_again_but_less_often() -> None:
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 1, SECONDS)
+        group, now = local.groups[0], monotonic()
+        moments = [moment / 10 for moment in range(100)]
+        asked = [moment for moment in moments if group.overdue(now + moment)]
+        assert 3 <= len(asked) <= 6
+        gaps = np.diff(asked)
+        assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
+
+
+def test_ops_past_their_deadline_are_looked_into_a_few_at_a_time() -> None:
+    with local_groups([[0], [1]]) as local:
+        waiting(local, 300, 0.5)
+        group, now = local.groups[0], monotonic()
+        first = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
+        second = [op.seq for op, _ in group.overdue(now + 1.0)]
+        assert {reason for _, reason in first} == {"deadline"}
+        assert [seq for seq, _ in first] == list(range(len(first)))
+        assert 1 <= len(first) <= 16
+        assert second == [len(first) + seq for seq in range(len(second))]
+
+
+def test_an_op_that_waits_for_a_local_rank_is_not_stalled() -> None:
+    with local_groups([[0, 1], [2]]) as local:
+        local.ranks[0].call(0, [1.0])
+        group, now = local.groups[0], monotonic()
+        assert group.overdue(now) == group.overdue(now + 10.0) == []
+
+
+def test_the_deadline_of_an_op_counts_from_the_call_and_not_from_its_data() -> None:
+    """A call whose data were late by 60 s of its 100 has 40 left."""
+    with local_groups([[0, 1], [2]]) as local:
+        now = monotonic()
+        local.ranks[0].call(0, [1.0], timeout=100.0, called=now - 60.0)
+        group = local.groups[0]
+        assert group.overdue(now + 39.9) == []
+        assert [(op.seq, reason) for op, reason in group.overdue(now + 40.0)] == [(0, "deadline")]
+
+
+# Verdicts
+
+
+def missing(*ranks: int) -> PeerMissing:
+    return PeerMissing("too late", missing_ranks=list(ranks))
+
+
+def test_a_verdict_about_missing_ranks_is_refused_where_they_have_called_meanwhile() -> None:
+    """Their data is on its way to the others, who may have the result."""
+    with local_groups([[0], [1], [2]]) as local:
+        local.ranks[2].call(0, [1.0])
+        assert not local.groups[2].fail(0, missing(2), final=False)
+        local.ranks[0].call(0, [1.0])
+        local.ranks[1].call(0, [1.0])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 3
+
+
+def test_a_verdict_that_is_final_also_fails_an_op_that_runs() -> None:
+    """Another node has agreed to it, and will never contribute."""
+    with local_groups([[0], [1], [2]]) as local:
+        local.ranks[2].call(0, [1.0])
+        assert not local.groups[2].fail(0, missing(1, 2), final=False)
+        assert local.groups[1].fail(0, missing(1, 2), final=False)
+        assert local.groups[2].fail(0, missing(1, 2), final=True)
+        assert local.ranks[2].outcome()[1] is not None
+
+
+def test_a_verdict_about_missing_ranks_holds_for_their_late_calls() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.ranks[0].call(0, [1.0])
+        for group in reversed(local.groups):
+            assert group.fail(0, missing(1), final=True)
+            assert group.fail(0, missing(1), final=False), "once more makes no difference"
+        local.ranks[1].call(0, [1.0])
+        for rank in local.ranks:
+            assert rank.outcome()[1] is not None
+            assert no_outcome(rank, 0.01), "every call has one outcome"
+
+
+def test_a_verdict_on_an_op_that_is_done_changes_nothing() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        for rank in local.ranks:
+            assert rank.outcome() == (0, None)
+        assert not local.groups[0].fail(0, missing(1))
+        local.call_all(1, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(1, None)] * 2
+
+
+def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
+    """Twice, and two later ops would work in the same memory."""
+    with local_groups([[0], [1]]) as local:
+        group = local.groups[0]
+        started = group.current.runner.start
+
+        def fail_first(op: object) -> None:
+            group.fail(0, missing(1))
+            started(op)  # type: ignore[arg-type]
+
+        group.current.runner.start = fail_first  # type: ignore[method-assign]
+        local.ranks[0].call(0, [1.0])
+        assert local.ranks[0].outcome()[1] is not None
+        pool = local.buffers
+        first, second = pool.take(100), pool.take(100)
+        assert first is not second
+
+
+# What fails on a node, and what an op that has failed leaves behind
+
+
+class Paused:
+    """Arithmetic that waits in the middle of a fold of two operands."""
+
+    def __init__(self) -> None:
+        self.inside, self.go_on = Event(), Event()
+        self._fold = Arithmetic.fold
+
+    def __call__(
+        self, arithmetic: Arithmetic, out: torch.Tensor, operands: list[torch.Tensor]
+    ) -> None:
+        if len(operands) > 1:
+            self.inside.set()
+            assert self.go_on.wait(SECONDS)
+        self._fold(arithmetic, out, operands)
+
+
+def test_a_fold_that_a_verdict_overtakes_writes_into_nobody_elses_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = Paused()
+    monkeypatch.setattr(Arithmetic, "fold", lambda *arguments: paused(*arguments))
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]], strategy="direct")
+        assert paused.inside.wait(SECONDS)
+        for group in local.groups:
+            group.fail(0, missing(1))
+        taken = [local.buffers.take(1) for _ in range(8)]
+        for buffer in taken:
+            buffer.bytes.fill_(7)
+        paused.go_on.set()
+        local.call_all(1, [[1.0], [2.0]], strategy="direct")
+        for rank in local.ranks:
+            assert [rank.outcome()[0] for _ in range(2)] == [0, 1]
+            assert rank.result(1) == [3.0]
+        assert all(bool((buffer.bytes == 7).all()) for buffer in taken)
+
+
+def test_the_ops_behind_one_that_fails_go_on_at_once() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        local.ranks[0].call(1, [1.0], strategy="centralized")  # sends when it has heard of rank 1
+        for rank in local.ranks:
+            rank.call(2, [3.0])
+        assert no_outcome(local.ranks[1], 0.1), "op 2 is sent behind op 1"
+        for group in local.groups:
+            group.fail(1, missing(1))
+        assert local.ranks[1].outcome(2.0) == (2, None), "before the edge looks by itself"
+        assert local.ranks[1].result(2) == [6.0]
+
+
+def test_thousands_of_small_frames_are_let_go_of_when_they_have_come() -> None:
+    with local_groups([[0], [1]]) as local:
+        for seq in range(2000):
+            local.call_all(seq, [[1.0], [2.0]], strategy="tree(2)")
+            assert [rank.outcome() for rank in local.ranks] == [(seq, None)] * 2
+        for group, other in ((0, 1), (1, 0)):
+            assert len(local.groups[group].current.edges.out(other)._unacked) < 200
+
+
+def test_a_tensor_that_is_not_aligned_is_refused() -> None:
+    with local_groups([[0]]) as local:
+        local.ranks[0].call(0, [1.0], shift=2)
+        seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, InvalidArgument)
+        assert "cannot lie at byte 2" in error.message
+
+
+@pytest.mark.parametrize("numel", [1, 1_000_000])
+def test_a_rank_is_told_when_its_node_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0]]) as local:
+        with monkeypatch.context() as patch:
+            patch.setattr(Arithmetic, "fold", fail)
+            local.ranks[0].call(0, np.ones(numel))
+            seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "no such kernel" in error.message
+        local.ranks[0].call(1, [1.0])
+        assert local.ranks[0].outcome() == (1, None)
+
+
+def test_a_rank_is_told_when_its_call_cannot_even_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not among those that have called, so no verdict on the op would reach it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        with monkeypatch.context() as patch:
+            patch.setattr("allfold_agent.compilation.op_spec.choose", fail)
+            first.call(0, [1.0])
+            seq, error = first.outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "op 0 of group 'test' failed: node node0: ZeroDivisionError" in error.message
+        assert "a mistake of ours" in local.notes.suspicions[0][1]
+        local.groups[0].fail(0, missing(0))  # the verdict, which the other one hears
+        second.call(0, [1.0])
+        assert second.outcome()[0] == 0
+        local.call_all(1, [[1.0], [2.0]])
+        assert first.outcome() == second.outcome() == (1, None)
+        assert first.result(1) == [3.0]
+
+
+@pytest.mark.parametrize("numel", [1, 300_000])
+@pytest.mark.parametrize("broken", ["fold", "__init__"])
+def test_other_nodes_are_asked_for_a_verdict_when_one_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, broken: str, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0], [1]]) as local:
+        monkeypatch.setattr(Arithmetic, broken, fail)
+        local.call_all(0, [np.ones(numel)] * 2)
+        wait_until(lambda: local.notes.suspicions, "it is reported")
+        assert local.notes.suspicions[0][0] == 0
+        assert "no such kernel" in local.notes.suspicions[0][1]
+        assert "failed: node node" in local.notes.suspicions[0][1]
+        for group in local.groups:
+            group.fail(0, missing())
+        for rank in local.ranks:
+            assert rank.outcome()[0] == 0
+
+
+def test_a_rank_that_never_waits_for_its_ops_is_refused_one_too_many() -> None:
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        for seq in range(MAX_OPEN_OPS + 1):
+            first.call(seq, [1.0])
+        seq, error = first.outcome()
+        assert seq == MAX_OPEN_OPS
+        assert isinstance(error, InvalidArgument)
+        assert f"while {MAX_OPEN_OPS} ops are in flight" in error.message
+        for seq in range(MAX_OPEN_OPS):
+            second.call(seq, [2.0])
+        assert [second.outcome() for _ in range(MAX_OPEN_OPS)] == [
+            (seq, None) for seq in range(MAX_OPEN_OPS)
+        ], "nothing is lost"

@@ -1,0 +1,187 @@
+"""Bad messages of a rank to its agent, which must not harm other ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import pytest
+
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.gpus import Gpus
+from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.dtypes import DType
+from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.verdict import Evidence, judge_mismatch
+from allfold_core.wire.local_wire import (
+    FIRST_PAIR,
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    SEGMENT,
+    Message,
+    OpMessage,
+    P2PMessage,
+    Region,
+    pack_json,
+    pack_outcome,
+    unpack_json,
+    unpack_outcome,
+)
+from tests.support.descriptors import no_descriptors_left
+from tests.support.fakes.local_groups import LocalRank, local_groups, make_plan
+from tests.support.waiting import wait_until
+
+NOWHERE = Region(0, 0)
+NAN = float("nan")
+
+
+@contextmanager
+def connected(folder: Path) -> Iterator[tuple[LocalServer, socket.socket]]:
+    """A local_server, and a process that it has greeted."""
+    registrar = create_autospec(Registrar, instance=True)
+    registrar.groups.return_value = []
+    reactor = Reactor("test")
+    poller = FencePoller("test")
+    local_server = LocalServer(
+        str(folder / "agent.sock"),
+        registrar,
+        {"node": "test"},
+        reactor=reactor,
+        workers=create_autospec(WorkerPool, instance=True),
+        poller=poller,
+        gpus=Gpus(False, poller),
+    )
+    reactor.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+        rank.settimeout(10.0)
+        rank.connect(str(folder / "agent.sock"))
+        rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
+        assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
+        try:
+            yield local_server, rank
+        finally:
+            reactor.close()
+            local_server.close()
+            poller.close()
+    assert {name for name, *_ in registrar.method_calls} <= {"groups"}, "nobody got into a group"
+
+
+def descriptors(path: Path) -> int:
+    """Count the descriptors of a file in this process, which is both rank and local server."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += entry.readlink() == path
+    return found
+
+
+def test_a_descriptor_that_comes_with_any_message_is_closed(tmp_path: Path) -> None:
+    message = P2PMessage(Message.SEND, 9, FIRST_PAIR, 1.0, 0, 0, 1, NOWHERE, 0).pack()
+    path = tmp_path.resolve() / "file"
+    with connected(tmp_path) as (_, rank), path.open("wb") as file:
+        for _ in range(50):
+            socket.send_fds(rank, [message], [file.fileno()])
+            assert rank.recv(MAX_MESSAGE)[0] == Message.FAILED
+        wait_until(lambda: descriptors(path) == 1, "only the rank's own is left")
+
+
+@pytest.mark.parametrize("kind", [Message.OP, Message.SEND, Message.RECV])
+def test_a_process_that_does_not_speak_the_protocol_is_let_go(
+    tmp_path: Path, kind: Message
+) -> None:
+    with connected(tmp_path) as (local_server, rank):
+        rank.send(bytes([kind, 1, 2, 3]))
+        assert rank.recv(MAX_MESSAGE) == b""
+        wait_until(lambda: not local_server.processes, "it is forgotten")
+
+
+def test_without_descriptors_a_rank_waits_to_be_accepted_and_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        connected(tmp_path) as (local_server, rank),
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as another,
+    ):
+        with no_descriptors_left():
+            another.connect(str(tmp_path / "agent.sock"))
+            wait_until(lambda: "Too many open files" in caplog.text, "it is noticed")
+            for _ in range(3):  # the same thread has time for them
+                rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION}))
+                assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
+        wait_until(lambda: len(local_server.processes) == 2, "it is accepted")
+    assert caplog.text.count("Too many open files") == 1
+
+
+def test_memory_that_its_owner_could_cut_is_refused(tmp_path: Path) -> None:
+    """Reading where nothing is any more would end the agent with SIGBUS."""
+    with connected(tmp_path) as (_, rank):
+        file = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, 4096)
+        socket.send_fds(rank, [SEGMENT.pack(Message.SEGMENT, 0, 4096)], [file])
+        answer = rank.recv(MAX_MESSAGE)
+        os.close(file)
+    assert answer[0] == Message.REFUSED
+    assert "not sealed against being cut" in unpack_json(answer)["message"]
+
+
+def refusal(rank: LocalRank) -> AllfoldError:
+    _, error = rank.outcome()
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("timeout", [NAN, 0.0, -1.0, float("inf")])
+def test_a_time_limit_that_is_none_is_refused_and_others_keep_theirs(timeout: float) -> None:
+    with local_groups([[0, 1]]) as local:
+        local.ranks[0].call(0, [1.0], timeout=timeout)
+        assert "timeout" in refusal(local.ranks[0]).message
+        local.ranks[1].exchange(Message.RECV, 0, [0.0], 0, timeout=timeout)
+        assert "timeout" in refusal(local.ranks[1]).message
+
+
+def test_sizes_that_would_keep_the_agent_busy_for_minutes_are_refused() -> None:
+    """Nothing of this rank's own bounds what it says of the others' blocks."""
+    with local_groups([[0], [1], [2]]) as local:
+        print_ = Fingerprint(
+            Kind.SCATTER, None, DType.FLOAT32, (), 0, "chain", counts=(4, 4, 1 << 40)
+        )
+        rank = local.ranks[1]
+        message = OpMessage(0, 0, 5.0, NOWHERE, NOWHERE, print_.pack())
+        rank.group.submit(rank.session, rank, 0, message)
+        error = refusal(rank)
+        assert isinstance(error, InvalidArgument)
+        assert "one op moves at most" in error.message
+
+
+def test_an_outcome_that_is_too_long_for_a_message_loses_its_details() -> None:
+    error = MismatchError("x" * MAX_MESSAGE, got={str(rank): "y" * 100 for rank in range(1000)})
+    packed = pack_outcome(Message.FAILED, 1, 2, error.to_dict())
+    assert len(packed) <= MAX_MESSAGE
+    group, seq, body = unpack_outcome(packed)
+    assert (group, seq) == (1, 2)
+    assert body is not None
+    assert body["code"] == error.code
+    assert body["message"].startswith("xxx")
+
+
+def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
+
+    ranks = range(600)
+    calls = {
+        rank: Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.INT8, (rank,), -1, "auto")
+        for rank in ranks
+    }
+    plan = make_plan([[rank] for rank in ranks])
+    error = judge_mismatch(plan, Evidence(0, calls, dict.fromkeys(ranks, 0)))
+    assert error is not None
+    packed = pack_outcome(Message.FAILED, 0, 0, error.to_dict())
+    assert len(packed) < MAX_MESSAGE
+    assert "; and 591 other calls" in error.message
+    assert len(error.details["odd_ranks"]) == 599

@@ -1,0 +1,78 @@
+"""A rank that dies while it joins, with memory of a GPU that is not released yet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.gpus import Gpus
+from allfold_agent.groups.group import Group
+from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from tests.support.fakes.local_groups import local_groups
+from tests.support.waiting import wait_until
+
+
+class StuckGpu:
+    """Releases that wait for a GPU which does not come to an end."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def later(self, release: Callable[[], None]) -> None:
+        self.due.append(release)
+
+
+def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
+    tmp_path: Path,
+) -> None:
+    joining: Future[Group] = Future()
+    joining.set_running_or_notify_cancel()  # the orchestrator has seated it: too late to cancel
+    registrar = create_autospec(Registrar, instance=True)
+    registrar.groups.return_value = []
+    registrar.join.return_value = joining
+    reactor, poller, gpu = Reactor("test"), FencePoller("test"), StuckGpu()
+    server = LocalServer(
+        str(tmp_path / "agent.sock"),
+        registrar,
+        {"node": "test"},
+        reactor=reactor,
+        workers=create_autospec(WorkerPool, instance=True),
+        poller=poller,
+        gpus=Gpus(False, poller),
+    )
+    reactor.start()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+            rank.settimeout(10.0)
+            rank.connect(str(tmp_path / "agent.sock"))
+            rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
+            assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
+            memory: Any = SimpleNamespace(size=64, device=SimpleNamespace(releases=gpu))
+            (process,) = server._listener.processes
+            process.add_gpu_segment(0, memory)
+            rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": "s"}))
+            wait_until(lambda: registrar.join.called, "it joins")
+        wait_until(lambda: gpu.due, "the end of its process is seen, and waits for the GPU")
+        with local_groups([[0]]) as local:
+            local.groups[0].current.seat("s", 0)
+            joining.set_result(local.groups[0])
+            wait_until(lambda: registrar.lose.called, "its seat is given up")
+        ((membership,), _) = registrar.lose.call_args
+        assert (membership.session, membership.rank) == ("s", 0)
+        assert not process.memberships
+    finally:
+        reactor.close()
+        for release in gpu.due:
+            release()
+        server.close()
+        poller.close()

@@ -1,0 +1,111 @@
+"""Calls that wait for the GPU of their rank; the clock runs, but nothing waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from unittest.mock import create_autospec
+
+import pytest
+
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.local.deferred_calls import DeferredCalls
+from allfold_agent.local.rank_connection import CallMessage, Membership, RankConnection
+from allfold_agent.runtime.reactor import Reactor
+from allfold_core.wire.local_wire import Fence, OpMessage, Region, unpack_outcome
+
+PLACE = Region(0, 0)
+
+
+class Gpu:
+    """The GPU of one rank, as the fence poller and the rank's connection show it.
+
+    Attributes:
+        passed: the fence that its work has reached.
+    """
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.submitted: list[tuple[CallMessage, float]] = []
+        self._waits: list[tuple[Callable[[], bool], Callable[[Exception | None], None]]] = []
+        self.process = create_autospec(RankConnection, instance=True)
+        self.process.deferred = deque()
+        self.process.memberships = {0: create_autospec(Membership, instance=True)}
+        self.process.memberships[0].group.failure.return_value = None
+        self.process.is_closed = False
+        self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
+        reactor = create_autospec(Reactor, instance=True)
+        reactor.call.side_effect = lambda function: function()
+        poller = create_autospec(FencePoller, instance=True)
+        poller.when.side_effect = lambda condition, then, _: self._waits.append((condition, then))
+        self.suspicions: list[int] = []
+        self.calls = DeferredCalls(
+            reactor,
+            poller,
+            lambda _process, message, called: self.submitted.append((message, called)),
+            lambda _group, seq, _reason, _waited: self.suspicions.append(seq),
+        )
+
+    def reach(self, fence: int) -> None:
+        """Let the GPU's work pass a fence, and the poller see it."""
+        self.passed = fence
+        waits, self._waits = self._waits, []
+        for condition, then in waits:
+            if condition():
+                then(None)
+            else:
+                self._waits.append((condition, then))
+
+
+def call(seq: int, fence: int, timeout: float = 60.0) -> OpMessage:
+    return OpMessage(0, seq, timeout, PLACE, PLACE, b"", Fence(PLACE, fence))
+
+
+def test_a_call_begins_with_its_own_timeout_and_the_time_at_which_the_rank_called() -> None:
+    """So the time that its rank waits for the GPU is part of its timeout once, and not twice."""
+    gpu = Gpu()
+    before = monotonic()
+    gpu.calls.add(gpu.process, call(0, fence=1))
+    after = monotonic()
+    gpu.reach(1)
+    [(message, called)] = gpu.submitted
+    assert message == call(0, fence=1)
+    assert before <= called <= after
+
+
+def test_calls_begin_in_the_order_in_which_the_process_made_them() -> None:
+    gpu = Gpu()
+    for seq, fence in enumerate((2, 1, 3)):
+        gpu.calls.add(gpu.process, call(seq, fence))
+    gpu.reach(1)
+    assert gpu.submitted == []
+    gpu.reach(2)
+    assert [message.seq for message, _ in gpu.submitted] == [0, 1]
+    gpu.reach(3)
+    assert [message.seq for message, _ in gpu.submitted] == [0, 1, 2]
+
+
+def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> None:
+    gpu = Gpu()
+    gpu.calls.add(gpu.process, call(0, fence=1, timeout=0.0))
+    gpu.reach(0)
+    assert gpu.suspicions == [0]
+    assert gpu.submitted == []
+    gpu.reach(1)
+    assert [message.seq for message, _ in gpu.submitted] == [0]
+
+
+def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allfold_agent.local.deferred_calls.MAX_OPEN_CALLS", 3)
+    gpu = Gpu()
+    for seq in range(4):
+        gpu.calls.add(gpu.process, call(seq, fence=1))
+    ((refusal,), _) = gpu.process.send.call_args
+    _, seq, body = unpack_outcome(refusal)
+    assert seq == 3
+    assert "3 calls of this process wait for its GPU" in (body or {})["message"]
+    gpu.reach(1)
+    assert [message.seq for message, _ in gpu.submitted] == [0, 1, 2]

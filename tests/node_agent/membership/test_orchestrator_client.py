@@ -1,0 +1,141 @@
+"""The agent's reading of the answers to its requests, from whatever server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from allfold_agent.membership.link_probe import Link
+from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient
+from allfold_agent.membership.registration import Identity, Registration
+from allfold_core.errors import MultipleRegister, OrchestratorUnreachable
+from tests.support.waiting import until
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[str]:
+    """The address of a server that gives everybody the same answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *_: Any) -> None:
+            """Not on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def ask(url: str) -> dict[str, Any]:
+    client = OrchestratorClient(url, "")
+    try:
+        return await client.call("POST", "/v1/nodes", json={})
+    finally:
+        await client.close()
+
+
+def test_an_answer_of_a_newer_schema_is_refused_with_both_numbers() -> None:
+    with answering(200, '{"schema": 2}') as url:
+        with pytest.raises(
+            OrchestratorUnreachable, match=r"has schema 2 .* up to schema 1"
+        ) as caught:
+            asyncio.run(ask(url))
+        assert url in caught.value.message
+
+
+def test_the_number_of_the_schema_is_no_part_of_what_is_asked_for() -> None:
+    with answering(200, '{"schema": 1, "epoch": 3}') as url:
+        assert asyncio.run(ask(url)) == {"epoch": 3}
+
+
+STRANGE = [
+    (502, json.dumps({"error": "bad gateway"})),
+    (502, json.dumps("error")),
+    (502, "<html>bad gateway</html>"),
+    (404, json.dumps("nope")),
+    (404, json.dumps({"detail": "Not Found"})),
+    (500, json.dumps({"error": {"reason": "no code"}})),
+    (503, ""),
+    (200, "[]"),
+    (200, "null"),
+    (200, "hello"),
+]
+
+
+@pytest.mark.parametrize(("status", "body"), STRANGE)
+def test_an_answer_that_no_orchestrator_gives_says_that_there_is_none(
+    status: int, body: str
+) -> None:
+    with answering(status, body) as url, pytest.raises(OrchestratorUnreachable, match=url):
+        asyncio.run(ask(url))
+
+
+def test_answers_of_an_orchestrator_are_data_errors_or_oblivion() -> None:
+    refusal = json.dumps({"error": MultipleRegister("taken").to_dict()})
+    with answering(200, json.dumps({"epoch": 3})) as url:
+        assert asyncio.run(ask(url)) == {"epoch": 3}
+    with answering(409, refusal) as url, pytest.raises(MultipleRegister, match="taken"):
+        asyncio.run(ask(url))
+    with answering(404, refusal) as url, pytest.raises(Forgotten, match="taken"):
+        asyncio.run(ask(url))
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(200, json.dumps({"epoch": 3})) as url:
+        assert asyncio.run(ask(url)) == {"epoch": 3}
+
+
+# Answers of something that speaks JSON, but is no orchestrator of this version.
+OTHER_FIELDS = [
+    (200, "{}"),
+    (200, json.dumps({"heartbeat_seconds": 1})),
+    (200, json.dumps({"heartbeat_seconds": "soon", "lease_seconds": 5})),
+    (200, json.dumps({"heartbeat_seconds": 0, "lease_seconds": 5})),
+    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": float("nan")})),
+    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": 5, "peers": 3})),
+]
+
+
+@pytest.mark.parametrize(("status", "body"), STRANGE + OTHER_FIELDS)
+def test_registration_is_tried_again_whatever_was_answered(status: int, body: str) -> None:
+    identity = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
+
+    async def keep(url: str) -> None:
+        client = OrchestratorClient(url, "")
+        registration = Registration(
+            client, "a", lambda: identity, list, lambda address: Link(0.0, 1.0)
+        )
+        keeping = asyncio.create_task(registration.keep())
+        problem = str(registration.problem)
+        await until(lambda: registration.problem != problem, "it says what is wrong")
+        assert "orchestrator" in str(registration.problem)
+        assert not keeping.done()
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await client.close()
+
+    with answering(status, body) as url:
+        asyncio.run(keep(url))

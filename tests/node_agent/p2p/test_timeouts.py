@@ -1,0 +1,191 @@
+"""Messages whose sender or receiver gives up: both sides have one outcome."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from allfold_core.errors import AllfoldError, PeerLost, PeerMissing
+from allfold_core.mailbox import ANY_SOURCE
+from allfold_core.wire.local_wire import FIRST_PAIR
+from tests.node_agent.p2p.message_steps import (
+    LARGE,
+    LATER,
+    LONG,
+    RECV,
+    SEND,
+    amid_a_message,
+    assert_idle,
+    content,
+    expire,
+    same,
+    works,
+)
+from tests.support.fakes.local_groups import local_groups, no_outcome
+from tests.support.fakes.relays import Dam
+
+
+@pytest.mark.parametrize("numel", [3, LARGE])
+@pytest.mark.parametrize("known", [False, True], ids=["before any message", "later"])
+def test_a_message_whose_sender_has_given_up_is_received_by_nobody(numel: int, known: bool) -> None:
+    """Also where it has not even left the sender's node, because nobody had asked for any."""
+    with local_groups([[0], [1]]) as local:
+        giver, taker = local.ranks
+        if known:
+            works(local, 9)
+        giver.exchange(SEND, 0, np.ones(numel), 1)
+        expire(local, 0)
+        seq, error = giver.outcome()
+        assert seq == FIRST_PAIR
+        assert isinstance(error, PeerMissing)
+        assert error.details["missing_ranks"] == [1]
+        assert "rank 1 has not received it" in error.message
+        if known:  # the word of it passes no later message
+            giver.exchange(SEND, 7, [1.0], 1, tag=7)
+            taker.exchange(RECV, 7, [0.0], 0, tag=7)
+            assert giver.outcome() == taker.outcome() == (FIRST_PAIR + 7, None)
+        taker.exchange(RECV, 0, np.zeros(numel), 0)
+        assert no_outcome(taker, 0.2)
+        right = content(0, 1, 1, numel)
+        giver.exchange(SEND, 1, right, 1)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        assert giver.outcome() == (FIRST_PAIR + 1, None)
+        assert same(taker.result(FIRST_PAIR), right)
+        assert_idle(local)
+
+
+@pytest.mark.parametrize("ranks", [[[0, 1]], [[0], [1]]], ids=str)
+def test_a_receive_that_has_given_up_takes_nothing(ranks: list[list[int]]) -> None:
+    with local_groups(ranks) as local:
+        giver, taker = local.ranks
+        for number, source in enumerate((0, ANY_SOURCE)):
+            taker.exchange(RECV, number, np.zeros(3), source)
+            expire(local, len(ranks) - 1)
+            _, error = taker.outcome()
+            assert isinstance(error, PeerMissing)
+            assert error.details["missing_ranks"] == ([0] if source == 0 else [])
+            assert "sent it" in error.message
+        works(local, 5, 3)
+        assert no_outcome(giver, 0.05)
+
+
+def test_a_receive_may_give_up_while_the_content_is_coming() -> None:
+    """Its memory is its rank's again at once: what still comes is thrown away."""
+    with amid_a_message() as (local, dam):
+        giver, taker = local.ranks
+        expire(local, 1)
+        _, error = taker.outcome()
+        assert isinstance(error, PeerMissing)
+        assert f"recv(float32[{LONG}], from rank 0" in error.message
+        taken = taker.result(FIRST_PAIR)
+        taken[:] = 7
+        taker._bytes[: taken.nbytes] = 7
+        _, told = giver.outcome()
+        assert str(told) == str(error), "the sender hears why"
+        dam.opened.set()
+        works(local, 1)
+        assert (taker._bytes[: taken.nbytes] == 7).all()
+
+
+def test_a_sender_that_gives_up_while_the_content_is_on_its_way_has_the_receivers_outcome() -> None:
+    with amid_a_message() as (local, dam):
+        giver, taker = local.ranks
+        expire(local, 0)
+        assert no_outcome(giver, 0.05), "the message may have been received"
+        dam.opened.set()
+        (_, error), (_, told) = giver.outcome(), taker.outcome()
+        assert isinstance(error, PeerMissing)
+        assert f"send(float32[{LONG}], to rank 1" in error.message
+        assert str(told) == str(error)
+        works(local, 1)
+
+
+def test_a_sender_does_not_wait_for_ever_for_the_receivers_outcome() -> None:
+    with amid_a_message() as (local, dam):
+        expire(local, 0)
+        expire(local, 0)
+        _, error = local.ranks[0].outcome()
+        assert isinstance(error, PeerMissing)
+        dam.opened.set()
+        assert str(local.ranks[1].outcome()[1]) == str(error)
+
+
+def test_a_message_that_leaves_while_it_is_withdrawn_has_one_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is sent by a thread of the edge, which does not ask whoever withdraws it."""
+    with local_groups([[0], [1]]) as local:
+        works(local, 9)
+        giver, taker = local.ranks
+        pairs = local.groups[0].current.p2p
+        conclude = pairs._outbox.conclude
+
+        def conclude_late(number: int, error: AllfoldError | None) -> None:
+            pairs.edges.out(1).kick()  # between the decision that it is unsent and its end
+            conclude(number, error)
+
+        taker.exchange(RECV, 0, [0.0], 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(pairs.edges, "kick", lambda _: None)
+            giver.exchange(SEND, 0, [1.0], 1)
+        monkeypatch.setattr(pairs._outbox, "conclude", conclude_late)
+        expire(local, 0)
+        assert isinstance(giver.outcome()[1], PeerMissing)
+        assert no_outcome(taker, 0.2)
+        expire(local, 1)
+        assert isinstance(taker.outcome()[1], PeerMissing)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_withdrawn_message_that_was_received_is_no_failure_of_its_sender_alone(
+    answers: bool,
+) -> None:
+    """Its word comes late or never; without it nobody can say that it was not received."""
+    dam = Dam(1, 0, after=1)
+    with local_groups([[0], [1]], dam=dam) as local:
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, [5.0], 1)
+        taker.exchange(RECV, 0, [0.0], 0)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        expire(local, 0)
+        assert no_outcome(giver, 0.05)
+        if answers:
+            dam.opened.set()
+            assert giver.outcome() == (FIRST_PAIR, None)
+            assert local.notes.losses == []
+            return
+        expire(local, 0)
+        assert isinstance(giver.outcome()[1], PeerLost)
+        assert "has not said for 10 s whether it has received it" in str(
+            local.notes.losses[0].details["reason"]
+        )
+
+
+def test_what_a_rank_writes_after_its_send_has_ended_is_not_received() -> None:
+    with amid_a_message() as (local, dam):
+        giver, taker = local.ranks
+        expire(local, 0)
+        expire(local, 0)
+        giver.outcome()
+        giver._bytes.fill_(7)
+        dam.opened.set()
+        assert taker.outcome()[1] is not None
+        assert 7 not in taker._bytes
+
+
+def test_a_deadline_is_that_of_each_side_alone() -> None:
+    with local_groups([[0], [1]]) as local:
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, [1.0], 1, timeout=5.0)
+        giver.exchange(SEND, 1, [2.0], 1, timeout=LATER * 2, tag=1)
+        local.groups[0].current.p2p.expire(monotonic() + 4.0)
+        assert no_outcome(giver, 0.02)
+        local.groups[0].current.p2p.expire(monotonic() + 6.0)
+        seq, error = giver.outcome()
+        assert (seq, type(error)) == (FIRST_PAIR, PeerMissing)
+        assert "timeout of 5 s" in str(error)
+        taker.exchange(RECV, 0, [0.0], 0, tag=1)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        assert giver.outcome() == (FIRST_PAIR + 1, None)

@@ -1,0 +1,218 @@
+"""The control port: what it refuses, and how few messages make a loss known to all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from allfold_agent.agent import Agent
+from allfold_agent.control_port import make_app
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
+from allfold_agent.http.guard import MAX_BODY_BYTES
+from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices
+from allfold_agent.membership.failure_protocol import FailureProtocol
+from allfold_agent.settings import AgentSettings
+from allfold_core.errors import PeerLost
+from allfold_core.plan import LinkModel, Member, Plan
+from tests.support.waiting import within
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "secret"
+NODES = 8
+EPOCH = 3
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass(eq=False)
+class FakeEpoch:
+    """An epoch that notes what happens to it."""
+
+    plan: Plan
+    losses: list[PeerLost] = field(default_factory=list)
+    departures: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def group(self) -> str:
+        return self.plan.group
+
+    @property
+    def number(self) -> int:
+        return self.plan.epoch
+
+    def break_(self, error: PeerLost) -> None:
+        self.losses.append(error)
+
+    def rank_left(self, rank: int, last_seq: int, how: str) -> None:
+        self.departures.append((rank, last_seq))
+
+
+PLAN = Plan(
+    group="train",
+    epoch=EPOCH,
+    world_size=NODES,
+    members=tuple(Member(f"n{i}", f"http://n{i}", "", (i,)) for i in range(NODES)),
+    tree_order=tuple(range(NODES)),
+    links=LinkModel(),
+    strategies={},
+    timeout=30.0,
+)
+
+
+class Node:
+    """An agent's control port and failure protocol, without the rest of the agent."""
+
+    def __init__(self, name: str, network: Network) -> None:
+        self.name = name
+        self.registry = Registry()
+        self.notices = EarlyNotices(self.registry)
+        self.peers = FailureProtocol(name, TOKEN, network)
+        self.settings = AgentSettings.model_validate({"ALLFOLD_TOKEN": TOKEN})
+        self.app = httpx.ASGITransport(make_app(cast(Agent, self)))
+
+    def open(self) -> FakeEpoch:
+        epoch = FakeEpoch(PLAN)
+        group = SimpleNamespace(name=PLAN.group, epochs={EPOCH: epoch})
+        self.registry.open(PLAN, lambda: cast(Group, group))
+        self.notices.opened(cast(Epoch, epoch))
+        return epoch
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Brings requests to the nodes, all but the dead ones, and counts them by what they say."""
+
+    def __init__(self) -> None:
+        self.nodes = {member.node: Node(member.node, self) for member in PLAN.members}
+        self.dead: set[str] = set()
+        self.sent: Counter[str] = Counter()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent[request.url.path.rpartition("/")[2]] += 1
+        if request.url.host in self.dead:
+            raise httpx.ConnectError("refused", request=request)
+        return await self.nodes[request.url.host].app.handle_async_request(request)
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    network = Network()
+    yield network
+    for node in network.nodes.values():
+        await node.peers.close()
+
+
+def client(node: Node, token: str = TOKEN) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=node.app, base_url="http://n0", headers={"Authorization": f"Bearer {token}"}
+    )
+
+
+def lost(node: str) -> PeerLost:
+    return PeerLost(f"node {node} cannot be reached any more", node=node, ranks=[int(node[1:])])
+
+
+def base(group: str = "train") -> str:
+    return f"/v1/groups/{group}/epochs/{EPOCH}"
+
+
+@pytest.mark.parametrize("dead", ["n0", "n5"], ids=["the first", "another"])
+async def test_that_all_survivors_notice_a_lost_node_takes_few_messages(
+    network: Network, dead: str
+) -> None:
+    groups = {name: node.open() for name, node in network.nodes.items() if name != dead}
+    network.dead.add(dead)
+    nodes = [network.nodes[name] for name in groups]
+    reports = (node.peers.report_loss(cast(Epoch, groups[node.name]), lost(dead)) for node in nodes)
+    await asyncio.gather(*reports)
+    leader, *others = groups.values()
+    assert all(group.losses for group in others), "the leader has notified the others"
+    assert len(leader.losses) == NODES - 2, "the others have notified the leader"
+    assert network.sent == {"losses": 2 * (NODES - 2)}
+
+
+async def test_a_loss_is_announced_although_the_leader_is_dead_as_well(network: Network) -> None:
+    groups = {name: node.open() for name, node in network.nodes.items()}
+    network.dead |= {"n0", "n7"}
+    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    told = [name for name, group in groups.items() if group.losses]
+    assert told == ["n1", "n2", "n3", "n4", "n5", "n6"]
+
+
+async def test_a_node_without_the_group_does_not_lead(network: Network) -> None:
+    groups = {name: node.open() for name, node in network.nodes.items() if name != "n0"}
+    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    assert [name for name, group in groups.items() if group.losses] == [
+        f"n{index}" for index in range(1, 7)
+    ]
+
+
+async def test_notices_for_an_unknown_group_are_answered_at_once_and_kept(network: Network) -> None:
+    node = network.nodes["n0"]
+    async with client(node) as http:
+
+        async def notify(path: str, body: dict[str, Any]) -> None:
+            answer = await within(2.0, http.post(f"{base()}/{path}", json=body))
+            assert answer.status_code == 200, answer.text
+
+        await asyncio.gather(
+            *(notify("departures", {"rank": rank, "last_seq": 9}) for rank in range(1, 65)),
+            notify("losses", lost("n7").to_dict()),
+        )
+    group = node.open()
+    assert sorted(group.departures) == [(rank, 9) for rank in range(1, 65)]
+    assert [each.details["node"] for each in group.losses] == ["n7"]
+
+
+def test_the_notices_that_are_kept_are_bounded() -> None:
+    notices, seen = EarlyNotices(Registry()), list[int]()
+    for index in range(MAX_KEPT + 5):
+        notices.apply("train", EPOCH, lambda _, index=index: seen.append(index))  # type: ignore[misc]
+    notices.opened(cast(Epoch, FakeEpoch(PLAN)))
+    assert seen == [*range(5, MAX_KEPT + 5)]
+
+
+async def in_chunks(size: int) -> AsyncIterator[bytes]:
+    for _ in range(size // 1024):
+        yield b" " * 1024
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["announced", "in chunks"])
+async def test_a_body_that_is_too_long_is_refused(network: Network, announced: bool) -> None:
+    size = MAX_BODY_BYTES + 1024
+    content = b" " * size if announced else in_chunks(size)
+    async with client(network.nodes["n0"]) as http:
+        answer = await http.post(f"{base()}/losses", content=content)
+        assert answer.status_code == 413
+        assert str(MAX_BODY_BYTES) in answer.json()["error"]["message"]
+        fits = await http.post(f"{base()}/losses", json=lost("n7").to_dict())
+        assert fits.status_code == 200
+
+
+async def test_who_has_no_token_is_refused_before_the_body_is_read(network: Network) -> None:
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(10):
+            read += 1
+            yield b" "
+
+    async with client(network.nodes["n0"], token="wrong") as http:
+        answer = await http.post(f"{base()}/losses", content=body())
+        assert answer.status_code == 401
+        assert "join token" in answer.json()["error"]["message"]
+        assert (await http.get("/healthz")).status_code == 200
+    assert read == 0

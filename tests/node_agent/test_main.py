@@ -1,0 +1,145 @@
+"""The agent's command line: its help, and what it says of settings that cannot work."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allfold_agent import logs
+from allfold_agent.__main__ import main
+from allfold_agent.settings import AgentSettings, variables
+
+USAGE, FAILED = 2, 1
+
+
+def wrong(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that is said of wrong settings."""
+    try:
+        status = main(argv)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        status = end.code
+    assert status == USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("\n")
+    return err.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--gpu", "maybe"], "--gpu (ALLFOLD_AGENT_GPU): must be 'auto' or 'off', got 'maybe'"),
+        (
+            ["--threads", "0"],
+            "--threads (ALLFOLD_AGENT_THREADS): must be greater than or equal to 1, got '0'",
+        ),
+        (
+            ["--data", "here"],
+            "--data (ALLFOLD_AGENT_DATA_LISTEN): must be host:port, got 'here'",
+        ),
+        (
+            ["--control", "127.0.0.1:70000"],
+            "--control (ALLFOLD_AGENT_CONTROL_LISTEN): must be host:port, got '127.0.0.1:70000'",
+        ),
+        (["--speed", "9"], "unrecognized arguments: --speed 9; --help lists the flags"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    argv: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wrong(argv, capsys) == f"allfold-agent: {line}"
+
+
+def test_a_wrong_variable_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALLFOLD_LOG_LEVEL", "chatty")
+    assert wrong([], capsys) == (
+        "allfold-agent: --log-level (ALLFOLD_LOG_LEVEL): must be 'DEBUG', 'INFO', 'WARNING', "
+        "'ERROR' or 'CRITICAL', got 'CHATTY'"
+    )
+
+
+def test_the_help_explains_every_flag_and_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for variable, (flag, field) in variables().items():
+        assert field.description
+        line = re.search(rf"^ +{flag} [A-Z]+ +(.*)$", out, re.MULTILINE)
+        assert line, flag
+        assert line[1].startswith(field.description)
+        assert line[1].endswith(f"[{variable}]")
+    assert "Undefined" not in out
+    assert "exit status" in out
+
+
+def test_only_variables_of_allfold_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "somebody")
+    monkeypatch.setenv("threads", "77")
+    assert AgentSettings().name == socket.gethostname()
+    assert AgentSettings().threads == len(os.sched_getaffinity(0))
+
+
+def started(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run an agent that is expected to end by itself."""
+    command = [sys.executable, "-m", "allfold_agent", "--control", "127.0.0.1:0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_port_in_use_is_one_line_and_the_status_of_a_failed_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = started("--data", address, "--socket", str(tmp_path / "s"))
+    assert ended.returncode == FAILED
+    assert ended.stderr.count("\n") == 1
+    assert f"cannot listen on {address}: " in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--socket", "cannot listen on"), ("--ready-file", "cannot write the ready file")],
+)
+def test_a_path_that_cannot_be_used_is_no_traceback(
+    option: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    path = str(tmp_path / "file" / "agent")
+    paths = {"--socket": str(tmp_path / "s"), option: path}
+    ended = started("--data", "127.0.0.1:0", *(each for pair in paths.items() for each in pair))
+    assert ended.returncode == FAILED
+    assert "Traceback" not in ended.stderr
+    assert f"{message} {path}" in ended.stderr
+    assert f"{message} " in ended.stderr.splitlines()[-1]
+
+
+def test_a_json_log_line_has_the_facts_of_its_record() -> None:
+    record = logging.LogRecord(
+        "allfold_agent.agent", logging.WARNING, "agent.py", 1, "lost %s", ("b",), None
+    )
+    record.group = "train"
+    try:
+        raise ValueError("no")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = json.loads(logs.JsonLines().format(record))
+    assert line.pop("ts").endswith("+00:00")
+    assert "ValueError: no" in line.pop("exception")
+    assert line == {
+        "level": "warning",
+        "logger": "allfold_agent.agent",
+        "msg": "lost b",
+        "group": "train",
+    }

@@ -1,0 +1,94 @@
+"""The response bodies for agents that wait for a plan."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from allfold_core.plan import Plan
+from allfold_orchestrator.http import plan_bodies
+from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.membership.group_state import Formation, GroupState
+from tests.orchestrator.builders import join, play, ready
+
+
+def plan_of(world_size: int) -> Plan:
+    if world_size < 20:
+        state = ready(world_size)
+    else:
+        state, _ = play(join(r, f"n{r:03}", of=world_size) for r in range(world_size))
+    assert state.current is not None
+    return state.current.plan
+
+
+def forming(state: GroupState) -> Formation:
+    assert state.forming is not None
+    return state.forming
+
+
+def test_a_plan_is_encoded_and_compressed_once_for_all_who_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    encode, compress = plan_bodies._encode, gzip.compress
+
+    def counted_encode(found: Plan | Formation) -> bytes:
+        calls.append("encode")
+        return encode(found)
+
+    def counted_compress(*arguments: Any, **options: Any) -> bytes:
+        calls.append("compress")
+        return compress(*arguments, **options)
+
+    monkeypatch.setattr(plan_bodies, "_encode", counted_encode)
+    monkeypatch.setattr(gzip, "compress", counted_compress)
+    bodies, plan = PlanBodies(), plan_of(100)
+    answers = [bodies.response("train", plan, "gzip, deflate") for _ in range(5)]
+    assert sorted(calls) == ["compress", "encode"]
+    assert {bytes(answer.body) for answer in answers} == {bytes(answers[0].body)}
+
+
+def test_a_large_plan_is_compressed_for_those_who_can_read_it() -> None:
+    bodies, plan = PlanBodies(), plan_of(100)
+    plain = bodies.response("train", plan, "identity")
+    packed = bodies.response("train", plan, "gzip, deflate, br")
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
+    assert len(packed.body) < len(plain.body) / 4
+    assert gzip.decompress(packed.body) == plain.body
+    assert Plan.from_dict(json.loads(bytes(plain.body))["plan"]) == plan
+
+
+def test_a_small_plan_is_sent_as_it_is() -> None:
+    response = PlanBodies().response("train", plan_of(2), "gzip")
+    assert "content-encoding" not in response.headers
+    assert Plan.from_dict(json.loads(bytes(response.body))["plan"]) == plan_of(2)
+
+
+def test_the_next_plan_replaces_the_last_one() -> None:
+    bodies = PlanBodies()
+    for world_size in (2, 3):
+        answer = json.loads(bytes(bodies.response("train", plan_of(world_size), "").body))
+        assert answer["plan"]["world_size"] == world_size
+
+
+def test_who_waits_is_told_of_the_present_formation() -> None:
+    bodies = PlanBodies()
+    state, _ = play([join(2, of=4)])
+    for events, present in (([], [2]), ([join(0, of=4)], [0, 2])):
+        state, _ = play(events, state)
+        answer = json.loads(bytes(bodies.response("train", forming(state), "gzip").body))
+        assert answer["ready"] is False
+        assert answer["present"] == present
+        assert answer["missing"] == [rank for rank in range(4) if rank not in present]
+
+
+def test_answers_are_kept_for_a_bounded_number_of_groups() -> None:
+    bodies, plan = PlanBodies(), plan_of(2)
+    for number in range(3 * plan_bodies.MAX_ANSWERS):
+        bodies.response(f"g{number}", plan, "")
+    assert len(bodies._answers) == plan_bodies.MAX_ANSWERS

@@ -1,0 +1,388 @@
+"""The state machine of one group, event by event."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    MultipleRegister,
+    MultipleUnregister,
+    RegisterParamsMismatch,
+)
+from allfold_orchestrator.membership.group_state import (
+    Event,
+    GroupState,
+    NodeHolds,
+    NodeLost,
+    PlanReady,
+    RanksDeparted,
+    Reason,
+    Rejected,
+    Seated,
+    SeatsFreed,
+)
+from allfold_orchestrator.membership.membership import MAX_OLDER_EPOCHS, step
+from tests.orchestrator.builders import GROUP, join, leave, node, play, ready
+
+EMPTY = GroupState(GROUP)
+
+
+def refused(state: GroupState, event: Event) -> AllfoldError:
+    """The error of a refused event, which must have changed nothing."""
+    after, instructions = step(state, event)
+    assert after is state
+    (instruction,) = instructions
+    assert isinstance(instruction, Rejected)
+    return instruction.error
+
+
+# Forming
+
+
+def test_the_first_rank_opens_a_formation_and_fixes_its_parameters() -> None:
+    state, instructions = step(EMPTY, join(1, of=3, timeout=7.0, strategies={"reduce": "tree(2)"}))
+    assert instructions == (Seated(1, epoch=1, ready=False),)
+    assert state.forming is not None
+    assert (
+        state.forming.params == join(1, of=3, timeout=7.0, strategies={"reduce": "tree(2)"}).params
+    )
+    assert state.forming.missing == [0, 2]
+    assert state.current is None
+
+
+def test_the_last_rank_completes_the_group_and_makes_the_plan() -> None:
+    state, instructions = play([join(1, "b"), join(0, "a")])
+    assert state.current is not None
+    plan = state.current.plan
+    assert instructions == (Seated(0, epoch=1, ready=True), PlanReady(plan))
+    assert (plan.group, plan.epoch, plan.world_size, plan.timeout) == (GROUP, 1, 2, 30.0)
+    assert {member.node: member.ranks for member in plan.members} == {"a": (0,), "b": (1,)}
+    assert sorted(plan.tree_order) == [0, 1]
+    assert state.forming is None
+    assert state.last_epoch == 1
+
+
+def test_a_group_of_one_is_complete_at_once() -> None:
+    state, instructions = play([join(0, of=1)])
+    assert instructions[0] == Seated(0, epoch=1, ready=True)
+    assert state.current is not None
+    assert state.current.plan.members[0].ranks == (0,)
+
+
+def test_nodes_may_hold_different_numbers_of_ranks() -> None:
+    state, _ = play([join(r, "b" if r == 2 else "a", of=4) for r in range(4)])
+    assert state.current is not None
+    assert {m.node: m.ranks for m in state.current.plan.members} == {"a": (0, 1, 3), "b": (2,)}
+
+
+def test_the_plan_does_not_depend_on_the_order_of_the_joins() -> None:
+    joins = [join(0, "b", of=4), join(1, "a", of=4), join(2, "c", of=4), join(3, "a", of=4)]
+    plans = [play(order)[0].current for order in permutations(joins)]
+    assert len(plans) == 24
+    assert all(epoch is not None and epoch.plan == plans[0].plan for epoch in plans if plans[0])
+
+
+def test_the_plan_carries_addresses_devices_and_zones() -> None:
+    info = node("a", device_type="cuda", zone="rack1")
+    state, _ = play([join(0, info, of=1)])
+    assert state.current is not None
+    (member,) = state.current.plan.members
+    assert (member.control_url, member.data_address) == ("http://a:7401", "a:7402")
+    assert (member.device_type, member.zone) == ("cuda", "rack1")
+
+
+# Registrations that cannot be granted. Each changes nothing, so a retry or the others go on.
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        (join(1, "b", of=3), {"world_size": {"expected": 2, "got": 3}}),
+        (join(1, "b", timeout=5.0), {"timeout": {"expected": 30.0, "got": 5.0}}),
+        (
+            join(1, "b", strategies={"all_reduce": "ring"}),
+            {"strategies": {"expected": {}, "got": {"all_reduce": "ring"}}},
+        ),
+        (
+            join(1, "b", of=4, timeout=5.0),
+            {
+                "world_size": {"expected": 2, "got": 4},
+                "timeout": {"expected": 30.0, "got": 5.0},
+            },
+        ),
+    ],
+)
+def test_other_parameters_are_refused_with_both_values_and_the_formation_goes_on(
+    other: Event, differing: object
+) -> None:
+    state, _ = play([join(0)])
+    error = refused(state, other)
+    assert type(error) is RegisterParamsMismatch
+    assert error.details["differing"] == differing
+    assert "b" in error.message
+    completed, _ = play([join(1, "b")], state)
+    assert completed.current is not None
+
+
+@pytest.mark.parametrize("rank", [2, 3, -1])
+def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
+    error = refused(EMPTY, join(rank, of=2))
+    assert type(error) is InvalidArgument
+    assert "0 to 1" in error.message
+
+
+def test_a_taken_rank_is_refused_before_anything_changes_and_names_the_holder() -> None:
+    # Upstream inserted the session and counted the peer, and found the duplicate afterwards.
+    state, _ = play([join(0, "a", of=3)])
+    error = refused(state, join(0, "b", of=3, session="other"))
+    assert type(error) is MultipleRegister
+    assert error.details["holder"] == "a"
+    assert error.details["requester"] == "b"
+
+
+def test_a_rank_beyond_a_complete_group_is_refused_and_does_not_wait() -> None:
+    # Upstream compared the count with "==", so peer n+1 waited without end.
+    state = ready(2)
+    error = refused(state, join(2, "c", of=3))
+    assert type(error) is RegisterParamsMismatch
+    assert error.details["differing"] == {"world_size": {"expected": 2, "got": 3}}
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_a_taken_rank_of_a_complete_group_is_refused(world_size: int) -> None:
+    error = refused(ready(2), join(1, "c", of=world_size, session="other"))
+    assert type(error) is MultipleRegister
+    assert error.details["holder"] == "b"
+
+
+# Retries after a lost reply
+
+
+def test_the_same_join_again_gets_the_same_answer_and_changes_nothing() -> None:
+    state, first = step(EMPTY, join(0))
+    again, second = step(state, join(0))
+    assert again is state
+    assert second == first
+
+
+def test_the_same_join_again_after_completion_learns_that_the_group_is_ready() -> None:
+    state, instructions = step(ready(2), join(0))
+    assert instructions == (Seated(0, epoch=1, ready=True),)
+    assert state.forming is None
+
+
+def test_a_retry_finds_its_epoch_even_if_another_rank_has_left_it_already() -> None:
+    closing, _ = play([leave(1)], ready(2))
+    _, instructions = step(closing, join(0))
+    assert instructions == (Seated(0, epoch=1, ready=True),)
+
+
+def test_a_second_join_of_a_session_with_other_parameters_is_no_retry() -> None:
+    forming, _ = play([join(0)])
+    assert type(refused(forming, join(0, of=3))) is RegisterParamsMismatch
+    assert type(refused(ready(2), join(0, of=3))) is RegisterParamsMismatch
+
+
+def test_leaving_again_changes_nothing() -> None:
+    state, _ = play([leave(0)], ready(2))
+    after, instructions = step(state, leave(0, Reason.LOST))
+    assert after is state
+    assert instructions == ()
+
+
+# Leaving
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_leaving_a_formation_frees_the_seat(reason: Reason) -> None:
+    state, instructions = play([join(0, of=3), join(1, of=3), leave(0, reason)])
+    assert instructions == (SeatsFreed(1, (0,), reason),)
+    assert state.forming is not None
+    assert state.forming.missing == [0, 2]
+    assert state.forming.gave_up == ([0] if reason is Reason.WITHDRAWN else [])
+    retried, _ = play([join(0, "b", of=3, session="another process")], state)
+    assert retried.forming is not None
+    assert retried.forming.missing == [2]
+    assert retried.forming.gave_up == []
+
+
+def test_the_last_to_leave_a_formation_unlocks_its_parameters() -> None:
+    state, _ = play([join(0, of=2), leave(0, Reason.WITHDRAWN)])
+    assert state == EMPTY
+    other, _ = play([join(0, of=5)], state)
+    assert other.forming is not None
+    assert other.forming.params.world_size == 5
+
+
+def test_finishing_one_rank_leaves_the_others_as_they_were() -> None:
+    # Upstream set the number of peers to 0 for everybody.
+    before = ready(3)
+    after, instructions = play([leave(1)], before)
+    assert instructions == (RanksDeparted(1, (1,), Reason.FINISHED),)
+    assert before.current is not None
+    assert after.current is not None
+    assert after.current.departed == {1: Reason.FINISHED}
+    assert after.current.plan is before.current.plan
+    assert after.current.seats is before.current.seats
+
+
+def test_the_last_rank_to_leave_closes_the_epoch() -> None:
+    state, instructions = play([leave(0), leave(1, Reason.LOST)], ready(2))
+    assert instructions == (RanksDeparted(1, (1,), Reason.LOST),)
+    assert state.idle
+
+
+def test_an_unknown_session_cannot_finish() -> None:
+    error = refused(ready(2), leave(0, session="stranger"))
+    assert type(error) is MultipleUnregister
+    assert type(refused(EMPTY, leave(0))) is MultipleUnregister
+
+
+@pytest.mark.parametrize("reason", [Reason.LOST, Reason.WITHDRAWN])
+def test_reports_about_unknown_sessions_are_ignored(reason: Reason) -> None:
+    state = ready(2)
+    assert step(state, leave(0, reason, session="stranger")) == (state, ())
+
+
+# Groups that come again
+
+
+def test_once_a_rank_has_left_the_next_epoch_can_form() -> None:
+    state, instructions = play([leave(0), join(0)], ready(2))
+    assert instructions == (Seated(0, epoch=2, ready=False),)
+    assert state.current is not None
+    assert state.current.plan.epoch == 1
+
+
+def test_a_group_registers_again_with_another_size() -> None:
+    # Upstream never reset its count of nodes, and node ids collided.
+    state, _ = play([leave(0), leave(1)], ready(2))
+    state, instructions = play([join(r, "ab"[r % 2], of=5) for r in range(5)], state)
+    assert instructions[0] == Seated(4, epoch=2, ready=True)
+    assert state.current is not None
+    assert state.current.plan.world_size == 5
+    assert state.older == ()
+
+
+def test_a_rank_may_finish_an_epoch_that_has_been_followed_by_another() -> None:
+    # Ranks 0 and 1 are faster and register anew, as a group of two, before rank 2 has left.
+    state, _ = play([leave(0), leave(1), join(0), join(1, "b")], ready(3))
+    assert state.current is not None
+    assert state.current.plan.epoch == 2
+    assert [epoch.plan.epoch for epoch in state.older] == [1]
+    after, instructions = play([leave(2)], state)
+    assert instructions == (RanksDeparted(1, (2,), Reason.FINISHED),)
+    assert after.older == ()
+    assert after.current is state.current
+
+
+def test_epochs_that_nobody_ever_leaves_do_not_pile_up() -> None:
+    state = GroupState(GROUP)
+    for number in range(MAX_OLDER_EPOCHS + 5):
+        state, _ = play([join(0), join(1, "b", session=f"silent {number}"), leave(0)], state)
+    assert len(state.older) <= MAX_OLDER_EPOCHS
+    assert state.last_epoch == MAX_OLDER_EPOCHS + 5
+
+
+# Nodes
+
+
+def test_a_lost_node_gives_its_seats_in_a_formation_back() -> None:
+    state, _ = play([join(0, "a", of=4), join(1, "b", of=4), join(2, "a", of=4)])
+    after, instructions = play([NodeLost("a", "1")], state)
+    assert instructions == (SeatsFreed(1, (0, 2), Reason.LOST),)
+    assert after.forming is not None
+    assert list(after.forming.seats) == [1]
+
+
+def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
+    state, _ = play([join(0, "a"), NodeLost("a", "1")])
+    assert state == EMPTY
+
+
+def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
+    state, instructions = play([NodeLost("b", "1")], ready(3))
+    assert instructions == (RanksDeparted(1, (1,), Reason.LOST),)
+    assert state.current is not None
+    assert state.current.broken
+    assert not state.current.closed
+
+
+def test_a_lost_node_does_not_change_why_a_rank_left() -> None:
+    state, _ = play([leave(1)], ready(2))
+    assert step(state, NodeLost("b", "1")) == (state, ())
+
+
+def test_losing_another_incarnation_means_nothing() -> None:
+    state, _ = play([join(0, node("a", "2"))])
+    assert step(state, NodeLost("a", "1")) == (state, ())
+
+
+def test_a_lost_node_is_lost_in_every_epoch_at_once() -> None:
+    state, _ = play([leave(0), leave(2), join(0), join(1, "b", session="new")], ready(3))
+    state, _ = play([leave(0), join(0), join(1, "b", of=2, session="newer")], state)
+    forming, _ = play([leave(0), join(1, "b", of=2, session="newest")], state)
+    after, instructions = step(forming, NodeLost("b", "1"))
+    assert instructions == (
+        RanksDeparted(3, (1,), Reason.LOST),
+        RanksDeparted(2, (1,), Reason.LOST),
+        RanksDeparted(1, (1,), Reason.LOST),
+        SeatsFreed(4, (1,), Reason.LOST),
+    )
+    assert after.idle
+
+
+def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:
+    state, _ = play([NodeLost("b", "1")], ready(2))
+    state, _ = play([leave(0), join(0), join(1, "c")], state)
+    assert state.current is not None
+    assert state.current.plan.epoch == 2
+
+
+# An orchestrator that lost its memory
+
+
+def test_epochs_that_agents_hold_are_not_used_again() -> None:
+    state, instructions = step(EMPTY, NodeHolds("a", 7))
+    assert instructions == ()
+    state, instructions = play([join(0), join(1, "b")], state)
+    assert instructions[0] == Seated(1, epoch=8, ready=True)
+
+
+@pytest.mark.parametrize("held", [1, 7])
+def test_a_report_that_comes_while_a_group_forms_moves_its_epoch(held: int) -> None:
+    state, _ = play([join(0), NodeHolds("b", held)])
+    state, instructions = play([join(1, "b")], state)
+    assert instructions[0] == Seated(1, epoch=held + 1, ready=True)
+    assert state.last_epoch == held + 1
+
+
+def test_a_report_of_an_earlier_epoch_does_not_move_the_one_that_forms() -> None:
+    state, _ = play([join(0), join(1, "b"), leave(0), join(0), NodeHolds("c", 1)])
+    assert state.forming is not None
+    assert state.forming.epoch == 2
+
+
+def test_a_report_of_a_known_epoch_changes_nothing() -> None:
+    state = ready(2)
+    assert step(state, NodeHolds("a", 1)) == (state, ())
+    assert step(state, NodeHolds("a", 0)) == (state, ())
+
+
+def test_a_report_of_a_later_epoch_does_not_rename_the_one_that_is_complete() -> None:
+    state, _ = play([NodeHolds("a", 7)], ready(2))
+    assert step(state, join(0)) == (state, (Seated(0, epoch=1, ready=True),))
+
+
+def test_ranks_of_a_forgotten_epoch_can_finish() -> None:
+    state, _ = play([NodeHolds("a", 7)])
+    assert step(state, leave(0)) == (state, ())
+
+
+def test_tolerance_for_forgotten_epochs_ends_with_the_next_epoch() -> None:
+    state, _ = play([NodeHolds("a", 7), join(0), join(1, "b")])
+    assert type(refused(state, leave(0, session="stranger"))) is MultipleUnregister

@@ -1,0 +1,80 @@
+"""A node agent that does what a test wants of it: it may answer late, or read nothing at all."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Self
+
+from allfold_core.wire.local_wire import (
+    MAX_MESSAGE,
+    Message,
+    OpMessage,
+    pack_json,
+    pack_outcome,
+    unpack_json,
+)
+
+
+class FakeAgent:
+    """Listens on a local socket and serves one process, step by step."""
+
+    def __init__(self, folder: Path, backlog: int = 8) -> None:
+        self.path = str(folder / "agent.sock")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen(backlog)
+        self._listener.settimeout(10.0)
+        self.connected: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.connected is not None:
+            self.connected.close()
+        self._listener.close()
+
+    def greet(self) -> None:
+        """Take the connection and answer its HELLO."""
+        self.connected, _ = self._listener.accept()
+        self.connected.settimeout(10.0)
+        assert self._next()[0] == Message.HELLO
+        self.connected.sendall(pack_json(Message.WELCOME, {"node": "fake"}))
+
+    def seat(
+        self, number: int = 0, as_rank: int | None = None, of_ranks: int | None = None
+    ) -> None:
+        """Answer the next JOIN, with the numbers that it asks for or with others."""
+        request = unpack_json(self._await(Message.JOIN))
+        asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
+        if as_rank is not None and of_ranks is not None:
+            asked |= {"rank": as_rank, "world_size": of_ranks}
+        seat = {**asked, "number": number, "epoch": 1, "nodes": 1}
+        self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
+
+    def finish_op(self) -> OpMessage:
+        """Answer the next op as done, and return it."""
+        message = OpMessage.unpack(self._await(Message.OP))
+        self._send(pack_outcome(Message.DONE, message.group, message.seq))
+        return message
+
+    def see_off(self) -> None:
+        """Answer the next LEAVE."""
+        request = unpack_json(self._await(Message.LEAVE))
+        self._send(pack_json(Message.LEFT, {"request": request["request"]}))
+
+    def _await(self, kind: Message) -> bytes:
+        """The next message of a kind; segments of the arena may come before it."""
+        while (data := self._next())[0] == Message.SEGMENT:
+            continue
+        assert data[0] == kind, data
+        return data
+
+    def _next(self) -> bytes:
+        assert self.connected is not None
+        return self.connected.recv(MAX_MESSAGE)
+
+    def _send(self, message: bytes) -> None:
+        assert self.connected is not None
+        self.connected.sendall(message)

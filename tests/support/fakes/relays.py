@@ -1,0 +1,49 @@
+"""Relays between two sockets that stop, or wait, after a number of bytes."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Dam:
+    """Holds the messages from one node to another after so many bytes, until it is opened."""
+
+    source: int
+    destination: int
+    after: int
+    opened: Event = field(default_factory=Event)
+
+
+def relay(
+    sender: socket.socket, receiver: socket.socket, budget: int, opened: Event | None
+) -> None:
+    """Pass bytes on in both directions, but only so many to the receiver; then end both ends.
+
+    Or go on, once something is ``opened``.
+    """
+    with sender, receiver:
+        back = Thread(target=forward, args=(receiver, sender, sys.maxsize), daemon=True)
+        back.start()
+        forward(sender, receiver, budget, opened)
+        back.join()
+
+
+def forward(
+    source: socket.socket, target: socket.socket, budget: int, opened: Event | None = None
+) -> None:
+    with suppress(OSError):
+        while budget and (data := source.recv(min(budget, 65536))):
+            target.sendall(data)
+            budget -= len(data)
+            if not budget and opened is not None and opened.wait(SECONDS):
+                budget = sys.maxsize
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
