@@ -94,7 +94,7 @@ def test_a_signal_ends_stubborn_ranks_and_their_children(
     options = ("--nproc-per-node", "2", "--grace", "0.2")
     command = allfold.start("run", *allfold.agent(), *options, allfold.script(STUBBORN))
     command.wait_for_output("ready", count=2)
-    assert len(command.marked()) == 5
+    wait_until(lambda: len(command.marked()) == 5, "the launcher, two ranks and their children")
     command.send(number)
     assert command.wait() == status
 

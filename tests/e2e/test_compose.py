@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import docker
+from tests.support.processes.ports import free_address
 from tests.support.require import requires
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -57,11 +57,6 @@ class Ending:
     before: list[str]
     left: list[str]
     logs: str
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 # Each step has a fixture and a test of its own, so that none runs into faulthandler's time limit.
