@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = ["collective_core", "orchestrator", "node_agent", "client_sdk"]
@@ -37,6 +40,19 @@ def test_compose_and_kubernetes_name_images_of_the_version() -> None:
     tags = [tag for path in IMAGES for tag in IMAGE.findall(path.read_text())]
     assert len(tags) >= 8
     assert set(tags) == {VERSION}
+
+
+def test_a_release_tags_its_images_with_the_version_and_no_letter(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = workflow["jobs"]["images"]["steps"]
+    variables = tmp_path / "variables"
+    for step in steps:
+        if "run" in step:
+            environment = {"GITHUB_REF_NAME": f"v{VERSION}", "GITHUB_ENV": str(variables)}
+            subprocess.run(["bash", "-ec", step["run"]], env=environment, check=True)
+    assert variables.read_text() == f"VERSION={VERSION}\n"
+    (tags,) = [step["with"]["tags"] for step in steps if "tags" in step.get("with", {})]
+    assert tags.endswith("/allfold-${{ matrix.image }}:${{ env.VERSION }}")
 
 
 def test_the_newest_release_in_the_changelog_is_the_version() -> None:

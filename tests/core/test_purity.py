@@ -34,7 +34,3 @@ def test_only_the_standard_library_is_imported(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_nothing_reaches_outside_the_process(path: Path) -> None:
     assert not imported(path) & IMPURE
-
-
-def test_the_package_names_its_version() -> None:
-    assert allfold_core.__version__ == "0.2.0"
