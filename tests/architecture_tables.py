@@ -22,7 +22,11 @@ from allfold_agent.agent import Agent
 from allfold_agent.control_port import make_app
 from allfold_agent.runtime.locks import ORDER
 from allfold_agent.settings import AgentSettings
+from allfold_core import operations
+from allfold_core.codecs import Wire
+from allfold_core.dtypes import DType
 from allfold_core.mailbox import ENVELOPE_SIZE
+from allfold_core.operations import Kind, ReduceOp
 from allfold_core.wire import frames, local_wire
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
@@ -59,8 +63,14 @@ def rooms(package: str) -> str:
     for layer in contracts()[package]:
         for name in re.split(r" [|:] ", layer):
             about = (importlib.import_module(f"{package}.{name}").__doc__ or "").strip()
-            lines.append([f"`{name}`", about.split("\n\n")[0].replace("\n", " ")])
+            lines.append([f"`{name}`", _markdown(about.split("\n\n")[0])])
     return table(["room", "what it is"], lines)
+
+
+def _markdown(docstring: str) -> str:
+    """A paragraph of reStructuredText, with names in plain backticks."""
+    named = re.sub(r":\w+:`([^`]*)`", r"`\1`", docstring)
+    return named.replace("``", "`").replace("\n", " ")
 
 
 # --- Structs
@@ -124,6 +134,29 @@ def outcome() -> str:
 
 def segment() -> str:
     return layout(local_wire.SEGMENT, ["type, 3", "number", "size"])
+
+
+def fingerprint() -> str:
+    names = ["kind", "reduction, 0 for none", "dtype", "number of dimensions", "wire format"]
+    names += [
+        "root, -1 for none",
+        "number of counts",
+        "factor of a `premul_sum`",
+        "feedback series",
+    ]
+    return layout(operations._HEADER, [*names, "strategy, ASCII, padded with zeros"])
+
+
+def codes() -> str:
+    """The numbers that stand for kinds, reductions, dtypes and wire formats."""
+    fields: dict[str, type[Kind] | type[ReduceOp] | type[DType] | type[Wire]] = {
+        "kind": Kind, "reduction": ReduceOp, "dtype": DType, "wire format": Wire,
+    }  # fmt: skip
+    lines = [
+        [name, ", ".join(f"{each.code} `{each.label}`" for each in members)]
+        for name, members in fields.items()
+    ]
+    return table(["field", "codes"], lines)
 
 
 def envelope() -> str:
@@ -210,7 +243,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rooms of the core": lambda: rooms("allfold_core"),
     "rooms of the agent": lambda: rooms("allfold_agent"),
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
+    "rooms of the SDK": lambda: rooms("allfold"),
     "frame header": frame_header,
+    "fingerprint": fingerprint,
+    "codes": codes,
     "envelope": envelope,
     "segment": segment,
     "op": op_message,

@@ -8,9 +8,14 @@ import pytest
 
 from allfold_core.wire.frames import FrameType
 from allfold_core.wire.local_wire import Message
-from tests.architecture_tables import BLOCKS, PAGE, blocks
+from tests.architecture_tables import BLOCKS, PAGE, ROOT, agent_app, blocks
 
 TEXT = PAGE.read_text()
+SDK = ROOT / "client_sdk" / "src" / "allfold"
+
+
+def section(heading: str) -> str:
+    return TEXT.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("name", list(BLOCKS))
@@ -27,3 +32,26 @@ def test_the_page_lists_every_type_of_frame_and_of_local_message(
         (name, int(code)) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", TEXT, re.M)
     }
     assert {(kind.name, kind.value) for kind in kinds} <= listed
+
+
+def test_the_page_lists_every_module_of_the_sdk_that_has_a_lock() -> None:
+    made = re.compile(r"= (Lock|RLock|Condition)\(")
+    having = {
+        str(path.relative_to(SDK).with_suffix(""))
+        for path in SDK.rglob("*.py")
+        if made.search(path.read_text())
+    }
+    assert set(re.findall(r"^\| `([\w/]+)` \|", section("## Locks of the SDK"), re.M)) == having
+
+
+def test_the_page_has_every_field_of_what_agents_ask_of_each_other() -> None:
+    shown = section("### The control port of an agent")
+    bodies = agent_app().openapi()["components"]["schemas"]
+    fields = {
+        field
+        for name, schema in bodies.items()
+        if name.startswith("Body_")
+        for field in schema["properties"]
+    }
+    assert {"reason", "last_seq"} <= fields
+    assert [field for field in sorted(fields) if f"`{field}`" not in shown] == []
