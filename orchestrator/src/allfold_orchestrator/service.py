@@ -184,19 +184,19 @@ class Orchestrator:
         deadline = monotonic() + wait
         notifications = self._store.notifications
         seen: GroupState | None = None
-        with notifications.listen(group) as bell:
+        with notifications.listen(group) as changed:
             while True:
-                bell.clear()
+                changed.clear()
                 state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else 0.0)
                 found = _find(state, epoch, session, self._store.groups.finders(group))
                 remaining = deadline - monotonic()
                 if isinstance(found, Plan) or remaining <= 0 or notifications.stopping:
                     return found
-                looks_again = notifications.is_first(group, bell)
+                looks_again = notifications.is_first(group, changed)
                 if looks_again and seen is not None and _concerns_waiters(seen, state):
-                    notifications.ring(group)
+                    notifications.notify(group)
                 seen = state
-                await _ring(bell, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
+                await _wait(changed, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
 
     # Groups
 
@@ -249,7 +249,7 @@ class Orchestrator:
                 log.log(level, "ranks %s", reason.value, extra=facts)
             case _:
                 return
-        self._store.notifications.ring(group)
+        self._store.notifications.notify(group)
 
 
 def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], bool]:
@@ -258,10 +258,10 @@ def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], 
     return names[begin : begin + limit], begin + limit < len(names)
 
 
-async def _ring(bell: asyncio.Event, seconds: float) -> None:
+async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await bell.wait()
+            await event.wait()
     except TimeoutError:
         pass
 
@@ -337,8 +337,8 @@ def _another_incarnation(node: str) -> LocalError:
 
 def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:
     return PeerLost(
-        f"this process has no seat in epoch {epoch} of group {group} (any more): it left, or the "
-        "lease of its node ended while the group was forming; register again",
+        f"this process is not registered in epoch {epoch} of group {group} (any more): it left, or "
+        "the lease of its node ended while the group was forming; register again",
         group=group,
         epoch=epoch,
         session=session,

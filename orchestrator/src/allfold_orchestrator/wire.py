@@ -198,7 +198,7 @@ class JoinGroup(Request):
 
 
 class Joined(Answer):
-    """The seat of a rank."""
+    """The registration of a rank."""
 
     epoch: int = Field(description="The epoch that is forming, or was just formed.")
     ready: bool = Field(description="True once it is complete.")

@@ -101,7 +101,7 @@ async def remove_node(
     incarnation: Incarnation = None,
     force: Force = False,
 ) -> wire.Empty:
-    """End the lease at once; ranks that still have seats through the node are lost.
+    """End the lease at once; ranks that are still registered through the node are lost.
 
     A node removes itself, by its incarnation; doing it again is fine. An operator removes any node
     with ``force=true`` and the admin token.
@@ -141,7 +141,7 @@ async def nodes(service: Service, after: After = "", limit: Limit = wire.DEFAULT
     ),
 )
 async def join(group: GroupName, body: wire.JoinGroup, service: Service) -> wire.Joined:
-    """Take a seat. The first rank of a group fixes its parameters. May be repeated."""
+    """Register a rank. The first rank of a group fixes its parameters. May be repeated."""
     seated = await service.join(group, body)
     return wire.Joined(epoch=seated.epoch, ready=seated.ready)
 
@@ -154,7 +154,7 @@ PlanAnswer = wire.PlanComplete | wire.PlanWaiting
     tags=["groups"],
     summary="Wait for the plan",
     response_model=PlanAnswer,
-    responses=_errors(s410="The caller has no seat in that epoch (any more)."),
+    responses=_errors(s410="The caller is not registered in that epoch (any more)."),
 )
 async def plan(
     group: GroupName,
@@ -185,7 +185,7 @@ async def leave(
     service: Service,
     reason: Annotated[Reason, Query(description="Why the rank leaves.")] = Reason.FINISHED,
 ) -> wire.Empty:
-    """Give back a seat of a group that is forming or complete."""
+    """Take a rank out of a group that is forming or complete."""
     await service.leave(group, Leave(rank, session, reason))
     return wire.Empty()
 

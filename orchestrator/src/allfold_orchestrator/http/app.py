@@ -51,7 +51,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )
     app.include_router(health.router)
-    # The gate has checked the token before; this puts the scheme into the document of the API.
+    # TokenGate has checked the token before; this puts the scheme into the document of the API.
     app.include_router(api.router, dependencies=[Security(BEARER)] if settings.token else [])
     http_errors.install(app)
     app.add_middleware(request_limits.BodyLimit)

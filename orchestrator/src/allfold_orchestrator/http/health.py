@@ -16,7 +16,7 @@ PING_SECONDS = 1.0
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", summary="Is the process alive?")
+@router.get("/healthz", summary="Liveness of the process")
 async def healthz() -> wire.Alive:
     """Answer without the store: its loss is no reason to restart the orchestrator."""
     return wire.Alive()
@@ -24,8 +24,8 @@ async def healthz() -> wire.Alive:
 
 @router.get(
     "/readyz",
-    summary="Can requests be served?",
-    responses={503: {"model": wire.Readiness, "description": "No; the checks say why."}},
+    summary="Readiness to serve requests",
+    responses={503: {"model": wire.Readiness, "description": "Not ready; the checks say why."}},
 )
 async def readyz(request: Request, response: Response) -> wire.Readiness:
     """Return every check with its reason."""
@@ -36,7 +36,7 @@ async def readyz(request: Request, response: Response) -> wire.Readiness:
     return wire.Readiness(ready=ready, checks=checks)
 
 
-@router.get("/version", summary="What runs here?")
+@router.get("/version", summary="Name and version of the service")
 async def version() -> wire.Version:
     """Return name and version."""
     return wire.Version(service="allfold-orchestrator", version=__version__)

@@ -32,37 +32,37 @@ class Notifications:
     @contextmanager
     def listen(self, group: str) -> Iterator[asyncio.Event]:
         """Yield an event that is set whenever the group changes; the waiter clears it."""
-        bell = asyncio.Event()
+        event = asyncio.Event()
         waiting = self._waiting.setdefault(group, {})
-        waiting[bell] = None
+        waiting[event] = None
         try:
-            yield bell
+            yield event
         finally:
-            was_first = self.is_first(group, bell)
-            waiting.pop(bell, None)
+            was_first = self.is_first(group, event)
+            waiting.pop(event, None)
             if not waiting and self._waiting.get(group) is waiting:
                 del self._waiting[group]
             elif was_first:
                 next(iter(waiting)).set()  # it is the first one now, and must know
 
-    def is_first(self, group: str, bell: asyncio.Event) -> bool:
+    def is_first(self, group: str, event: asyncio.Event) -> bool:
         """Return True for the oldest waiter of the group on this replica."""
-        return next(iter(self._waiting[group])) is bell
+        return next(iter(self._waiting[group])) is event
 
-    def ring(self, group: str) -> None:
+    def notify(self, group: str) -> None:
         """Wake the waiters of this group."""
-        for bell in self._waiting.get(group, ()):
-            bell.set()
+        for event in self._waiting.get(group, ()):
+            event.set()
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         """Wake all waiters."""
         for group in self._waiting:
-            self.ring(group)
+            self.notify(group)
 
     def stop(self) -> None:
         """Wake all waiters for the last time: the process ends."""
         self.stopping = True
-        self.ring_all()
+        self.notify_all()
 
 
 async def relay(

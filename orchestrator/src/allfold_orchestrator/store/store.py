@@ -32,7 +32,7 @@ class Store:
     async def start(self) -> None:
         """Begin to listen for the changes that other replicas make."""
         self._relay = asyncio.create_task(
-            relay(self._client, self._changed, self.notifications.ring_all), name="change relay"
+            relay(self._client, self._changed, self.notifications.notify_all), name="change relay"
         )
 
     async def close(self) -> None:
@@ -54,4 +54,4 @@ class Store:
 
     def _changed(self, group: str) -> None:
         self.groups.invalidate(group)
-        self.notifications.ring(group)
+        self.notifications.notify(group)
