@@ -172,10 +172,6 @@ def test_the_tables_of_strategies_and_their_formulas_are_those_of_the_registry()
     assert checked("seconds") == table(["strategy", "seconds"], lines)
 
 
-def quoted(name: str) -> str:
-    return f"`{name}`"
-
-
 def test_the_table_of_kinds_has_every_strategy_of_each() -> None:
     lines = [
         [kind.label, ", ".join(f"`{name}`" for name in registry.strategies_for(kind))]

@@ -168,13 +168,6 @@ def compile_image(variant: Variant, architecture: str) -> bytes:
     return _compile(variant.name, options, ptx=target.startswith("compute_"))
 
 
-def compile_ptx(variant: Variant, architecture: str) -> str:
-    """The same as text, for an architecture such as ``compute_90``; errors as above."""
-    variant.check()
-    options = [f"--gpu-architecture={architecture}", *_EXACT, *variant.options]
-    return _compile(variant.name, options, ptx=True).rstrip(b"\0").decode("ascii")
-
-
 def _target(architecture: str) -> str:
     match = re.fullmatch(r"sm_(\d+)", architecture)
     if not match:
