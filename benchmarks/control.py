@@ -1,6 +1,6 @@
-"""Word between the conductor, which is this command, and the ranks.
+"""Messages between the conductor, which is this command, and the ranks.
 
-JSON over a Unix socket that keeps messages apart. Nothing of it is on the path of a measured op,
+JSON over a Unix socket that keeps them apart. Nothing of it is on the path of a measured op,
 and who waits here sleeps: no waiting rank takes time from another one.
 """
 

@@ -194,7 +194,7 @@ def routes(app: FastAPI) -> str:
 
 def _about(operation: dict[str, Any]) -> str:
     text = operation.get("description") or operation.get("summary") or ""
-    return " ".join(text.split())
+    return _markdown(" ".join(text.split()))
 
 
 def _query(operation: dict[str, Any]) -> str:

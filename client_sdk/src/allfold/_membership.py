@@ -1,4 +1,4 @@
-"""This process's seat in a group, from its registration until it leaves."""
+"""The membership of this process in a group, from its registration until it leaves."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def open_group(
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
 ) -> Group:
-    """Like :func:`allfold.init` for a seat that the caller knows, whatever the environment says.
+    """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
     For frameworks, which number the ranks of their groups themselves.
     """

@@ -22,6 +22,8 @@ from allfold_core.verdict import LEFT
 
 Json = dict[str, Any]
 
+_EPOCH = "/v1/groups/{name}/epochs/{epoch}"
+
 
 def make_app(agent: Agent) -> FastAPI:
     """The control port's application for one agent."""
@@ -30,7 +32,8 @@ def make_app(agent: Agent) -> FastAPI:
     _add_errors(app)
     _add_health(app, agent)
     _add_status(app, agent)
-    _add_judgement(app, agent)
+    _add_verdicts(app, agent)
+    _add_notices(app, agent)
     return app
 
 
@@ -58,7 +61,7 @@ def _add_health(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/readyz")
     async def readyz(response: Response) -> Json:
-        """The agent is registered and can seat ranks; otherwise 503 and what it waits for."""
+        """The agent is registered and accepts ranks; otherwise 503 and what it waits for."""
         problem = agent.registration.problem
         response.status_code = 503 if problem else 200
         check = {"name": "orchestrator", "ok": problem is None, "reason": problem or ""}
@@ -66,6 +69,7 @@ def _add_health(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/version")
     async def version() -> Json:
+        """The service's name and version."""
         return {"name": "allfold-agent", "version": __version__}
 
 
@@ -85,7 +89,7 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
             "groups": [_describe(group) for group in agent.registry.all()],
         }
 
-    @app.get("/v1/groups/{name}/epochs/{epoch}/ops")
+    @app.get(_EPOCH + "/ops")
     async def ops(name: str, epoch: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
         """The flight recorder: the latest ops of a group that are over, newest last."""
         group = agent.registry.find(name, epoch)
@@ -146,17 +150,17 @@ def _silent_sources(group: Group, op: Op) -> list[str]:
     return [members[peer].node for peer in op.executor.awaited_sources()]
 
 
-def _add_judgement(app: FastAPI, agent: Agent) -> None:
-    base = "/v1/groups/{name}/epochs/{epoch}"
+def _add_verdicts(app: FastAPI, agent: Agent) -> None:
+    """Add the routes by which nodes agree on an op that cannot go on."""
 
-    @app.get(base + "/ops/{seq}")
+    @app.get(_EPOCH + "/ops/{seq}")
     async def testify(
         name: str, epoch: int, seq: int, wait: Annotated[float, Query(ge=0, le=5)] = 0.0
     ) -> Json:
         """This node's evidence of an op: the ranks that have called it, and their fingerprints."""
         return await agent.peers.testify(agent.registry.find(name, epoch), seq, wait)
 
-    @app.post(base + "/ops/{seq}/suspicion")
+    @app.post(_EPOCH + "/ops/{seq}/suspicion")
     async def suspicion(
         name: str,
         epoch: int,
@@ -169,7 +173,7 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
         verdict = await agent.peers.lead(group, seq, reason, waited)
         return {"error": verdict.to_dict() if verdict else None}
 
-    @app.post(base + "/ops/{seq}/verdict")
+    @app.post(_EPOCH + "/ops/{seq}/verdict")
     async def verdict(
         name: str, epoch: int, seq: int, error: Annotated[Json, Body()], final: bool = True
     ) -> Json:
@@ -177,7 +181,11 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
         group = agent.registry.find(name, epoch)
         return {"failed": group.fail(seq, from_dict(error), final=final)}
 
-    @app.post(base + "/losses")
+
+def _add_notices(app: FastAPI, agent: Agent) -> None:
+    """Add the routes by which nodes hear of ranks that are gone."""
+
+    @app.post(_EPOCH + "/losses")
     async def losses(
         name: str, epoch: int, error: Annotated[Json, Body()], announce: bool = False
     ) -> Json:
@@ -191,7 +199,7 @@ def _add_judgement(app: FastAPI, agent: Agent) -> None:
             await agent.peers.announce_loss_once(group.epochs[epoch], loss)
         return {}
 
-    @app.post(base + "/departures")
+    @app.post(_EPOCH + "/departures")
     async def departures(
         name: str,
         epoch: int,

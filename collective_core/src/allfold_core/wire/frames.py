@@ -61,7 +61,7 @@ class FrameHeader(NamedTuple):
     """One frame's header.
 
     Attributes:
-        type: data, or a signal without payload.
+        type: what the frame carries.
         epoch: the membership generation that the frame belongs to.
         number: the frame's place in the edge's stream, from 0.
         seq: the op's number inside its group; of a point-to-point frame, the message's number.

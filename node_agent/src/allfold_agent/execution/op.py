@@ -127,13 +127,13 @@ class Op:
     patience: float = STALL_SECONDS
     timeout: float = field(init=False, default=float("inf"))
     next_deadline: float = field(init=False, default=float("inf"))
-    _contract: OpSpec | None = field(init=False, default=None, repr=False)
+    _spec: OpSpec | None = field(init=False, default=None, repr=False)
 
     @property
     def spec(self) -> OpSpec:
         """That of the first rank that called."""
-        assert self._contract is not None
-        return self._contract
+        assert self._spec is not None
+        return self._spec
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -145,8 +145,8 @@ class Op:
         self.arrivals[arrival.rank] = arrival
         if isinstance(arrival.source, GpuRange) or isinstance(arrival.target, GpuRange):
             self.on_gpu = True
-        if self._contract is None:
-            self._contract = arrival.spec
+        if self._spec is None:
+            self._spec = arrival.spec
         self.timeout = min(self.timeout, arrival.message.timeout)
         self.first_call = min(self.first_call, arrival.called)
         self.next_deadline = self.first_call + self.timeout

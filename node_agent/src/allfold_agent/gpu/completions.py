@@ -123,7 +123,7 @@ class Completions:
         self._poller.when(lambda: _is_over(stuck.point), then, _LONGEST_LOOK_SECONDS)
 
     def _finish(self, expected: _Expected, error: Exception | None) -> bool:
-        """Tell of one; whether there are more, which whoever asks has to see to."""
+        """Call back for one; return True if there are more, which the caller has to see to."""
         try:
             expected.then(error)
         except Exception:

@@ -1,6 +1,6 @@
 // The fold of N inputs into M outputs: each input element is read once, each output written once.
 //
-// kernels.py compiles it for one variant at a time, given as macros:
+// gpu/kernels.py compiles it for one variant at a time, given as macros:
 //
 //   ALLFOLD_NAME      of the kernel
 //   ALLFOLD_GIVEN     type of the inputs: a DType's label
@@ -11,9 +11,9 @@
 //   ALLFOLD_SCALED    1: each input is multiplied by the factor first
 //   ALLFOLD_DIVIDED   1: the result is divided by the divisor before it is rounded
 //
-// Its results are, bit for bit, those of folding.py on the CPU, but for the sign of a zero that is a
-// minimum or maximum and for which bits a NaN has. So it must be compiled without contraction to
-// fused multiply-adds, without flushing of subnormals and with IEEE division.
+// Its results are, bit for bit, those of arithmetic/kernels.py on the CPU, but for the sign of a zero
+// that is a minimum or maximum and for which bits a NaN has. So it must be compiled without
+// contraction to fused multiply-adds, without flushing of subnormals and with IEEE division.
 //
 // An output may be the memory of an input: no pointer is __restrict__, and every thread reads its
 // elements of all inputs before it writes them to any output.
@@ -22,7 +22,7 @@
 #define ALLFOLD_FOLD
 
 // Constants are enumerators: a constexpr variable would take memory of the device.
-enum : int { MAX_OPERANDS = 128 };  // as in kernels.py
+enum : int { MAX_OPERANDS = 128 };  // as in gpu/kernels.py
 
 // The kernel's only parameter. kernels.py packs it.
 template <int INPUTS>

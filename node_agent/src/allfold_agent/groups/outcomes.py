@@ -56,7 +56,7 @@ class Outcomes:
         if error is not None:
             log.error("op %d has no result for the ranks of this node", op.seq, exc_info=error)
             op.error = ServiceError(
-                f"op {op.seq} of group '{self._group}': node {self._node} could not hand out the "
+                f"op {op.seq} of group '{self._group}': node {self._node} could not deliver the "
                 f"result: {error!r}; its log has the traceback",
                 seq=op.seq,
                 group=self._group,

@@ -38,7 +38,7 @@ _ANNOUNCE_SECONDS = 2 * _ASK_SECONDS
 
 
 class FailureProtocol:
-    """This node's part in the judgement of ops. Lives in the control plane's event loop."""
+    """This node's part in judging ops that cannot go on. Runs in the control plane's event loop."""
 
     def __init__(
         self, node: str, token: str, transport: httpx.AsyncBaseTransport | None = None

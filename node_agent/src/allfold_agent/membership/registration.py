@@ -318,11 +318,11 @@ class Registration:
                     timeout=_GOODBYE_SECONDS,
                 )
             except ServiceError as error:
-                log.info("rank %d of group '%s' keeps its seat for now: %s", rank, group, error)
+                log.info("rank %d of group '%s' stays registered for now: %s", rank, group, error)
                 return
             except (AllfoldError, Forgotten) as error:
                 # It has freed the seat by itself: the lease ended, or it lost its state.
-                log.info("rank %d of group '%s' had no seat any more: %s", rank, group, error)
+                log.info("rank %d of group '%s' had left already: %s", rank, group, error)
             self._owed.pop((group, rank, session), None)
 
 

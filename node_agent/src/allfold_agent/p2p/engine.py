@@ -26,7 +26,7 @@ from allfold_agent.p2p.messages import (
     Transfer,
     control_frame,
     error_frame,
-    tell,
+    send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
 from allfold_agent.p2p.sink import MessageSink
@@ -119,17 +119,17 @@ class P2PEngine(MessageSink):
             call = checked_call(self._plan, rank, connection, number, message)
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
-            tell(connection, number, message.seq, refusal)
+            send_outcome(connection, number, message.seq, refusal)
             return
         with self._turn():
             hopeless = self._broken or self._peer_has_left(call)
             if hopeless is not None:
-                tell(connection, number, message.seq, hopeless)
+                send_outcome(connection, number, message.seq, hopeless)
                 return
             try:
                 self._open_edges(call)
             except ServiceError as error:
-                tell(connection, number, message.seq, error)
+                send_outcome(connection, number, message.seq, error)
                 return
             self._calls.add(call)
             if call.is_send:
@@ -190,8 +190,8 @@ class P2PEngine(MessageSink):
 
         def copy() -> None:
             receive.memory.copy_(send.memory)
-            send.tell()
-            receive.tell(source=send.rank)
+            send.report()
+            receive.report(source=send.rank)
 
         if send.message.nbytes <= INLINE_MESSAGE_BYTES:
             copy()
@@ -226,7 +226,7 @@ class P2PEngine(MessageSink):
     def _end(self, call: PendingCall, error: AllfoldError | None = None, source: int = -1) -> None:
         if call in self._calls:
             self._calls.remove(call)
-            call.tell(error, source)
+            call.report(error, source)
 
     # Frames
 

@@ -50,10 +50,10 @@ class PendingCall:
     def dtype(self) -> DType:
         return DType.from_code(self.message.dtype)
 
-    def tell(self, error: AllfoldError | None = None, source: int = -1) -> None:
-        """Tell the rank the outcome; that of a receive says where the message came from."""
+    def report(self, error: AllfoldError | None = None, source: int = -1) -> None:
+        """Send the rank the outcome; that of a receive names the rank that sent the message."""
         body = None if self.is_send else {"source": source}
-        tell(self.connection, self.group_number, self.message.seq, error, body)
+        send_outcome(self.connection, self.group_number, self.message.seq, error, body)
 
     def describe(self) -> str:
         """For people: ``recv(float32[12], from rank 1, tag 0)``."""
@@ -166,14 +166,14 @@ def content_frames(number: int, memory: torch.Tensor) -> MessageSender:
     )
 
 
-def tell(
+def send_outcome(
     connection: RankEndpoint,
     number: int,
     seq: int,
     error: AllfoldError | None,
     body: dict[str, Any] | None = None,
 ) -> None:
-    """Tell a rank the outcome of its call."""
+    """Send a rank the outcome of its call."""
     if error is None:
         connection.send(pack_outcome(Message.DONE, number, seq, body))
     else:
