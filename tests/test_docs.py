@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_the_table_of_strategies_in_the_readme_is_that_of_the_registry() -> None
     ]
     head = ["strategy", "steps", "bytes", "`auto` takes it for"]
     assert checked("strategies", README) == table(head, lines)
+
+
+def test_the_calls_in_the_readme_have_the_names_of_the_code() -> None:
+    part = README.partition("\n## Every collective\n")[2].partition("\n## ")[0]
+    calls = re.findall(r"`(\w+)\(([^`]*)\)`", part)
+    assert {"all_reduce", "all_gather", "scatter", "recv", "barrier"} <= {name for name, _ in calls}
+    for name, arguments in calls:
+        shown = [each.partition("=")[0] for each in arguments.split(", ") if each]
+        parameters = [*signature(getattr(allfold, name)).parameters]
+        assert shown == parameters[: len(shown)], name
 
 
 def test_messages_in_the_readme_are_those_of_the_errors_page() -> None:
