@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, RegisterNotFirstOperation
 from allfold_core.operations import Kind, ReduceOp
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
-from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
+from allfold_core.wire.local_wire import FIRST_PAIR, Message, Region
+from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups, make_plan
 
 FIRST, SECOND = 3, 4
 
@@ -77,10 +81,15 @@ def test_messages_go_by_the_numbers_of_the_new_epoch(shrunk: LocalGroups) -> Non
     assert other.sources[FIRST_PAIR] == 0
 
 
-def test_a_rank_that_is_not_in_the_new_epoch_hears_so(shrunk: LocalGroups) -> None:
-    shrunk.ranks[0].call(1, [1.0])
-    seq, error = shrunk.ranks[0].outcome()
-    assert seq == 1
+@pytest.mark.parametrize("kind", [Message.OP, Message.SEND, Message.RECV])
+def test_a_rank_that_is_not_in_the_new_epoch_hears_so(shrunk: LocalGroups, kind: Message) -> None:
+    rank = shrunk.ranks[0]
+    if kind is Message.OP:
+        rank.call(1, [1.0])
+    else:
+        rank.exchange(kind, 1, [1.0], 1)
+    seq, error = rank.outcome()
+    assert seq == (1 if kind is Message.OP else FIRST_PAIR + 1)
     assert isinstance(error, InvalidArgument)
     assert "not a rank of epoch 4 of group 'test'" in error.message
 
@@ -123,6 +132,33 @@ def test_by_default_an_epoch_begins_behind_the_last_op_that_was_called() -> None
         assert epoch.first_seq == 1
         assert local.groups[0].epoch_of(0).number == FIRST
         assert local.groups[0].epoch_of(1) is epoch
+
+
+def test_an_op_whose_call_is_looked_at_while_an_epoch_is_installed_begins_in_that_one() -> None:
+    """The epoch begins behind the last op that was called, and this one was not yet."""
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+
+        def place(region: Region, nbytes: int) -> torch.Tensor:
+            if local.groups[0].current.number == FIRST:
+                local.install([[0, 1]], {0: 1, 1: 0}, first_seq=None)
+            return first.memory(region, nbytes)
+
+        first.place = place  # type: ignore[method-assign]
+        first.run(0, Kind.ALL_GATHER, [5.0], 1, 2)
+        second.run(0, Kind.ALL_GATHER, [6.0], 1, 2)
+        assert first.outcome() == second.outcome() == (0, None)
+        assert list(first.result(0)) == list(second.result(0)) == [6.0, 5.0], "their new numbers"
+        assert local.groups[0].outcomes.recent[-1].epoch == SECOND
+
+
+def test_epochs_may_be_looked_through_while_another_one_is_installed() -> None:
+    with local_groups([[0]]) as local:
+        group = local.groups[0]
+        looked_through = iter(group.epochs.values())
+        group.install(make_plan([[0]], epoch=SECOND))
+        assert [epoch.number for epoch in looked_through] == [FIRST]
+        assert list(group.epochs) == [FIRST, SECOND]
 
 
 # Numbers that are not positions
@@ -168,6 +204,33 @@ def test_an_epoch_of_a_running_group_is_found_as_soon_as_it_is_installed(
     for epoch in (FIRST, SECOND):
         with pytest.raises(RegisterNotFirstOperation, match=f"epoch {epoch} is closed here"):
             registry.find("test", epoch)
+
+
+class WatchedRegistry(Registry):
+    """Notes when somebody looks for an epoch; the lock is free again when he waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = Event()
+
+    def _having(self, name: str, epoch: int) -> Group | None:
+        self.looked.set()
+        return super()._having(name, epoch)
+
+
+def test_whoever_waits_for_an_epoch_goes_on_as_soon_as_it_is_installed() -> None:
+    registry, found = WatchedRegistry(), SimpleQueue[Group | None]()
+    with local_groups([[0]]) as local:
+        group = registry.open(make_plan([[0]]), lambda: local.groups[0])
+        registry.looked.clear()
+        waiting = Thread(
+            target=lambda: found.put(registry.look_for("test", SECOND, 60.0)), daemon=True
+        )
+        waiting.start()
+        assert registry.looked.wait(SECONDS)
+        epoch = registry.install(group, make_plan([[0]], epoch=SECOND))
+        assert found.get(timeout=SECONDS) is group
+        assert group.current is epoch
 
 
 def test_a_name_may_be_opened_anew_before_the_last_rank_has_left_the_old_group() -> None:

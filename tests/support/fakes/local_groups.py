@@ -287,7 +287,7 @@ class LocalGroups:
             rank.call(seq, own, **options)
 
     def install(
-        self, ranks: Sequence[Sequence[int]], numbers: dict[int, int], first_seq: int
+        self, ranks: Sequence[Sequence[int]], numbers: dict[int, int], first_seq: int | None
     ) -> None:
         """Have every node take in a second epoch.
 

@@ -131,6 +131,10 @@ class Epoch:
             )
         self._numbers[session] = rank
 
+    def has(self, session: str) -> bool:
+        """Return True if a local session has a rank number here."""
+        return session in self._numbers
+
     def rank_of(self, session: str) -> int:
         """The rank number of a local session; ``InvalidArgument`` if it has none."""
         rank = self._numbers.get(session)

@@ -42,7 +42,8 @@ class Group:
     """The calls of the local ranks, numbered over all epochs, and the epochs that serve them.
 
     An op is run in the epoch that was the newest when its first local rank called it, of those
-    that begin with it or before. :meth:`install` takes in an epoch; it may be called again.
+    that begin with it or before. :meth:`install` takes in an epoch; it may be called again, from
+    any thread.
 
     Args:
         plan: of the first epoch.
@@ -50,7 +51,8 @@ class Group:
         failures: finds out why an op does not go on.
 
     Attributes:
-        epochs: by number.
+        epochs: by number, the newest last. Replaced as a whole and never changed, so that every
+            thread may look through it without the lock.
         current: the newest epoch.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
@@ -72,7 +74,8 @@ class Group:
     def install(self, plan: Plan, first_seq: int | None = None) -> Epoch:
         """Take in the plan of a newer epoch, in which later ops are run.
 
-        Ops that have begun go on in their own epoch.
+        Ops that have begun go on in their own epoch. For an open group use ``Registry.install``,
+        which wakes those who wait for the epoch.
 
         Args:
             first_seq: the first op of the epoch; by default the one after the last that any local
@@ -90,7 +93,7 @@ class Group:
                 )
             if first_seq is None:
                 first_seq = max(self._called.values(), default=-1) + 1
-            self.current = self.epochs[plan.epoch] = Epoch(
+            epoch = Epoch(
                 plan,
                 first_seq,
                 self._resources,
@@ -100,20 +103,25 @@ class Group:
                 suspect=self.suspect,
                 report_lost=self._failures.report_lost,
             )
-            return self.current
+            self.epochs = {**self.epochs, plan.epoch: epoch}
+            self.current = epoch
+            return epoch
 
     def epoch_of(self, seq: int) -> Epoch:
         """The epoch in which an op runs, or would run if it began now."""
         op = self.table.in_flight.get(seq)
         if op is not None:
             return self.epochs[op.epoch]
-        if seq >= self.current.first_seq:
-            return self.current
-        return max(
-            (each for each in self.epochs.values() if each.first_seq <= seq),
-            key=lambda each: each.number,
-            default=self.current,
-        )
+        current = self.current
+        if seq >= current.first_seq:
+            return current
+        newest_first = reversed(self.epochs.values())
+        return next((each for each in newest_first if each.first_seq <= seq), current)
+
+    def epoch_with(self, session: str) -> Epoch | None:
+        """The newest epoch in which a local session has a rank; ``None`` if it is in none."""
+        newest_first = reversed(self.epochs.values())
+        return next((each for each in newest_first if each.has(session)), None)
 
     def last_called(self, epoch: Epoch) -> dict[int, int]:
         """The last op that each rank of this node has called, by its number in an epoch."""
@@ -148,7 +156,8 @@ class Group:
             called: when it called, if that was not just now (monotonic).
         """
         try:
-            self._submit(session, connection, number, message, called)
+            while not self._submit(session, connection, number, message, called):
+                log.debug("op %d of group '%s': an epoch came meanwhile", message.seq, self.name)
         except Exception as error:
             log.exception("op %d of group '%s' cannot be run", message.seq, self.name)
             self.cannot_run(message.seq, error)
@@ -160,7 +169,8 @@ class Group:
         number: int,
         message: OpMessage,
         called: float | None,
-    ) -> None:
+    ) -> bool:
+        """Return False if the op belongs to another epoch by now, in which it has to be called."""
         seq = message.seq
         epoch = self.epoch_of(seq)
         try:
@@ -171,7 +181,7 @@ class Group:
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             refuse(connection, number, seq, refusal)
-            return
+            return True
         except Exception as error:
             # It is not among those that called, so no verdict on the op would reach it.
             refuse(connection, number, seq, self._breakdown(seq, error))
@@ -181,6 +191,8 @@ class Group:
             rank, connection, number, message, spec, source, target, now, called or now
         )
         with self.table.lock:
+            if self.epoch_of(seq) is not epoch:  # an epoch was installed meanwhile
+                return False
             failure = (
                 self.failure(seq) or self._repetition(session, rank, seq) or self._excess(rank, seq)
             )
@@ -191,20 +203,25 @@ class Group:
         elif op is not None:
             epoch.runner.start(op)
             epoch.edges.resume_all()
+        return True
 
     def submit_message(
         self, session: str, connection: RankEndpoint, number: int, message: P2PMessage
     ) -> None:
         """Take in a local rank's send or receive."""
         epoch = self.current
-        rank = epoch.rank_of(session)
+        try:
+            rank = epoch.rank_of(session)
+        except InvalidArgument as error:
+            refuse(connection, number, message.seq, error)
+            return
         if epoch.p2p.open_calls >= MAX_OPEN_MESSAGES * len(epoch.ranks):
-            error = InvalidArgument(
+            excess = InvalidArgument(
                 f"rank {rank} sends or receives in group '{self.name}' while "
                 f"{epoch.p2p.open_calls} messages of its node are in flight, the most there may "
                 "be; wait for some of them first"
             )
-            refuse(connection, number, message.seq, error)
+            refuse(connection, number, message.seq, excess)
             return
         epoch.p2p.submit(rank, connection, number, message)
 
@@ -334,17 +351,17 @@ class Group:
 
     def expire_messages(self, now: float) -> None:
         """Fail sends and receives that are past their deadline."""
-        for epoch in list(self.epochs.values()):
+        for epoch in self.epochs.values():
             epoch.p2p.expire(now)
 
     def finish_messages(self, deadline: float) -> None:
         """Let peers get the messages and acknowledgements that they are owed, until a deadline."""
-        for epoch in list(self.epochs.values()):
+        for epoch in self.epochs.values():
             epoch.p2p.finish(deadline)
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed."""
-        for epoch in list(self.epochs.values()):
+        for epoch in self.epochs.values():
             epoch.close(linger)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_condition
 from allfold_core.errors import RegisterNotFirstOperation
@@ -36,6 +37,16 @@ class Registry:
                 self._groups.setdefault(plan.group, []).append(group)
                 self._changed.notify_all()
             return group
+
+    def install(self, group: Group, plan: Plan, first_seq: int | None = None) -> Epoch:
+        """Have a group take in a newer epoch, and wake those who wait for that.
+
+        The arguments and errors are those of :meth:`Group.install`.
+        """
+        with self._changed:
+            epoch = group.install(plan, first_seq)
+            self._changed.notify_all()
+            return epoch
 
     def _having(self, name: str, epoch: int) -> Group | None:
         return next((each for each in self._groups.get(name, ()) if epoch in each.epochs), None)
