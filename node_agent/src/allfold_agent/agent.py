@@ -178,20 +178,26 @@ class Agent:
         future.add_done_callback(withdraw)
 
     def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
-        group, rank = membership.group, membership.rank
-        log.log(WARNING if failed else INFO, "rank %d of '%s' %s", rank, group.name, how)
-        group.current.rank_left(rank, group.last_called(group.current)[rank], how)
+        group, epoch = membership.group, membership.epoch
         gone: Future[None] = Future()
-        self._from_thread(self._finish_leaving(membership, how, failed, gone))
+        if epoch is None:  # it has no seat to give up
+            gone.set_result(None)
+            return gone
+        rank = epoch.rank_of(membership.session)
+        log.log(WARNING if failed else INFO, "rank %d of '%s' %s", rank, group.name, how)
+        epoch.rank_left(rank, group.last_called(epoch)[rank], how)
+        self._from_thread(self._finish_leaving(membership, epoch, how, failed, gone))
         return gone
 
     def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
-        group, rank = membership.group, membership.rank
-        epoch = group.current
+        group, epoch = membership.group, membership.epoch
+        if epoch is None:  # nobody counts on it
+            return
+        rank = epoch.rank_of(membership.session)
         error = _lost(epoch, [rank], reason)
         epoch.left[rank] = group.last_called(epoch)[rank]
         epoch.break_(error)
-        self._from_thread(self._finish_loss(membership, error))
+        self._from_thread(self._finish_loss(membership, epoch, error))
 
     def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
         self._from_thread(self.peers.suspect(group, seq, reason, waited))
@@ -213,27 +219,26 @@ class Agent:
         return Group(plan, self._resources, self)
 
     async def _finish_leaving(
-        self, membership: Membership, how: str, failed: bool, gone: Future[None]
+        self, membership: Membership, epoch: Epoch, how: str, failed: bool, gone: Future[None]
     ) -> None:
-        group, rank = membership.group, membership.rank
+        """``epoch`` is that in which it has left: there may be a newer one by now."""
+        group, rank = membership.group, epoch.rank_of(membership.session)
         reason = "lost" if failed else "finished"
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
         await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
         try:
             await asyncio.gather(
-                self.peers.announce_departure(group.current, rank, group.current.left[rank], how),
+                self.peers.announce_departure(epoch, rank, epoch.left[rank], how),
                 self.registration.give_up_seat(group.name, rank, membership.session, reason),
             )
         finally:
             gone.set_result(None)
         await self._close_if_empty(group)
 
-    async def _finish_loss(self, membership: Membership, error: PeerLost) -> None:
-        group = membership.group
-        await self.peers.announce_loss(group.current, error)
-        await self.registration.give_up_seat(
-            group.name, membership.rank, membership.session, "lost"
-        )
+    async def _finish_loss(self, membership: Membership, epoch: Epoch, error: PeerLost) -> None:
+        group, session = membership.group, membership.session
+        await self.peers.announce_loss(epoch, error)
+        await self.registration.give_up_seat(group.name, epoch.rank_of(session), session, "lost")
         await self._close_if_empty(group)
 
     async def _close_if_empty(self, group: Group) -> None:

@@ -1,11 +1,12 @@
-"""A rank that dies while it joins, with memory of a GPU that is not released yet."""
+"""What happens while a rank joins: it dies, or its epoch has a successor."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,13 @@ from allfold_agent.groups.group import Group
 from allfold_agent.local.server import LocalServer, Registrar
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
-from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_core.wire.local_wire import (
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    Message,
+    pack_json,
+    unpack_json,
+)
 from tests.support.fakes.local_groups import local_groups
 from tests.support.waiting import wait_until
 
@@ -32,17 +39,17 @@ class StuckGpu:
         self.due.append(release)
 
 
-def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
-    tmp_path: Path,
-) -> None:
-    joining: Future[Group] = Future()
-    joining.set_running_or_notify_cancel()  # the orchestrator has seated it: too late to cancel
+@contextmanager
+def joining(folder: Path) -> Iterator[tuple[LocalServer, Any, socket.socket, Future[Group]]]:
+    """A local server, its registrar, a process that joins, and what that will resolve to."""
+    outcome: Future[Group] = Future()
+    outcome.set_running_or_notify_cancel()  # the orchestrator has seated it: too late to cancel
     registrar = create_autospec(Registrar, instance=True)
     registrar.groups.return_value = []
-    registrar.join.return_value = joining
-    reactor, poller, gpu = Reactor("test"), FencePoller("test"), StuckGpu()
+    registrar.join.return_value = outcome
+    reactor, poller = Reactor("test"), FencePoller("test")
     server = LocalServer(
-        str(tmp_path / "agent.sock"),
+        str(folder / "agent.sock"),
         registrar,
         {"node": "test"},
         reactor=reactor,
@@ -54,25 +61,50 @@ def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
             rank.settimeout(10.0)
-            rank.connect(str(tmp_path / "agent.sock"))
+            rank.connect(str(folder / "agent.sock"))
             rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
             assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
-            memory: Any = SimpleNamespace(size=64, device=SimpleNamespace(releases=gpu))
-            (process,) = server._listener.processes
-            process.add_gpu_segment(0, memory)
             rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": "s"}))
             wait_until(lambda: registrar.join.called, "it joins")
-        wait_until(lambda: gpu.due, "the end of its process is seen, and waits for the GPU")
-        with local_groups([[0]]) as local:
-            local.groups[0].current.seat("s", 0)
-            joining.set_result(local.groups[0])
-            wait_until(lambda: registrar.lose.called, "its seat is given up")
-        ((membership,), _) = registrar.lose.call_args
-        assert (membership.session, membership.rank) == ("s", 0)
-        assert not process.memberships
+            yield server, registrar, rank, outcome
     finally:
         reactor.close()
-        for release in gpu.due:
-            release()
         server.close()
         poller.close()
+
+
+def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
+    tmp_path: Path,
+) -> None:
+    gpu = StuckGpu()
+    with (
+        joining(tmp_path) as (server, registrar, rank, outcome),
+        local_groups([[0]]) as local,
+    ):
+        memory: Any = SimpleNamespace(size=64, device=SimpleNamespace(releases=gpu))
+        (process,) = server._listener.processes
+        process.add_gpu_segment(0, memory)
+        rank.close()
+        wait_until(lambda: gpu.due, "the end of its process is seen, and waits for the GPU")
+        local.groups[0].current.seat("s", 0)
+        outcome.set_result(local.groups[0])
+        wait_until(lambda: registrar.lose.called, "its seat is given up")
+        ((membership,), _) = registrar.lose.call_args
+        assert (membership.session, membership.epoch) == ("s", local.groups[0].current)
+        assert not process.memberships
+        for release in gpu.due:
+            release()
+
+
+def test_a_rank_hears_of_the_epoch_that_it_has_joined_though_another_one_is_installed(
+    tmp_path: Path,
+) -> None:
+    with joining(tmp_path) as (_, _, rank, outcome), local_groups([[0, 1]]) as local:
+        joined = local.groups[0].current
+        joined.seat("s", 0)
+        local.install([[0]], {1: 0}, first_seq=0)
+        outcome.set_result(local.groups[0])
+        answer = rank.recv(MAX_MESSAGE)
+        assert answer[0] == Message.JOINED
+        body = unpack_json(answer)
+        assert (body["epoch"], body["rank"]) == (joined.number, 0)

@@ -13,7 +13,17 @@ from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.local.deferred_calls import DeferredCalls
 from allfold_agent.local.rank_connection import CallMessage, Membership, RankConnection
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.wire.local_wire import Fence, OpMessage, Region, unpack_outcome
+from allfold_core.dtypes import DType
+from allfold_core.wire.local_wire import (
+    FIRST_PAIR,
+    Fence,
+    Message,
+    OpMessage,
+    P2PMessage,
+    Region,
+    unpack_outcome,
+)
+from tests.support.fakes.local_groups import local_groups
 
 PLACE = Region(0, 0)
 
@@ -109,3 +119,18 @@ def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
     assert "3 calls of this process wait for its GPU" in (body or {})["message"]
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0, 1, 2]
+
+
+def test_a_late_send_of_a_rank_that_is_not_in_the_new_epoch_is_refused() -> None:
+    gpu = Gpu()
+    with local_groups([[0, 1], [2]]) as local:
+        rank = local.ranks[0]
+        gpu.process.memberships = {0: Membership(rank.session, rank.group)}
+        local.install([[0], [1]], {1: 0, 2: 1}, first_seq=None)
+        send = P2PMessage(Message.SEND, 0, FIRST_PAIR, 0.0, 1, 0, DType.FLOAT32.code, PLACE, 4)
+        gpu.calls.add(gpu.process, send._replace(fence=Fence(PLACE, 1)))
+        gpu.reach(0)
+    ((refusal,), _) = gpu.process.send.call_args
+    _, seq, body = unpack_outcome(refusal)
+    assert seq == FIRST_PAIR
+    assert "the GPU of rank 0 has not come to the call within 0 s" in (body or {})["message"]

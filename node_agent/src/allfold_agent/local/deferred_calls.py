@@ -163,7 +163,8 @@ def _failure_of(membership: Membership | None, message: CallMessage) -> AllfoldE
 
 def _late(membership: Membership | None, message: P2PMessage) -> PeerMissing:
     """Return the error of a send or receive whose tensor the GPU still uses."""
-    ranks = [membership.rank] if membership else []
+    epoch = membership.epoch if membership else None
+    ranks = [epoch.rank_of(membership.session)] if membership and epoch else []
     return PeerMissing(
         f"the GPU of {name_ranks(ranks)} has not come to the call within {message.timeout:g} s: "
         "it is still busy with the work that was queued before",

@@ -18,6 +18,7 @@ import torch
 
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
+from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
@@ -46,9 +47,9 @@ class Membership:
     group: Group
 
     @property
-    def rank(self) -> int:
-        """The rank number in the group's current epoch."""
-        return self.group.current.rank_of(self.session)
+    def epoch(self) -> Epoch | None:
+        """The newest epoch in which the session has a rank, which need not be the current one."""
+        return self.group.epoch_with(self.session)
 
 
 CallMessage = OpMessage | P2PMessage

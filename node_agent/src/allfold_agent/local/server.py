@@ -279,7 +279,7 @@ class LocalServer:
         body = {
             "request": request["request"],
             "number": number,
-            **group.current.view(membership.session),
+            **(membership.epoch or group.current).view(membership.session),
         }
         process.send(pack_json(Message.JOINED, body))
 

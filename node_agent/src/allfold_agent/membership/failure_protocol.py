@@ -117,7 +117,9 @@ class FailureProtocol:
             },
             "last_seq": {str(rank): last for rank, last in group.last_called(epoch).items()},
             "held": [
-                epoch.rank_of(session) for session, held in list(group.deferred) if held == seq
+                epoch.rank_of(session)
+                for session, held in list(group.deferred)
+                if held == seq and epoch.has(session)
             ],
         }
 
