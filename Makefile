@@ -29,7 +29,7 @@ VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__ini
 
 # Fast tests first. What is not named here comes in between.
 FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
-LAST := $(addprefix tests/,chaos e2e browser)
+LAST := tests/e2e
 FOLDERS = $(patsubst %/,%,$(wildcard tests/*/))
 OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/clients tests/__%,$(FOLDERS)) $(wildcard tests/test_*.py)
 TORCH ?= 2.14.1

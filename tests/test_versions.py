@@ -56,9 +56,10 @@ def test_a_release_tags_its_images_with_the_version_and_no_letter(tmp_path: Path
 
 
 def test_the_newest_release_in_the_changelog_is_the_version() -> None:
-    headings = re.findall(
-        r"^## \[([^\]]+)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
-    )
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## \[([^\]]+)\](.*)$", changelog, re.MULTILINE)
     released = [(version, date) for version, date in headings if version != "Unreleased"]
+    linked = re.findall(r"^\[([^\]]+)\]: https://", changelog, re.MULTILINE)
+    assert linked == [version for version, _ in released]
     assert released[0][0] == VERSION
     assert all(re.fullmatch(r" - \d{4}-\d{2}-\d{2}", date) for _, date in released)
