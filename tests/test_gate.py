@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 100.0
@@ -43,3 +46,18 @@ def test_files_run_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     ran = [line.split()[-1] for line in done.stdout.splitlines() if "PASSED" in line]
     assert [each.partition("::")[0] for each in ran] == ["test_few.py"] + ["test_many.py"] * 5
+
+
+def test_the_environment_is_made_of_the_python_that_ci_has_set_up() -> None:
+    gate = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["gate"]
+    named = gate["env"]["PYTHON"].replace("${{ matrix.python }}", "3.13")
+    made = subprocess.run(
+        ["make", "-n", "-B", "--no-print-directory", ".venv/.made"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHON": named},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    assert "\npython3.13 -m venv .venv\n" in made.stdout

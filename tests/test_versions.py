@@ -6,6 +6,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -13,7 +14,11 @@ ROOT = Path(__file__).parents[1]
 PROJECTS = ["collective_core", "orchestrator", "node_agent", "client_sdk"]
 VERSION = tomllib.loads((ROOT / "client_sdk" / "pyproject.toml").read_text())["project"]["version"]
 IMAGES = [*ROOT.glob("docker-compose*.yml"), *ROOT.glob("deploy/kubernetes/**/*.yaml")]
-IMAGE = re.compile(r"allfold-(?:orchestrator|agent|job)(?::|, newTag: )(\d+\.\d+\.\d+)")
+# Name, version and CUDA, if any, of an image in a manifest; Compose has a default for CUDA.
+IMAGE = re.compile(
+    r"(allfold-(?:orchestrator|agent|job))(?::|, newTag: )(\d+\.\d+\.\d+)"
+    r"(?:-(?:\$\{\w+:-)?(\w+))?"
+)
 
 
 def test_the_packages_have_one_version_and_need_each_other_in_it() -> None:
@@ -37,22 +42,48 @@ def test_the_code_says_the_version_of_its_package() -> None:
 
 
 def test_compose_and_kubernetes_name_images_of_the_version() -> None:
-    tags = [tag for path in IMAGES for tag in IMAGE.findall(path.read_text())]
-    assert len(tags) >= 8
-    assert set(tags) == {VERSION}
+    versions = [found[1] for path in IMAGES for found in IMAGE.findall(path.read_text())]
+    assert len(versions) >= 8
+    assert set(versions) == {VERSION}
 
 
-def test_a_release_tags_its_images_with_the_version_and_no_letter(tmp_path: Path) -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
-    steps = workflow["jobs"]["images"]["steps"]
-    variables = tmp_path / "variables"
-    for step in steps:
-        if "run" in step:
-            environment = {"GITHUB_REF_NAME": f"v{VERSION}", "GITHUB_ENV": str(variables)}
-            subprocess.run(["bash", "-ec", step["run"]], env=environment, check=True)
-    assert variables.read_text() == f"VERSION={VERSION}\n"
+def workflow(name: str) -> Any:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+
+
+def pushed(variant: dict[str, str], folder: Path) -> tuple[str, str]:
+    """Return the image of one variant of the release's matrix: its name, and the tag it gets."""
+    steps = workflow("release.yml")["jobs"]["images"]["steps"]
+    (step,) = [step for step in steps if "run" in step]
+    assert step["env"] == {"CUDA": "${{ matrix.cuda }}"}
+    variables = folder / "variables"
+    variables.unlink(missing_ok=True)
+    environment = {"GITHUB_REF_NAME": f"v{VERSION}", "GITHUB_ENV": str(variables)}
+    environment["CUDA"] = variant.get("cuda", "")
+    subprocess.run(["bash", "-ec", step["run"]], env=environment, check=True)
     (tags,) = [step["with"]["tags"] for step in steps if "tags" in step.get("with", {})]
-    assert tags.endswith("/allfold-${{ matrix.image }}:${{ env.VERSION }}")
+    assert tags.endswith("/allfold-${{ matrix.image }}:${{ env.TAG }}")
+    return f"allfold-{variant['image']}", variables.read_text().strip().removeprefix("TAG=")
+
+
+def test_a_release_has_the_images_that_compose_and_kubernetes_name(tmp_path: Path) -> None:
+    variants = workflow("release.yml")["jobs"]["images"]["strategy"]["matrix"]["include"]
+    built = {pushed(variant, tmp_path) for variant in variants}
+    named = {
+        (name, f"{version}-{cuda}" if cuda else version)
+        for path in IMAGES
+        for name, version, cuda in IMAGE.findall(path.read_text())
+    }
+    assert built == named
+
+
+def test_nothing_is_published_that_has_not_passed_the_gate() -> None:
+    jobs = workflow("release.yml")["jobs"]
+    assert jobs["gate"]["uses"] == "./.github/workflows/ci.yml"
+    assert jobs["wheels"]["needs"] == "gate"
+    assert {job["needs"] for name, job in jobs.items() if name not in ("gate", "wheels")} == {
+        "wheels"
+    }
 
 
 def test_the_newest_release_in_the_changelog_is_the_version() -> None:
