@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
+from allfold_core.schedules.registry import candidates
 from allfold_orchestrator.http.plan_bodies import GZIP_LEVEL
 from allfold_orchestrator.membership.group_state import (
     GroupParams,
@@ -84,7 +85,7 @@ def _planning(cluster: Cluster, state: GroupState | None = None) -> tuple[GroupS
 def _compile_times(cluster: Cluster, plan: Plan) -> dict[str, float]:
     """Seconds in which one agent makes its own program of an all-reduce, by strategy."""
     times = {}
-    for strategy in ("ring", "halving_doubling", "double_tree", "tree(8)", "direct2"):
+    for strategy in candidates(Kind.ALL_REDUCE):
         compiled = partial(
             compile_program,
             Kind.ALL_REDUCE,

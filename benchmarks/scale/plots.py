@@ -15,17 +15,8 @@ from benchmarks.svg import STYLE, save
 
 _SHOWN_NODES = (16, 256, 10_000)
 _SHOWN_SIZES = (4096, 4 << 16, 4 << 24)
-# Those that differ from another one by a constant factor are left out.
-_STRATEGIES = (
-    "direct",
-    "direct2",
-    "halving_doubling",
-    "ring",
-    "double_tree",
-    "tree(2)",
-    "tree(8)",
-    "centralized",
-)
+# They differ from another one by a constant factor.
+_LEFT_OUT = ("chain", "tree(4)")
 
 
 def draw(results: Mapping[str, dict[str, Any]], images: Path) -> list[Path]:
@@ -89,7 +80,8 @@ def _collectives(result: dict[str, Any], images: Path) -> Iterator[Path]:
 
 
 def _curves(axes: Axes, rows: Sequence[dict[str, Any]], along: str) -> None:
-    for number, strategy in enumerate(_STRATEGIES):
+    shown = dict.fromkeys(row["strategy"] for row in rows)
+    for number, strategy in enumerate(name for name in shown if name not in _LEFT_OUT):
         points = [row for row in rows if row["strategy"] == strategy]
         axes.plot(
             [row[along] for row in points],

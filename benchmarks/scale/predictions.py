@@ -14,7 +14,7 @@ from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
-from allfold_core.schedules.compiler import compile_schedule
+from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.registry import candidates
 
 KIND = Kind.ALL_REDUCE
@@ -66,7 +66,7 @@ def _comparisons() -> Iterator[dict[str, Any]]:
     name, links = next(iter(LINKS.items()))
     for strategy in candidates(KIND):
         for nodes in NODES:
-            if _steps(strategy, nodes) > MAX_SIMULATED_STEPS:
+            if about_steps(strategy, nodes) > MAX_SIMULATED_STEPS:
                 continue
             for size in (4 * 1024 * nodes, 1 << 26):
                 schedule = compile_schedule(KIND, strategy, nodes=nodes, numel=size // ITEMSIZE)
@@ -76,7 +76,8 @@ def _comparisons() -> Iterator[dict[str, Any]]:
                 yield row | {"simulated": price(schedule, links, ITEMSIZE)}
 
 
-def _steps(strategy: str, nodes: int) -> int:
-    """About how many steps all programs have together."""
-    dense = strategy in ("direct", "direct2", "ring")
-    return 4 * nodes * (nodes if dense else max(1, nodes.bit_length()))
+def about_steps(strategy: str, nodes: int) -> int:
+    """About how many steps all programs have together: four per level, or more where a node in the
+    middle has more, as in a ring. That of a root can be far longer, but there is only one."""
+    middle = compile_program(KIND, strategy, nodes=nodes, numel=nodes, node=nodes // 2)
+    return nodes * max(len(middle), 4 * nodes.bit_length())

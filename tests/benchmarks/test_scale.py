@@ -6,14 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from allfold_core.schedules.registry import STRATEGIES
+from allfold_core.schedules.strategies import direct
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.scale.cluster import Cluster
 from benchmarks.scale.http_load import Answer, Load
 from benchmarks.scale.orchestrator import measure
+from benchmarks.scale.predictions import MAX_SIMULATED_STEPS, about_steps
 from tests.support.require import requires
 
 ROOT = Path(__file__).parents[2]
@@ -81,3 +85,11 @@ def test_times_are_those_of_the_requests_or_since_a_moment() -> None:
     assert load.times() == [2.0, 3.0]
     assert load.times(since=0.0) == [3.0, 5.0]
     assert (load.finished, load.nbytes, load.statuses) == (5.0, 30, {200: 2})
+
+
+def test_a_new_strategy_with_many_messages_is_not_simulated_with_many_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "mesh", replace(direct.STRATEGY, name="mesh"))
+    assert about_steps("mesh", 64) < MAX_SIMULATED_STEPS < about_steps("mesh", 1000)
+    assert about_steps("double_tree", 1000) < MAX_SIMULATED_STEPS < about_steps("ring", 256)
