@@ -1,63 +1,60 @@
-"""``python -m allfold_orchestrator`` as a process of its own."""
+"""``python -m allfold_orchestrator`` as a process of its own, and requests to it."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
+from allfold.cli._processes import wait_for
+from tests.support.processes.services import START_SECONDS, Services
 from tests.support.waiting import wait_until
-
-START_SECONDS = 30.0
 
 
 class OrchestratorProcess:
-    """One run of the program; use it as a context manager."""
+    """One orchestrator that can be killed and started again; use it as a context manager.
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self._folder = folder
-        self._arguments = arguments
-        self._environment = {"ALLFOLD_ORCHESTRATOR_LISTEN": "127.0.0.1:0", **environment}
-        self.log_file = folder / "orchestrator.log"
-        self.address = ""
-        self.http: httpx.Client
+    Args:
+        redis_url: its store.
+        token: the join token; none by default.
+        variables: further ones of its environment.
+    """
 
-    def start(self, *, listen: str = "127.0.0.1:0") -> None:
-        """Returns once it listens. The second start may use the address of the first."""
-        ready = self._folder / "ready"
-        ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "allfold_orchestrator", "--ready-file", str(ready)]
-        command += ["--listen", listen, *self._arguments]
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **self._environment}
-            )
-        wait_until(
-            lambda: ready.exists() or self.process.poll() is not None,
-            f"the orchestrator listens; {self.log_file}",
-            START_SECONDS,
-        )
-        assert self.process.poll() is None, self.log_file.read_text()
-        self.address = ready.read_text()
-        self.http = httpx.Client(base_url=f"http://{self.address}", timeout=40)
+    def __init__(self, redis_url: str = "embedded", token: str = "", **variables: str) -> None:
+        variables = {"ALLFOLD_LOG_FORMAT": "json", **variables}
+        self._services = Services(redis_url=redis_url, token=token, variables=variables)
+        self._log_file = self._services.folder / "orchestrator.log"
+        self.http = httpx.Client(base_url=self._services.orchestrator_url, timeout=40)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self.http.close()
+        self._services.__exit__()
+
+    def start(self, *, host: str = "127.0.0.1") -> None:
+        """Returns once it listens."""
+        self._services.start_orchestrator(host)
 
     def kill(self) -> None:
         """SIGKILL, as when the power fails."""
-        self.http.close()
-        self.process.kill()
-        self.process.wait()
+        self._services.kill_orchestrator()
+
+    def end(self, number: int, seconds: float) -> int:
+        """Send a signal, wait for the end and return the exit status."""
+        child = self._services.orchestrator
+        assert child is not None
+        child.signal(number)
+        assert wait_for([child], seconds), f"it is still there after {seconds} s"
+        return child.reap()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as ``host:port``."""
+        return self._services.orchestrator_url.removeprefix("http://")
 
     @property
     def is_ready(self) -> bool:
@@ -66,9 +63,16 @@ class OrchestratorProcess:
     def wait_ready(self) -> None:
         wait_until(lambda: self.is_ready, "it is ready", START_SECONDS)
 
+    def log_text(self) -> str:
+        return self._log_file.read_text()
+
     def log(self) -> list[dict[str, Any]]:
         """The lines it logged, in its JSON format."""
-        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+        return [json.loads(line) for line in self.log_text().splitlines()]
+
+    def warnings(self) -> list[str]:
+        """The messages that it logged as warnings."""
+        return [line["msg"] for line in self.log() if line["level"] == "warning"]
 
     def register(self, node: str) -> None:
         body = {

@@ -24,8 +24,8 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def test_it_starts_without_any_configuration_and_says_where_it_listens(tmp_path: Path) -> None:
-    with OrchestratorProcess(tmp_path) as orchestrator:
+def test_it_starts_without_any_configuration_and_says_where_it_listens() -> None:
+    with OrchestratorProcess() as orchestrator:
         orchestrator.wait_ready()
         assert orchestrator.address.startswith("127.0.0.1:")
         (line,) = [line for line in orchestrator.log() if line["msg"] == "listening"]
@@ -35,10 +35,8 @@ def test_it_starts_without_any_configuration_and_says_where_it_listens(tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_cleanly_and_soon_although_somebody_waits(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    with OrchestratorProcess(tmp_path) as orchestrator:
+def test_it_ends_cleanly_and_soon_although_somebody_waits(number: signal.Signals) -> None:
+    with OrchestratorProcess() as orchestrator:
         orchestrator.register("a")
         orchestrator.join(0, "a")
         waiter = HTTPConnection(orchestrator.address, timeout=40)
@@ -46,8 +44,7 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(
         # Whoever asks after it is answered after it was taken up.
         orchestrator.http.get("/v1/groups/train/plan?epoch=1&session=s0&wait=0.1")
         began = time.monotonic()
-        orchestrator.process.send_signal(number)
-        assert orchestrator.process.wait(timeout=10) == 0
+        assert orchestrator.end(number, seconds=10) == 0
         assert time.monotonic() - began < 5  # the promise is 2 s; test machines are busy
         assert json.load(waiter.getresponse())["ready"] is False
         waiter.close()
@@ -55,8 +52,8 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(
 
 
 @pytest.mark.redis
-def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, own_redis: RedisServer) -> None:
-    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
+def test_what_it_knows_survives_its_sudden_death(own_redis: RedisServer) -> None:
+    with OrchestratorProcess(own_redis.url) as orchestrator:
         for node in ("a", "b"):
             orchestrator.register(node)
         orchestrator.join(0, "a")
@@ -68,8 +65,8 @@ def test_what_it_knows_survives_its_sudden_death(tmp_path: Path, own_redis: Redi
 
 
 @pytest.mark.redis
-def test_it_survives_the_loss_of_its_store(tmp_path: Path, own_redis: RedisServer) -> None:
-    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
+def test_it_survives_the_loss_of_its_store(own_redis: RedisServer) -> None:
+    with OrchestratorProcess(own_redis.url) as orchestrator:
         orchestrator.wait_ready()
         orchestrator.register("a")
         own_redis.stop()
@@ -97,9 +94,9 @@ def test_it_survives_the_loss_of_its_store(tmp_path: Path, own_redis: RedisServe
 
 
 @pytest.mark.redis
-def test_it_may_start_before_its_store(tmp_path: Path, own_redis: RedisServer) -> None:
+def test_it_may_start_before_its_store(own_redis: RedisServer) -> None:
     own_redis.stop()
-    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url) as orchestrator:
+    with OrchestratorProcess(own_redis.url) as orchestrator:
         response = orchestrator.http.get("/readyz")
         assert response.status_code == 503
         assert response.json()["ready"] is False
@@ -108,11 +105,9 @@ def test_it_may_start_before_its_store(tmp_path: Path, own_redis: RedisServer) -
 
 
 @pytest.mark.redis
-def test_nodes_outlive_an_outage_of_the_orchestrator(
-    tmp_path: Path, own_redis: RedisServer
-) -> None:
+def test_nodes_outlive_an_outage_of_the_orchestrator(own_redis: RedisServer) -> None:
     short = {"ALLFOLD_LEASE_SECONDS": "1", "ALLFOLD_HEARTBEAT_SECONDS": "0.2"}
-    with OrchestratorProcess(tmp_path, "--redis-url", own_redis.url, **short) as orchestrator:
+    with OrchestratorProcess(own_redis.url, **short) as orchestrator:
         for node in ("fine", "dead"):
             orchestrator.register(node)
         orchestrator.join(0, "fine")
@@ -132,24 +127,21 @@ def test_nodes_outlive_an_outage_of_the_orchestrator(
         assert view["present"] == [{"rank": 0, "node": "fine"}]
 
 
-def test_it_warns_when_everybody_may_come_in(tmp_path: Path) -> None:
-    everywhere = "0.0.0.0:0"
-    with OrchestratorProcess(tmp_path) as orchestrator:
-        assert not [line for line in orchestrator.log() if line["level"] == "warning"]
+def test_it_warns_when_everybody_may_come_in() -> None:
+    with OrchestratorProcess() as orchestrator:
+        assert not orchestrator.warnings()
         orchestrator.kill()
-        orchestrator.start(listen=everywhere)
-        (line,) = [line for line in orchestrator.log() if line["level"] == "warning"]
-        assert "ALLFOLD_TOKEN" in line["msg"]
+        orchestrator.start(host="0.0.0.0")
+        (warning,) = orchestrator.warnings()
+        assert "ALLFOLD_TOKEN" in warning
 
 
-def test_a_token_silences_the_warning_and_is_never_logged(tmp_path: Path) -> None:
-    orchestrator = OrchestratorProcess(tmp_path, ALLFOLD_TOKEN="sesame")
-    orchestrator.start(listen="0.0.0.0:0")
-    try:
-        assert not [line for line in orchestrator.log() if line["level"] == "warning"]
-        assert "sesame" not in orchestrator.log_file.read_text()
-    finally:
+def test_a_token_silences_the_warning_and_is_never_logged() -> None:
+    with OrchestratorProcess(token="sesame") as orchestrator:
         orchestrator.kill()
+        orchestrator.start(host="0.0.0.0")
+        assert not orchestrator.warnings()
+        assert "sesame" not in orchestrator.log_text()
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -101,9 +101,9 @@ class Services:
 
     # Starting
 
-    def start_orchestrator(self) -> None:
-        """Returns once it answers, at the same address every time."""
-        options = ["--listen", f"127.0.0.1:{self.port}", "--redis-url", self.redis_url]
+    def start_orchestrator(self, host: str = "127.0.0.1") -> None:
+        """Returns once it answers, at the same port every time."""
+        options = ["--listen", f"{host}:{self.port}", "--redis-url", self.redis_url]
         child = self._spawn("orchestrator", "allfold_orchestrator", *options)
         self.orchestrator = child
         self._await_ready_file("orchestrator", child)
