@@ -7,12 +7,11 @@ import pytest
 
 from allfold_agent.data_port import DataPort
 from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.http.addresses import parse_address
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import PeerError
 from allfold_core.wire.frames import EDGE_PROTOCOL
-from tests.node_agent.edges.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
+from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
 
 
 def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
@@ -92,18 +91,6 @@ def test_the_right_token_opens_an_edge() -> None:
         sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, TOKEN, 5)
         port.taken.get(timeout=5)[1].close()
         sock.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "parsed"),
-    [
-        ("localhost:1", ("localhost", 1)),
-        ("[::1]:65535", ("::1", 65535)),
-        ("10.0.0.1:80", ("10.0.0.1", 80)),
-    ],
-)
-def test_addresses_are_host_and_port(address: str, parsed: tuple[str, int]) -> None:
-    assert parse_address(address) == parsed
 
 
 def test_an_edge_opens_over_ipv6() -> None:

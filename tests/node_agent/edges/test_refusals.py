@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import pytest
 
@@ -13,17 +12,11 @@ from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import (
     InvalidArgument,
     LocalError,
-    PeerError,
-    PeerLost,
     PeerMissing,
     RegisterParamsMismatch,
 )
 from allfold_core.wire.frames import EDGE_PROTOCOL
-from tests.node_agent.edges.data_ports import EDGE, RAW_EDGE, TOKEN, Port, answering, get, serving
-
-
-def with_body(body: bytes) -> bytes:
-    return b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+from tests.node_agent.data_ports import EDGE, RAW_EDGE, TOKEN, Port, get, serving
 
 
 def test_a_refused_edge_raises_the_refusal_at_the_peer(port: Port) -> None:
@@ -109,53 +102,6 @@ def test_without_the_token_nobody_learns_what_exists() -> None:
             status, head, _ = port.say(get(path))
             assert status == 401
             assert "www-authenticate: bearer" in head
-
-
-def test_a_port_that_nobody_listens_on_is_a_lost_peer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(PeerLost, match=address):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
-
-
-def test_a_peer_that_never_answers_is_lost_after_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        began = time.monotonic()
-        with pytest.raises(PeerLost, match=address):
-            upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 0.2)
-        assert 0.1 < time.monotonic() - began < 2
-
-
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 101 Switching", b"SSH-2.0-OpenSSH_9\r\n\r\n"])
-def test_a_peer_that_does_not_finish_its_answer_is_lost(answer: bytes) -> None:
-    with answering(answer) as address, pytest.raises(PeerLost, match=address):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        with_body(b"not found"),
-        with_body(b"[]"),
-        with_body(b'{"error": "no"}'),
-        with_body(b'{"error": {"message": "another kind", "type": "x"}}'),
-        with_body(b'{"error": {"code": 1}}'),
-        with_body(b'{"error": {"code": "AF101", "details": [1]}}'),
-        b"HTTP/1.1 500 Oh\r\nContent-Length: 99999999999\r\n\r\n",
-        b"HTTP/1.1 101 Hm\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-    ],
-)
-def test_another_kind_of_server_is_named_as_such(answer: bytes) -> None:
-    with answering(answer) as address, pytest.raises(PeerError, match=address) as caught:
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
-    assert type(caught.value) is PeerError
-
-
-@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "::1:80", "h:0", "h:65536", "h:x"])
-def test_other_addresses_are_invalid(address: str) -> None:
-    with pytest.raises(InvalidArgument):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 1)
 
 
 @pytest.mark.parametrize("token", ["secret\r\nlines", "secret\0", "secret ü", "secret two", ""])

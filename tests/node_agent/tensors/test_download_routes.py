@@ -5,14 +5,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from allfold_agent.http.connections import ConnectionLimits
-from allfold_agent.http.server import await_delivery
 from allfold_agent.tensors.spec import digest_header
 from tests.node_agent.tensors.service import (
     MIB,
@@ -27,40 +25,6 @@ from tests.node_agent.tensors.service import (
     serving,
 )
 from tests.support.waiting import wait_until
-
-
-@contextmanager
-def undelivered() -> Iterator[tuple[socket.socket, Future[None]]]:
-    """A client that has more to read than fits, and a server that waits for it to arrive."""
-    with (
-        ThreadPoolExecutor(1) as pool,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname(), timeout=0.05) as client,
-        listener.accept()[0] as sender,
-    ):
-        sender.setblocking(False)
-        while sender.send(bytes(MIB)) == MIB:
-            pass
-        client.shutdown(socket.SHUT_WR)  # says that it is done, but has not read everything
-        delivery = pool.submit(await_delivery, sender, grace=9, deadline=time.monotonic() + 9)
-        time.sleep(0.05)
-        assert not delivery.done()
-        yield client, delivery
-        assert delivery.done()
-
-
-def test_a_client_that_is_still_reading_has_not_got_everything() -> None:
-    with undelivered() as (client, delivery):
-        with suppress(TimeoutError):
-            while client.recv(MIB):
-                pass
-        assert delivery.result(5) is None
-
-
-def test_a_client_that_is_reset_never_gets_everything() -> None:
-    with undelivered() as (client, delivery):
-        client.close()
-        assert isinstance(delivery.exception(5), OSError)
 
 
 def test_a_get_before_the_put_waits_for_it(service: Service) -> None:

@@ -13,7 +13,7 @@ from allfold_agent.http.client import upgrade
 from allfold_agent.http.connections import ConnectionLimits
 from allfold_core.errors import ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
-from tests.node_agent.edges.data_ports import (
+from tests.node_agent.data_ports import (
     EDGE,
     TOKEN,
     Port,

@@ -1,10 +1,10 @@
-"""A data port for the tests of how edges begin."""
+"""A data port for the tests of how connections and edges begin."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.node_agent.edges.data_ports import Port, serving
+from tests.node_agent.data_ports import Port, serving
 
 
 @pytest.fixture
