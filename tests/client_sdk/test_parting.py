@@ -23,6 +23,27 @@ def test_a_rank_that_leaves_while_an_exception_is_under_way_has_failed() -> None
     )
 
 
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_rank_that_leaves_while_the_script_ends_well_has_not_failed(code: int | None) -> None:
+    """``sys.exit(0)`` is an exception too, which a ``finally: shutdown()`` sees."""
+    try:
+        sys.exit(code)
+    except SystemExit:
+        found = by_call()
+    assert found == Parting("left the group", failed=False)
+
+
+@pytest.mark.parametrize(("code", "described"), [(3, "SystemExit: 3"), ("no", "SystemExit: no")])
+def test_a_rank_that_leaves_while_the_script_ends_with_a_status_has_failed(
+    code: int | str, described: str
+) -> None:
+    try:
+        sys.exit(code)
+    except SystemExit:
+        found = by_call()
+    assert found == Parting(f"left the group because of an exception ({described})", failed=True)
+
+
 @pytest.mark.parametrize(
     ("error", "described"),
     [

@@ -23,17 +23,25 @@ class Parting(NamedTuple):
 def by_call() -> Parting:
     """Return the parting of a rank that calls ``shutdown``, perhaps while it handles an error."""
     error = sys.exc_info()[1]
-    if error is None:
+    if error is None or _is_success(error):
         return Parting("left the group", failed=False)
     return Parting(f"left the group because of an exception ({_described(error)})", failed=True)
 
 
 def at_exit() -> Parting:
-    """Return the parting of a process that ends; what ``sys.exit`` was given is not known."""
+    """Return the parting of a process that ends.
+
+    The status given to ``sys.exit`` is not known: the interpreter drops it before it ends.
+    """
     error = getattr(sys, "last_value", None)
     if error is None or hasattr(sys, "ps1"):  # of an interactive one, it may be of long ago
         return Parting("exited", failed=False)
     return Parting(f"ended with an exception ({_described(error)})", failed=True)
+
+
+def _is_success(error: BaseException) -> bool:
+    """Tell if it is the end of a script that calls ``sys.exit()`` or ``sys.exit(0)``."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _described(error: BaseException) -> str:

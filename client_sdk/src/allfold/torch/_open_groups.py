@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from allfold._parting import Parting, at_exit
 from allfold._registry import patience_at_exit
 
 log = logging.getLogger("allfold")
@@ -31,7 +32,7 @@ class _Open(Protocol):
     @property
     def has_left(self) -> bool: ...
 
-    def leave(self, seconds: float) -> None: ...
+    def leave(self, seconds: float, parting: Parting) -> None: ...
 
     def end_threads(self, seconds: float) -> None: ...
 
@@ -78,7 +79,7 @@ def _leave_at_exit() -> None:
     groups = list(_groups)
     deadline = monotonic() + patience_at_exit()
     for group in groups:
-        group.leave(max(0.0, deadline - monotonic()))
+        group.leave(max(0.0, deadline - monotonic()), at_exit())
     # The connection is closed by now, so nothing is in flight any more.
     for group in groups:
         group.end_threads(_LAST_SECONDS)

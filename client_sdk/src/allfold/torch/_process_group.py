@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from allfold._group import Group
 from allfold._options import Options
+from allfold._parting import Parting, by_call
 from allfold._work import Work as Op
 from allfold.torch import _open_groups
 from allfold.torch._adoption import adopt_bucket
@@ -107,13 +108,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group; ops in flight have a second to complete, or are abandoned."""
-        self.leave(_SHUTDOWN_SECONDS)
+        self.leave(_SHUTDOWN_SECONDS, by_call())
 
     def abort(self) -> None:
         """Leave the group at once, and abandon the ops in flight."""
-        self.leave(0.0)
+        self.leave(0.0, by_call())
 
-    def leave(self, seconds: float) -> None:
+    def leave(self, seconds: float, parting: Parting) -> None:
         """Leave the group, in order if the ops in flight complete within so many seconds."""
         if self._left or self._pid != os.getpid():
             return
@@ -121,10 +122,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         store, self._store = self._store, None
         if not self.group.quiesce(seconds):
             log.warning("ops were in flight as group '%s' was left", self.group.name)
-            self.group.abandon()
+            self.group.abandon(parting)
             return
         try:
-            self.group.shutdown()
+            self.group.leave(parting)
         except AllfoldError as error:
             log.warning("could not leave group '%s' in order: %s", self.group.name, error)
         self.end_threads(seconds)
