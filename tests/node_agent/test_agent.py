@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,36 +14,71 @@ import pytest
 from allfold_agent.agent import Agent
 from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings
+from allfold_core.errors import AgentLost
 from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
+
+
+JOIN = {
+    "group": "train",
+    "rank": 0,
+    "session": "s0",
+    "world_size": 2,
+    "timeout": 30.0,
+    "init_timeout": 600.0,
+    "strategies": {},
+}
+
+
+@asynccontextmanager
+async def unregistered(folder: Path) -> AsyncIterator[Agent]:
+    """An agent that has tried to register where no orchestrator is; it is stopped in the end."""
+    settings = AgentSettings.model_validate(
+        {
+            "ALLFOLD_SOCKET": str(folder / "socket"),
+            "ALLFOLD_ORCHESTRATOR_URL": f"http://{free_address()}",
+            "ALLFOLD_AGENT_GPU": "off",
+            "ALLFOLD_AGENT_THREADS": "1",
+        }
+    )
+    control, data = addresses.bind("127.0.0.1:0"), addresses.bind("127.0.0.1:0")
+    agent = Agent(settings, control, data)
+    control.close()
+    agent.start()
+    try:
+        await until(lambda: "orchestrator at" in str(agent.registration.problem), "it tries")
+        yield agent
+    finally:
+        await agent.stop()
 
 
 def test_an_agent_whose_control_port_closes_goes_on_trying_to_register(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """uvicorn closes the port a moment before the agent stops, amid a registration."""
-    settings = AgentSettings.model_validate(
-        {
-            "ALLFOLD_SOCKET": str(tmp_path / "socket"),
-            "ALLFOLD_ORCHESTRATOR_URL": f"http://{free_address()}",
-            "ALLFOLD_AGENT_GPU": "off",
-            "ALLFOLD_AGENT_THREADS": "1",
-        }
-    )
 
     async def run() -> str:
-        control, data = addresses.bind("127.0.0.1:0"), addresses.bind("127.0.0.1:0")
-        agent = Agent(settings, control, data)
-        control.close()
-        agent.start()
-        try:
-            await until(lambda: "orchestrator at" in str(agent.registration.problem), "it tries")
+        async with unregistered(tmp_path) as agent:
             return str(agent.registration.problem)
-        finally:
-            await agent.stop()
 
     assert "does not answer" in asyncio.run(run())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_an_agent_that_ends_answers_the_ranks_that_wait_for_their_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their seats are given back while there is a connection for that."""
+
+    async def run() -> BaseException | None:
+        async with unregistered(tmp_path) as agent:
+            joining = agent.join(JOIN)
+        return joining.exception(0)
+
+    caplog.set_level(logging.INFO)
+    assert isinstance(asyncio.run(run()), AgentLost)
+    assert any("rank 0 of group 'train' keeps its seat" in each for each in caplog.messages)
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 

@@ -36,7 +36,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
-from allfold_core.errors import AllfoldError, PeerLost, ServiceError
+from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 from allfold_core.wire.frames import EDGE_PROTOCOL
@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 _IDLE_BUFFER_BYTES = 64 << 20
 _DIAL_SECONDS = 5.0
 _LINGER_SECONDS = 5.0
+_STOPPED = (
+    "the node agent was told to end while the rank waited for its group; start the agent again, "
+    "then the rank"
+)
 
 
 class Agent:
@@ -62,7 +66,7 @@ class Agent:
         self.settings = settings
         self.registry = Registry()
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
         self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
@@ -112,8 +116,7 @@ class Agent:
 
     async def stop(self) -> None:
         """Notify the other nodes and the orchestrator, then end every thread."""
-        for task in list(self._tasks):
-            task.cancel()
+        await self._end_tasks()
         await asyncio.gather(*map(self._announce_end, self.registry.all()))
         await self.registration.say_goodbye()
         await asyncio.to_thread(self._reactor.close)
@@ -123,8 +126,16 @@ class Agent:
         await asyncio.to_thread(self._data.close)
         self._poller.close()
         self._workers.close()
+        await self._end_tasks()  # what ranks asked for meanwhile
         await self.peers.close()
         await self._orchestrator.close()
+
+    async def _end_tasks(self) -> None:
+        """Cancel the tasks of the control plane; the last words of some are requests."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _announce_end(self, group: Group) -> None:
         epoch = group.current
@@ -159,9 +170,11 @@ class Agent:
     def _start_join(self, request: dict[str, Any], future: Future[Group]) -> None:
         """Not ``run_coroutine_threadsafe``, which loses a result that a cancellation crosses."""
         task = self._loop.create_task(self._join(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
         def resolve(done: asyncio.Task[Group]) -> None:
-            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            error = AgentLost(_STOPPED) if done.cancelled() else done.exception()
             if not future.set_running_or_notify_cancel():
                 if error is None:  # the rank is dead, and has a seat
                     self.lose(Membership(request["session"], done.result()))

@@ -26,6 +26,7 @@ class Joining(Agent):
         self, future: Future[Group], dies_before_the_end: bool, outcome: Group | Exception
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._tasks = set()
         self.future = future
         self.dies = dies_before_the_end
         self.outcome = outcome
