@@ -46,10 +46,7 @@ log = logging.getLogger(__name__)
 _IDLE_BUFFER_BYTES = 64 << 20
 _DIAL_SECONDS = 5.0
 _LINGER_SECONDS = 5.0
-_STOPPED = (
-    "the node agent was told to end while the rank waited for its group; start the agent again, "
-    "then the rank"
-)
+_STOPPED = "the node agent was told to end while the rank waited for its group"
 
 
 class Agent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +98,22 @@ def test_answers_of_an_orchestrator_are_data_errors_or_oblivion() -> None:
         asyncio.run(ask(url))
     with answering(404, refusal) as url, pytest.raises(Forgotten, match="taken"):
         asyncio.run(ask(url))
+
+
+def test_an_orchestrator_that_accepts_and_says_nothing_is_said_to_take_too_long() -> None:
+    """The error of a deadline has no text of its own."""
+
+    async def ask_silence(url: str) -> None:
+        client = OrchestratorClient(url, "")
+        try:
+            await client.call("GET", "/v1/nodes", timeout=0.05)
+        finally:
+            await client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(OrchestratorUnreachable, match=r"answer: ReadTimeout\."):
+            asyncio.run(ask_silence(url))
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,14 @@ import pytest
 from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerLost, PeerMissing
+from allfold_core.errors import (
+    AllfoldError,
+    MultipleRegister,
+    OrchestratorUnreachable,
+    PeerLost,
+    PeerMissing,
+    ServiceError,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +60,7 @@ class Registrar:
         self.seats = 0
         self.forgets = 0
         self.is_down = False
+        self.refusal: AllfoldError | None = None
         self.lease = {
             "lease_seconds": lease_seconds,
             "heartbeat_seconds": 0.01,
@@ -78,6 +86,8 @@ class Registrar:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if self.is_down:
             return 502, b"<html>bad gateway</html>"
+        if self.refusal is not None:
+            return self.refusal.status, json.dumps({"error": self.refusal.to_dict()}).encode()
         if path == "/v1/nodes":
             self.registrations.append(body)
             return 200, json.dumps(self.lease).encode()
@@ -234,8 +244,9 @@ async def test_ranks_wait_until_the_links_are_measured() -> None:
     registrar = Registrar(["near:1"], lease_seconds=60)
     try:
         async with registered(registrar, probe) as registration:
-            with pytest.raises(OrchestratorUnreachable, match="measuring the links"):
+            with pytest.raises(ServiceError, match="measuring the links") as caught:
                 await registration.join({**JOIN, "init_timeout": 0.3})
+            assert type(caught.value) is ServiceError
             assert registration.problem is not None
             over.set()
             await registrar.hears_heartbeats()
@@ -244,6 +255,34 @@ async def test_ranks_wait_until_the_links_are_measured() -> None:
         over.set()
     assert registrar.seats == 0
     assert registrar.links == [None, {"latency": 1e-4, "bandwidth": 1e8}]
+
+
+STORE_DOWN = ServiceError("it cannot reach its state store", component="store")
+TAKEN = MultipleRegister("node a is registered already, by another agent")
+
+
+@pytest.mark.parametrize("refusal", [STORE_DOWN, TAKEN], ids=["no store", "name taken"])
+async def test_a_rank_hears_why_its_node_is_not_registered_with_the_advice_for_that(
+    refusal: AllfoldError,
+) -> None:
+    registrar = Registrar([])
+    registrar.refusal = refusal
+    async with registered(registrar) as registration:
+        with pytest.raises(type(refusal)) as caught:
+            await registration.join({**JOIN, "init_timeout": 0.3})
+    error = caught.value
+    assert type(error) is type(refusal), "not OrchestratorUnreachable: it has answered"
+    assert error.message == f"node a could not register in time: {refusal.message}"
+    assert error.details == refusal.details
+
+
+async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable() -> None:
+    registrar = Registrar([])
+    registrar.is_down = True
+    async with registered(registrar) as registration:
+        with pytest.raises(OrchestratorUnreachable, match="could not register in time") as caught:
+            await registration.join({**JOIN, "init_timeout": 0.3})
+    assert "Check that it runs" in str(caught.value)
 
 
 async def test_an_error_that_nobody_foresaw_ends_no_heartbeats_and_is_logged_once(

@@ -91,8 +91,9 @@ class OrchestratorClient:
         try:
             response = await self._http.request(method, path, timeout=timeout, **request)
         except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
             raise OrchestratorUnreachable(
-                f"the orchestrator at {self.url} does not answer: {error or type(error).__name__}"
+                f"the orchestrator at {self.url} does not answer: {reason}"
             ) from error
         body = _json(response)
         refusal = _error_in(body) if response.is_error else None

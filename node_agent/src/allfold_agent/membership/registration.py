@@ -84,9 +84,6 @@ class Registration:
         identify: finds out the identity; may block, and may fail while names cannot be resolved.
         groups: returns the groups that are open on this node.
         probe: measures the link to the agent at a data address; blocks.
-
-    Attributes:
-        problem: why ranks cannot join at the moment; ``None`` where they can.
     """
 
     def __init__(
@@ -101,7 +98,9 @@ class Registration:
         self._node = node
         self._identify = identify
         self.incarnation = uuid.uuid4().hex
-        self.problem: str | None = "not registered with the orchestrator yet"
+        self._obstacle: AllfoldError | None = OrchestratorUnreachable(
+            "not registered with the orchestrator yet"
+        )
         self._client = client
         self._groups = groups
         self._probe = probe
@@ -111,6 +110,11 @@ class Registration:
         self._lease_seconds = 5.0
         self._registered = asyncio.Event()
         self._owed: dict[tuple[str, int, str], str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why ranks cannot join at the moment; ``None`` where they can."""
+        return None if self._obstacle is None else self._obstacle.message
 
     async def keep(self) -> None:
         """Register, then send heartbeats, until cancelled; every failure is tried again."""
@@ -124,24 +128,24 @@ class Registration:
                 await self._give_back_seats()
             except Forgotten as error:
                 log.info("registering again: %s", error)
-                self.problem = f"registering again: {error}"
+                self._obstacle = ServiceError(f"registering again: {error}")
                 self._registered.clear()
             except AllfoldError as error:
-                await self._retry_later(error.message)
+                await self._retry_later(error)
             except Exception as error:  # noqa: BLE001 - it is logged
                 # Nobody foresaw it, but without heartbeats the node and its ranks would be lost.
-                await self._retry_later(f"a heartbeat failed: {error!r}", error)
+                await self._retry_later(ServiceError(f"a heartbeat failed: {error!r}"), error)
 
     def _note_recovery(self) -> None:
-        if self.problem is not None:
+        if self._obstacle is not None:
             log.info("the orchestrator at %s answers again", self._client.url)
-        self.problem = None
+        self._obstacle = None
 
-    async def _retry_later(self, problem: str, error: Exception | None = None) -> None:
+    async def _retry_later(self, obstacle: AllfoldError, bug: Exception | None = None) -> None:
         """Pause before another try; a problem that lasts is logged once."""
-        if self.problem != problem:
-            log.warning("not ready, trying again: %s", problem, exc_info=error)
-        self.problem = problem
+        if self.problem != obstacle.message:
+            log.warning("not ready, trying again: %s", obstacle.message, exc_info=bug)
+        self._obstacle = obstacle
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _enter(self) -> None:
@@ -152,11 +156,11 @@ class Registration:
         peers = await self._register()
         if peers and not self._has_measured and not self._groups():
             self._has_measured = True
-            self.problem = "measuring the links to other nodes"
+            self._obstacle = ServiceError("measuring the links to other nodes")
             await self._measure(peers)
             if self._link is not None:
                 await self._register()
-        self.problem = None
+        self._obstacle = None
         self._registered.set()
 
     async def _measure(self, peers: Sequence[str]) -> None:
@@ -243,7 +247,7 @@ class Registration:
             PeerMissing: the group is not complete in time; names the ranks that never came, and
                 those that came and gave up earlier.
             OrchestratorUnreachable: no answer in time.
-            AllfoldError: the orchestrator's refusal.
+            AllfoldError: the orchestrator's refusal, of the rank or of this node.
         """
         deadline = monotonic() + float(request["init_timeout"])
         seat = request["group"], request["rank"], request["session"]
@@ -279,9 +283,13 @@ class Registration:
         try:
             await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
         except TimeoutError:
-            raise OrchestratorUnreachable(
-                f"node {self._node} could not register in time: {self.problem}"
-            ) from None
+            raise self._not_registered() from None
+
+    def _not_registered(self) -> AllfoldError:
+        """Return the error of the registration itself, as each class has advice of its own."""
+        cause = self._obstacle or ServiceError("there was no time left to wait")
+        message = f"node {self._node} could not register in time: {cause.message}"
+        return type(cause)(message, **cause.details)
 
     async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
         formation = _Formation(ready=False)
