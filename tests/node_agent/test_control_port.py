@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from allfold_agent.membership.failure_protocol import FailureProtocol
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import PeerLost
 from allfold_core.plan import LinkModel, Member, Plan
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -92,17 +92,27 @@ class Node:
 
 
 class Network(httpx.AsyncBaseTransport):
-    """Brings requests to the nodes, all but the dead ones, and counts them by what they say."""
+    """Brings requests to the nodes, and counts them by what they say.
+
+    Attributes:
+        dead: nodes that refuse them.
+        silent: nodes that do not answer; requests to them fail when :attr:`given_up` is set.
+    """
 
     def __init__(self) -> None:
         self.nodes = {member.node: Node(member.node, self) for member in PLAN.members}
         self.dead: set[str] = set()
+        self.silent: set[str] = set()
+        self.given_up = asyncio.Event()
         self.sent: Counter[str] = Counter()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.sent[request.url.path.rpartition("/")[2]] += 1
         if request.url.host in self.dead:
             raise httpx.ConnectError("refused", request=request)
+        if request.url.host in self.silent:
+            await self.given_up.wait()
+            raise httpx.ReadTimeout("silent", request=request)
         return await self.nodes[request.url.host].app.handle_async_request(request)
 
 
@@ -137,10 +147,9 @@ async def test_that_all_survivors_notice_a_lost_node_takes_few_messages(
     nodes = [network.nodes[name] for name in groups]
     reports = (node.peers.report_loss(cast(Epoch, groups[node.name]), lost(dead)) for node in nodes)
     await asyncio.gather(*reports)
-    leader, *others = groups.values()
-    assert all(group.losses for group in others), "the leader has notified the others"
-    assert len(leader.losses) == NODES - 2, "the others have notified the leader"
-    assert network.sent == {"losses": 2 * (NODES - 2)}
+    assert all(group.losses for group in groups.values()), "each is notified by the leaders"
+    leaders, others = 3, NODES - 1 - 3
+    assert network.sent == {"losses": leaders * (NODES - 1) + leaders * others}
 
 
 async def test_a_loss_is_announced_although_the_leader_is_dead_as_well(network: Network) -> None:
@@ -151,12 +160,31 @@ async def test_a_loss_is_announced_although_the_leader_is_dead_as_well(network: 
     assert told == ["n1", "n2", "n3", "n4", "n5", "n6"]
 
 
+async def test_a_node_to_which_only_a_link_is_broken_hears_that_it_is_given_up(
+    network: Network,
+) -> None:
+    """Its ranks would wait for the others until their timeouts, and the others do not wait."""
+    groups = {name: node.open() for name, node in network.nodes.items()}
+    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    assert {each.details["node"] for each in groups["n7"].losses} == {"n7"}
+
+
+async def test_silent_nodes_do_not_delay_the_announcement_of_a_loss(network: Network) -> None:
+    """Each costs a second until it is given up, in which the ranks of the others would wait."""
+    network.silent |= {"n0", "n1"}
+    groups = {name: node.open() for name, node in network.nodes.items()}
+    report = network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    reporting = asyncio.create_task(report)
+    survivors = [group for name, group in groups.items() if name not in network.silent]
+    await until(lambda: all(each.losses for each in survivors), "the others are notified")
+    network.given_up.set()
+    await within(2.0, reporting)
+
+
 async def test_a_node_without_the_group_does_not_lead(network: Network) -> None:
     groups = {name: node.open() for name, node in network.nodes.items() if name != "n0"}
     await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
-    assert [name for name, group in groups.items() if group.losses] == [
-        f"n{index}" for index in range(1, 7)
-    ]
+    assert all(group.losses for group in groups.values())
 
 
 async def test_notices_for_an_unknown_group_are_answered_at_once_and_kept(network: Network) -> None:
@@ -182,6 +210,19 @@ def test_the_notices_that_are_kept_are_bounded() -> None:
         notices.apply("train", EPOCH, lambda _, index=index: seen.append(index))  # type: ignore[misc]
     notices.opened(cast(Epoch, FakeEpoch(PLAN)))
     assert seen == [*range(5, MAX_KEPT + 5)]
+
+
+def test_notices_of_a_group_that_is_over_take_no_places() -> None:
+    registry, seen = Registry(), list[str]()
+    over = SimpleNamespace(name="over", epochs={EPOCH: None})
+    registry.open(replace(PLAN, group="over"), lambda: cast(Group, over))
+    registry.remove(cast(Group, over))
+    notices = EarlyNotices(registry)
+    notices.apply("train", EPOCH, lambda _: seen.append("lost"))
+    for _ in range(MAX_KEPT):
+        notices.apply("over", EPOCH, lambda _: seen.append("of another group"))
+    notices.opened(cast(Epoch, FakeEpoch(PLAN)))
+    assert seen == ["lost"]
 
 
 async def in_chunks(size: int) -> AsyncIterator[bytes]:

@@ -78,6 +78,11 @@ class Registry:
         except RegisterNotFirstOperation:
             return None
 
+    def is_over(self, name: str, epoch: int) -> bool:
+        """Return True if an epoch was open here and will not be again."""
+        with self._changed:
+            return (name, epoch) in self._over
+
     def remove(self, group: Group) -> None:
         """Forget a group that is over."""
         with self._changed:

@@ -27,7 +27,7 @@ class EarlyNotices:
 
     A peer may get its plan a moment before this node does. Nobody waits for that: a notice is kept
     for as long as a plan may take, and there are at most :data:`MAX_KEPT`; the oldest go first.
-    For the event loop of the control plane, where epochs are opened too.
+    Notices of epochs that are over are dropped, so that they take no places. For the event loop of the control plane, where epochs are opened too.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -39,6 +39,8 @@ class EarlyNotices:
         found = self._registry.look_for(group, epoch, 0.0)
         if found is not None:
             notice(found.epochs[epoch])
+            return
+        if self._registry.is_over(group, epoch):
             return
         now = monotonic()
         while self._kept and self._kept[0].until <= now:

@@ -2,6 +2,7 @@
 
 All of this is off the data path. For each group the first node that answers is the leader: it
 gathers the evidence of all nodes, judges (``allfold_core.verdict``) and sends all the same verdict.
+A loss needs no judge, so any of the first nodes may announce it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _ASK_SECONDS = 0.5
 _LEAD_SECONDS = 3.0
 # The leader answers when it has notified all, or has waited _ASK_SECONDS for one that is silent.
 _ANNOUNCE_SECONDS = 2 * _ASK_SECONDS
+_LEADERS_AT_ONCE = 3
 
 
 class FailureProtocol:
@@ -76,9 +78,12 @@ class FailureProtocol:
             return
 
     async def announce_loss(self, epoch: Epoch, error: PeerLost) -> None:
-        """Notify every other node, but for a lost one, that a member is lost."""
+        """Notify every other node that a member is lost.
+
+        Also the lost one: it may be alive, where only a link is broken, and must not wait either.
+        """
         self._announced.add(epoch)
-        await self._notify_all(epoch, "losses", error.to_dict(), error.details.get("node"))
+        await self._notify_all(epoch, "losses", error.to_dict())
 
     async def announce_loss_once(self, epoch: Epoch, error: PeerLost) -> None:
         """Notify the others of the first loss; a later one finds the epoch broken everywhere."""
@@ -86,18 +91,27 @@ class FailureProtocol:
             await self.announce_loss(epoch, error)
 
     async def report_loss(self, epoch: Epoch, error: PeerLost) -> None:
-        """Have the leader announce a loss that all survivors see: N messages instead of N * N."""
-        for leader in epoch.plan.members:
-            if leader.node == self._node:
+        """Have leaders announce a loss that all survivors see: O(N) messages instead of O(N * N).
+
+        Several are asked at once, and each time twice as many, because members that have died
+        together do not refuse but are silent.
+        """
+        leaders = [each for each in epoch.plan.members if each.node != error.details.get("node")]
+        at_once = _LEADERS_AT_ONCE
+        while leaders:
+            asked, leaders = leaders[:at_once], leaders[at_once:]
+            at_once *= 2
+            if any(each.node == self._node for each in asked):
                 await self.announce_loss_once(epoch, error)
                 return
-            if leader.node == error.details.get("node"):
-                continue
-            answer = await self._notify(
-                epoch, leader, "losses?announce=true", error.to_dict(), timeout=_ANNOUNCE_SECONDS
-            )
-            if answer is not None:
+            answers = (self._have_announced(epoch, each, error) for each in asked)
+            if any(await asyncio.gather(*answers)):
                 return
+
+    async def _have_announced(self, epoch: Epoch, leader: Member, error: PeerLost) -> bool:
+        path, body = "losses?announce=true", error.to_dict()
+        answer = await self._notify(epoch, leader, path, body, timeout=_ANNOUNCE_SECONDS)
+        return answer is not None
 
     async def announce_departure(self, epoch: Epoch, rank: int, last_seq: int, how: str) -> None:
         """Notify every other node that a rank has left after an op, and how."""
@@ -236,13 +250,11 @@ class FailureProtocol:
 
     # Messages
 
-    async def _notify_all(
-        self, epoch: Epoch, path: str, body: dict[str, Any], but: object = None
-    ) -> None:
+    async def _notify_all(self, epoch: Epoch, path: str, body: dict[str, Any]) -> None:
         await _all(
             self._notify(epoch, member, path, body)
             for member in epoch.plan.members
-            if member.node not in (self._node, but)
+            if member.node != self._node
         )
 
     async def _notify(
