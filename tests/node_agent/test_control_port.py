@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -257,3 +258,60 @@ async def test_who_has_no_token_is_refused_before_the_body_is_read(network: Netw
         assert "join token" in answer.json()["error"]["message"]
         assert (await http.get("/healthz")).status_code == 200
     assert read == 0
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "ops/0/suspicion": {"reason": "stall", "waited": 0.0},
+    "ops/0/verdict": lost("n7").to_dict(),
+    "losses": lost("n7").to_dict(),
+    "departures": {"rank": 1, "last_seq": 9},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_of_a_newer_schema_is_refused_with_both_numbers(
+    network: Network, path: str
+) -> None:
+    node = network.nodes["n0"]
+    group = node.open()
+    async with client(node) as http:
+        answer = await http.post(f"{base()}/{path}", json={"schema": 2, **BODIES[path]})
+    assert answer.status_code == 400
+    assert "has schema 2 and is read here up to schema 1" in answer.json()["error"]["message"]
+    assert (group.losses, group.departures) == ([], [])
+
+
+@pytest.mark.parametrize("schema", [{}, {"schema": 1}], ids=["0", "1"])
+@pytest.mark.parametrize("path", ["losses", "departures"])
+async def test_a_request_of_a_known_schema_is_read(
+    network: Network, path: str, schema: dict[str, int]
+) -> None:
+    node = network.nodes["n0"]
+    group = node.open()
+    async with client(node) as http:
+        answer = await http.post(f"{base()}/{path}", json={**schema, **BODIES[path]})
+    assert (answer.status_code, answer.json()) == (200, {"schema": 1})
+    assert [*group.losses, *group.departures]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/version", f"{base()}/ops/0"])
+@pytest.mark.parametrize("token", [TOKEN, "wrong"])
+async def test_every_answer_carries_its_schema(network: Network, path: str, token: str) -> None:
+    async with client(network.nodes["n0"], token) as http:
+        assert (await http.get(path)).json()["schema"] == 1
+
+
+async def test_agents_stamp_their_requests_and_refuse_answers_of_a_newer_schema() -> None:
+    asked: list[dict[str, Any]] = []
+    numbers = iter([2, 1])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, json={"schema": next(numbers)})
+
+    peers = FailureProtocol("n1", TOKEN, httpx.MockTransport(answer))
+    epoch, to = cast(Epoch, FakeEpoch(PLAN)), PLAN.members[0]
+    assert not await peers._have_announced(epoch, to, lost("n7")), "of schema 2"
+    assert await peers._have_announced(epoch, to, lost("n7"))
+    assert [body["schema"] for body in asked] == [1, 1]
+    await peers.close()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import Annotated, Any
 
-from fastapi import Body, FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
@@ -16,9 +15,9 @@ from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
-from allfold_agent.http.guard import Guard
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, from_dict
-from allfold_core.verdict import LEFT
+from allfold_agent.http.guard import Guard, StampedResponse
+from allfold_agent.membership.peer_messages import Departure, Failure, Suspicion
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
 
 Json = dict[str, Any]
 
@@ -27,7 +26,9 @@ _EPOCH = "/v1/groups/{name}/epochs/{epoch}"
 
 def make_app(agent: Agent) -> FastAPI:
     """The control port's application for one agent."""
-    app = FastAPI(title="Allfold node agent", version=__version__)
+    app = FastAPI(
+        title="Allfold node agent", version=__version__, default_response_class=StampedResponse
+    )
     app.add_middleware(Guard, token=agent.settings.token)
     _add_errors(app)
     _add_health(app, agent)
@@ -37,17 +38,17 @@ def make_app(agent: Agent) -> FastAPI:
     return app
 
 
-def _error(error: AllfoldError) -> JSONResponse:
-    return JSONResponse({"error": error.to_dict()}, status_code=error.status)
+def _error(error: AllfoldError) -> StampedResponse:
+    return StampedResponse({"error": error.to_dict()}, status_code=error.status)
 
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(AllfoldError)
-    async def refuse(_: Request, error: AllfoldError) -> JSONResponse:
+    async def refuse(_: Request, error: AllfoldError) -> StampedResponse:
         return _error(error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> StampedResponse:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         return _error(InvalidArgument(f"{place}: {first['msg']}, got {first.get('input')!r}"))
@@ -161,36 +162,26 @@ def _add_verdicts(app: FastAPI, agent: Agent) -> None:
         return await agent.peers.testify(agent.registry.find(name, epoch), seq, wait)
 
     @app.post(_EPOCH + "/ops/{seq}/suspicion")
-    async def suspicion(
-        name: str,
-        epoch: int,
-        seq: int,
-        reason: Annotated[str, Body()],
-        waited: Annotated[float, Body()],
-    ) -> Json:
+    async def suspicion(name: str, epoch: int, seq: int, body: Suspicion) -> Json:
         """A node suspects an op: judge it, as the group's leader."""
         group = agent.registry.find(name, epoch)
-        verdict = await agent.peers.lead(group, seq, reason, waited)
+        verdict = await agent.peers.lead(group, seq, body.reason, body.waited)
         return {"error": verdict.to_dict() if verdict else None}
 
     @app.post(_EPOCH + "/ops/{seq}/verdict")
-    async def verdict(
-        name: str, epoch: int, seq: int, error: Annotated[Json, Body()], final: bool = True
-    ) -> Json:
+    async def verdict(name: str, epoch: int, seq: int, body: Failure, final: bool = True) -> Json:
         """The leader's verdict on an op; answers whether the op has failed here."""
         group = agent.registry.find(name, epoch)
-        return {"failed": group.fail(seq, from_dict(error), final=final)}
+        return {"failed": group.fail(seq, body.error(), final=final)}
 
 
 def _add_notices(app: FastAPI, agent: Agent) -> None:
     """Add the routes by which nodes hear of ranks that are gone."""
 
     @app.post(_EPOCH + "/losses")
-    async def losses(
-        name: str, epoch: int, error: Annotated[Json, Body()], announce: bool = False
-    ) -> Json:
-        """A member of the group is lost; the leader is asked to announce it to all nodes."""
-        loss = from_dict(error)
+    async def losses(name: str, epoch: int, body: Failure, announce: bool = False) -> Json:
+        """A member of the group is lost; with ``announce``, it is to be announced to all nodes."""
+        loss = body.error()
         if not isinstance(loss, PeerLost):
             raise InvalidArgument(f"a loss is a PeerLost, got {type(loss).__name__}")
         agent.notices.apply(name, epoch, lambda found: found.break_(loss))
@@ -200,13 +191,9 @@ def _add_notices(app: FastAPI, agent: Agent) -> None:
         return {}
 
     @app.post(_EPOCH + "/departures")
-    async def departures(
-        name: str,
-        epoch: int,
-        rank: Annotated[int, Body()],
-        last_seq: Annotated[int, Body()],
-        how: Annotated[str, Body(max_length=1000)] = LEFT,
-    ) -> Json:
+    async def departures(name: str, epoch: int, body: Departure) -> Json:
         """A rank has left the group after an op; ``how`` is a phrase to follow its name."""
-        agent.notices.apply(name, epoch, lambda found: found.rank_left(rank, last_seq, how))
+        agent.notices.apply(
+            name, epoch, lambda found: found.rank_left(body.rank, body.last_seq, body.how)
+        )
         return {}

@@ -1,17 +1,26 @@
-"""ASGI middleware of the control port: the token and the size of a request, before its handler."""
+"""The control port around its handlers: the token and the size of requests, the form of answers."""
 
 from __future__ import annotations
 
 import hmac
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError
+from allfold_core.schema import MESSAGE
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/version"})
 MAX_BODY_BYTES = 1 << 20
+
+
+class StampedResponse(JSONResponse):
+    """A JSON object with the number of its schema, as every answer of the control port."""
+
+    def render(self, content: Any) -> bytes:
+        return super().render(MESSAGE.stamp(content))
 
 
 class Guard:
@@ -45,8 +54,8 @@ class Guard:
         return hmac.compare_digest(given, self._expected)
 
 
-def _answer(error: AllfoldError, status: int) -> JSONResponse:
-    return JSONResponse({"error": error.to_dict()}, status_code=status)
+def _answer(error: AllfoldError, status: int) -> StampedResponse:
+    return StampedResponse({"error": error.to_dict()}, status_code=status)
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes | None:

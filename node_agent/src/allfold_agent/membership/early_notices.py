@@ -27,7 +27,8 @@ class EarlyNotices:
 
     A peer may get its plan a moment before this node does. Nobody waits for that: a notice is kept
     for as long as a plan may take, and there are at most :data:`MAX_KEPT`; the oldest go first.
-    Notices of epochs that are over are dropped, so that they take no places. For the event loop of the control plane, where epochs are opened too.
+    Notices of epochs that are over are dropped, so that they take no places. For the event loop of
+    the control plane, where epochs are opened too.
     """
 
     def __init__(self, registry: Registry) -> None:

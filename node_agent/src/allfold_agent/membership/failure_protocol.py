@@ -26,6 +26,7 @@ from allfold_core.errors import (
 )
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Member
+from allfold_core.schema import MESSAGE
 from allfold_core.verdict import Evidence, judge_deadline, judge_mismatch
 
 log = logging.getLogger(__name__)
@@ -265,7 +266,8 @@ class FailureProtocol:
         body: dict[str, Any],
         timeout: float = _ASK_SECONDS,
     ) -> dict[str, Any] | None:
-        return await self._request("POST", epoch, member, path, json=body, timeout=timeout)
+        json = MESSAGE.stamp(body)
+        return await self._request("POST", epoch, member, path, json=json, timeout=timeout)
 
     async def _request(
         self, method: str, epoch: Epoch, member: Member, path: str, **request: Any
@@ -274,13 +276,15 @@ class FailureProtocol:
         url = f"{member.control_url}/v1/groups/{epoch.group}/epochs/{epoch.number}/{path}"
         try:
             response = await self._http.request(method, url, **request)
-            response.raise_for_status()
+            if response.is_error:
+                log.info("node %s refuses %s: %s", member.node, path, response.text)
+                return None
             body = response.json()
+            assert isinstance(body, dict)
+            return MESSAGE.read(body)
         except (httpx.HTTPError, ValueError) as error:
             log.info("node %s does not answer %s: %r", member.node, path, error)
             return None
-        assert isinstance(body, dict)
-        return body
 
 
 async def _all(requests: Iterable[Awaitable[object]]) -> None:
