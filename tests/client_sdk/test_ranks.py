@@ -48,55 +48,53 @@ def slurm(rank: int, size: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("env", "arguments", "expected"),
     [
-        ({}, {}, RankInfo(0, 1, 0, 1, "single process")),
+        ({}, {}, RankInfo(0, 1, "single process")),
         (
             {},
             {"rank": 2, "world_size": 4},
-            RankInfo(2, 4, None, None, "arguments: rank, world_size"),
+            RankInfo(2, 4, "arguments: rank, world_size"),
         ),
         (
             {"ALLFOLD_RANK": "2", "ALLFOLD_WORLD_SIZE": "4"},
             {},
-            RankInfo(2, 4, None, None, "environment: ALLFOLD_RANK, ALLFOLD_WORLD_SIZE"),
+            RankInfo(2, 4, "environment: ALLFOLD_RANK, ALLFOLD_WORLD_SIZE"),
         ),
         (
             {"ALLFOLD_WORLD_SIZE": "4"},
             {"rank": 2},
-            RankInfo(2, 4, None, None, "arguments: rank, ALLFOLD_WORLD_SIZE"),
+            RankInfo(2, 4, "arguments: rank, ALLFOLD_WORLD_SIZE"),
         ),
-        ({}, {"world_size": 1}, RankInfo(0, 1, 0, 1, "arguments: world_size")),
-        (TORCHRUN, {}, RankInfo(5, 8, 1, 4, "torchrun: RANK, WORLD_SIZE")),
-        (exported(5, 8), {}, RankInfo(5, 8, None, None, "torchrun: RANK, WORLD_SIZE")),
+        ({}, {"world_size": 1}, RankInfo(0, 1, "arguments: world_size")),
+        (TORCHRUN, {}, RankInfo(5, 8, "torchrun: RANK, WORLD_SIZE")),
+        (exported(5, 8), {}, RankInfo(5, 8, "torchrun: RANK, WORLD_SIZE")),
         (
             OPEN_MPI,
             {},
-            RankInfo(5, 8, 1, 4, "Open MPI: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE"),
+            RankInfo(5, 8, "Open MPI: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE"),
         ),
-        (PMI, {}, RankInfo(5, 8, 1, 4, "MPI: PMI_RANK, PMI_SIZE")),
-        (SLURM_STEP, {}, RankInfo(5, 8, 1, 4, "Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS")),
-        (slurm(1, 4), {}, RankInfo(1, 4, None, None, "Slurm: SLURM_PROCID, SLURM_NTASKS")),
+        (PMI, {}, RankInfo(5, 8, "MPI: PMI_RANK, PMI_SIZE")),
+        (SLURM_STEP, {}, RankInfo(5, 8, "Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS")),
+        (slurm(1, 4), {}, RankInfo(1, 4, "Slurm: SLURM_PROCID, SLURM_NTASKS")),
         (
             LEADER_WORKER_SET,
             {},
-            RankInfo(1, 4, 0, 1, "Kubernetes LeaderWorkerSet: LWS_WORKER_INDEX, LWS_GROUP_SIZE"),
+            RankInfo(1, 4, "Kubernetes LeaderWorkerSet: LWS_WORKER_INDEX, LWS_GROUP_SIZE"),
         ),
         (
             {"JOB_COMPLETION_INDEX": "1", "ALLFOLD_WORLD_SIZE": "4"},
             {},
-            RankInfo(
-                1, 4, 0, 1, "Kubernetes Indexed Job: JOB_COMPLETION_INDEX, ALLFOLD_WORLD_SIZE"
-            ),
+            RankInfo(1, 4, "Kubernetes Indexed Job: JOB_COMPLETION_INDEX, ALLFOLD_WORLD_SIZE"),
         ),
         (
             {"JOB_COMPLETION_INDEX": "1"},
             {"world_size": 4},
-            RankInfo(1, 4, 0, 1, "Kubernetes Indexed Job: JOB_COMPLETION_INDEX, world_size"),
+            RankInfo(1, 4, "Kubernetes Indexed Job: JOB_COMPLETION_INDEX, world_size"),
         ),
-        (KUBEFLOW, {}, RankInfo(1, 4, 0, 1, "Kubeflow: PET_NODE_RANK, PET_NNODES")),
+        (KUBEFLOW, {}, RankInfo(1, 4, "Kubeflow: PET_NODE_RANK, PET_NNODES")),
         (
             {"PET_NODE_RANK": "1", "PET_NNODES": "4"},
             {},
-            RankInfo(1, 4, 0, 1, "Kubeflow: PET_NODE_RANK, PET_NNODES"),
+            RankInfo(1, 4, "Kubeflow: PET_NODE_RANK, PET_NNODES"),
         ),
     ],
 )
@@ -262,7 +260,6 @@ def test_half_a_source_is_refused_with_the_name_of_what_is_missing(
         ({"ALLFOLD_WORLD_SIZE": "tcp://10.0.0.1:80"}, {"rank": 0}, "ALLFOLD_WORLD_SIZE is 'tcp"),
         (exported(4, 4), {}, "RANK is 4, but WORLD_SIZE is 4: ranks go from 0 to 3"),
         (exported(0, 0), {}, "WORLD_SIZE is 0"),
-        (exported(0, 2) | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, {}, "LOCAL_RANK is 2"),
         ({}, {"rank": 4, "world_size": 4}, "rank is 4, but world_size is 4"),
         ({}, {"rank": "1", "world_size": 4}, "rank is '1'"),
         ({}, {"rank": 0.0, "world_size": 4}, "rank is 0.0"),
@@ -288,20 +285,6 @@ def test_a_value_that_cannot_be_is_refused_with_its_name(
 def test_slurm_counts_only_inside_an_srun_step(step: dict[str, str]) -> None:
     allocation = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
     assert resolve(allocation | step).source == "single process"
-
-
-@pytest.mark.parametrize(
-    ("node", "here"), [("0", 4), ("1", 4), ("2", 3), ("3", 1), ("4", None), ("", None)]
-)
-def test_slurm_tells_how_many_ranks_this_node_has(node: str, here: int | None) -> None:
-    tasks = {"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1"}
-    assert resolve(SLURM_STEP | tasks).local_world_size == here
-
-
-def test_the_rank_on_the_machine_comes_from_a_source_that_agrees() -> None:
-    info = resolve(exported(5, 8) | SLURM_STEP)
-    assert (info.local_rank, info.local_world_size) == (1, 4)
-    assert info.source == "torchrun: RANK, WORLD_SIZE"
 
 
 def test_the_log_line_says_who_and_why() -> None:

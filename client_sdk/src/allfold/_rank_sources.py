@@ -6,9 +6,8 @@ How the claims become one answer, and when two of them contradict, is in ``_rank
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from allfold_core.errors import InvalidArgument
 
@@ -41,7 +40,6 @@ class Claim:
     names: tuple[str, str]
     rank: Reading | None = None
     world_size: Reading | None = None
-    local: tuple[int | None, int | None] = (None, None)
     started_us: bool = False
     advice: str = ""
     weak: bool = False
@@ -79,18 +77,16 @@ def own_variables(env: Environment) -> Claim:
 
 
 def _torchrun(env: Environment) -> Claim | None:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return _plain(env, "torchrun", names, started_us=bool(env.get("TORCHELASTIC_RUN_ID")))
+    started_us = bool(env.get("TORCHELASTIC_RUN_ID"))
+    return _plain(env, "torchrun", ("RANK", "WORLD_SIZE"), started_us=started_us)
 
 
 def _open_mpi(env: Environment) -> Claim | None:
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    rank, size, local_rank, local_size = (f"OMPI_COMM_WORLD_{name}" for name in names)
-    return _plain(env, "Open MPI", (rank, size, local_rank, local_size))
+    return _plain(env, "Open MPI", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
 def _pmi(env: Environment) -> Claim | None:
-    return _plain(env, "MPI", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    return _plain(env, "MPI", ("PMI_RANK", "PMI_SIZE"))
 
 
 def _slurm(env: Environment) -> Claim | None:
@@ -99,28 +95,11 @@ def _slurm(env: Environment) -> Claim | None:
     if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
         return None
     size = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    claim = _plain(env, "Slurm", ("SLURM_PROCID", size, "SLURM_LOCALID", ""))
-    if claim is None:
-        return None
-    return replace(claim, local=(claim.local[0], _slurm_tasks_here(env)))
-
-
-def _slurm_tasks_here(env: Environment) -> int | None:
-    """This node's part of ``SLURM_STEP_TASKS_PER_NODE``, a list like ``4(x2),3``."""
-    node = env.get("SLURM_NODEID", "")
-    if not node.isdecimal():
-        return None
-    left = int(node)
-    tasks_per_node = env.get("SLURM_STEP_TASKS_PER_NODE", "")
-    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
-        left -= int(nodes or 1)
-        if left < 0:
-            return int(tasks)
-    return None
+    return _plain(env, "Slurm", ("SLURM_PROCID", size))
 
 
 def _leader_worker_set(env: Environment) -> Claim | None:
-    return _one_per_pod(env, "Kubernetes LeaderWorkerSet", ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"))
+    return _plain(env, "Kubernetes LeaderWorkerSet", ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"))
 
 
 def _kubeflow(env: Environment) -> Claim | None:
@@ -133,7 +112,7 @@ def _kubeflow(env: Environment) -> Claim | None:
         what = f"PET_NNODES={nodes}, PET_NPROC_PER_NODE={per_node}"
         advice = f"{source} gives no rank ({what}): start the script with torchrun, which does."
         return Claim(source, names, advice=advice)
-    return _one_per_pod(env, source, names)
+    return _plain(env, source, names)
 
 
 def _indexed_job(env: Environment) -> Claim | None:
@@ -145,7 +124,6 @@ def _indexed_job(env: Environment) -> Claim | None:
         "Kubernetes Indexed Job",
         (name, "ALLFOLD_WORLD_SIZE"),
         rank=index,
-        local=(0, 1),
         advice="Set ALLFOLD_WORLD_SIZE, or the argument world_size, to the Job's completions.",
         weak=True,
     )
@@ -166,31 +144,17 @@ READERS: tuple[Callable[[Environment], Claim | None], ...] = (
 
 
 def _plain(
-    env: Environment, source: str, names: tuple[str, str, str, str], *, started_us: bool = True
+    env: Environment, source: str, names: tuple[str, str], *, started_us: bool = True
 ) -> Claim | None:
-    """A source that has a variable for each of the four numbers ("" for none)."""
+    """A source that has a variable for each of the two numbers."""
     rank, size = _number(env, names[0]), _number(env, names[1])
     if rank is None and size is None:
         return None
-    local = _local_pair(_number(env, names[2]), _number(env, names[3]))
-    return Claim(source, names[:2], rank, size, local, started_us)
-
-
-def _one_per_pod(env: Environment, source: str, names: tuple[str, str]) -> Claim | None:
-    rank, size = _number(env, names[0]), _number(env, names[1])
-    if rank is None and size is None:
-        return None
-    return Claim(source, names, rank, size, (0, 1), started_us=True)
-
-
-def _local_pair(rank: Reading | None, size: Reading | None) -> tuple[int | None, int | None]:
-    if rank and size and rank.value >= size.value:
-        raise InvalidArgument(f"{rank.name} is {rank.value}, but {size.name} is {size.value}.")
-    return (rank.value if rank else None), (size.value if size else None)
+    return Claim(source, names, rank, size, started_us)
 
 
 def _number(env: Environment, name: str) -> Reading | None:
-    text = env.get(name, "").strip() if name else ""
+    text = env.get(name, "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):

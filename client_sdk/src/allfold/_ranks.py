@@ -4,11 +4,11 @@
 
 1. the arguments ``rank`` and ``world_size``,
 2. ``ALLFOLD_RANK`` and ``ALLFOLD_WORLD_SIZE`` (1 and 2 may give one half each),
-3. torchrun and ``allfold run``: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
-4. Open MPI: ``OMPI_COMM_WORLD_RANK``, ``_SIZE``, ``_LOCAL_RANK``, ``_LOCAL_SIZE``,
-5. MPICH and others with PMI: ``PMI_RANK``, ``PMI_SIZE``, ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``,
+3. torchrun and ``allfold run``: ``RANK``, ``WORLD_SIZE``,
+4. Open MPI: ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``,
+5. MPICH and others with PMI: ``PMI_RANK``, ``PMI_SIZE``,
 6. Slurm, inside an ``srun`` step only: ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS`` or
-   ``SLURM_NTASKS``, ``SLURM_LOCALID``,
+   ``SLURM_NTASKS``,
 7. Kubernetes: LeaderWorkerSet (``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``), an Indexed Job
    (``JOB_COMPLETION_INDEX``; its size must come from 1 or 2), Kubeflow (``PET_NODE_RANK``,
    ``PET_NNODES``, where ``PET_NPROC_PER_NODE`` is 1),
@@ -48,20 +48,16 @@ class SingleProcessWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """The number of this process in its job and on its machine.
+    """The number of this process in its job.
 
     Attributes:
         rank: from 0 to ``world_size - 1``.
         world_size: how many ranks the job has.
-        local_rank: the number on this machine; None where no source tells.
-        local_world_size: how many ranks this machine has; None where no source tells.
         source: what decided, with the names that were read.
     """
 
     rank: int
     world_size: int
-    local_rank: int | None
-    local_world_size: int | None
     source: str
 
     @property
@@ -89,12 +85,11 @@ def resolve(
     launched = [claim for read in READERS if (claim := read(env)) is not None]
     winner = _complete(explicit, launched)
     if winner is None:
-        return RankInfo(0, 1, 0, 1, SINGLE_PROCESS)
+        return RankInfo(0, 1, SINGLE_PROCESS)
     pair = _checked_pair(winner)
     _refuse_contradictions(winner, launched)
-    local_rank, local_size = _local([winner, *launched], pair)
     names = dict.fromkeys(reading.name for reading in winner.readings)
-    return RankInfo(*pair, local_rank, local_size, f"{winner.source}: {', '.join(names)}")
+    return RankInfo(*pair, f"{winner.source}: {', '.join(names)}")
 
 
 def _explicit(ours: Claim, theirs: Claim) -> Claim | None:
@@ -197,11 +192,3 @@ def _contradiction(first: Claim, second: Claim) -> RankSourcesContradict:
         first=str(first),
         second=str(second),
     )
-
-
-def _local(claims: Iterable[Claim], pair: tuple[int, int]) -> tuple[int | None, int | None]:
-    """Rank and size on this machine, from the first claim that agrees and knows."""
-    if pair[1] == 1:
-        return 0, 1
-    known = (c.local for c in claims if c.pair == pair and c.local[0] is not None)
-    return next(known, (None, None))
