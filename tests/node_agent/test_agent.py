@@ -19,7 +19,6 @@ from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
 
-
 JOIN = {
     "group": "train",
     "rank": 0,
