@@ -218,10 +218,16 @@ class Agent:
 
     async def _join(self, request: dict[str, Any]) -> Group:
         plan = await self.registration.join(request)
-        group = self.registry.open(plan, lambda: self._make_group(plan))
-        epoch = group.epochs[plan.epoch]
-        epoch.seat(request["session"], request["rank"])
-        self.notices.opened(epoch)
+        session, rank = request["session"], request["rank"]
+        try:
+            group = self.registry.open(plan, lambda: self._make_group(plan))
+            epoch = group.epochs[plan.epoch]
+            epoch.seat(session, rank)
+            self.notices.opened(epoch)
+        except Exception:
+            # The group is complete with this rank, and will not have it.
+            await self.registration.give_up_seat(plan.group, rank, session, "lost")
+            raise
         return group
 
     def _make_group(self, plan: Plan) -> Group:

@@ -6,14 +6,19 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED
-from allfold_core.errors import PeerMissing
+from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.registration import Registration
+from allfold_core.errors import InvalidArgument, PeerMissing
+from allfold_core.plan import Plan
 from tests.support.fakes.local_groups import local_groups
 
 REQUEST = {"group": "g", "rank": 3, "session": "s"}
@@ -115,3 +120,45 @@ def test_a_join_has_the_outcome_of_its_registration(
     assert agent.lost == []
     assert (future.exception(0) or future.result(0)) == outcome
     assert not future.cancel(), "whoever cancels now learns that it is too late"
+
+
+class Seated(Agent):
+    """An agent without ports, whose registration gets a rank into a complete group.
+
+    Attributes:
+        given_up: the seats that were given back, with the reason.
+    """
+
+    def __init__(self, group: Group, fails_at: str) -> None:
+        self.group = group
+        self.fails_at = fails_at
+        self.given_up: list[tuple[str, int, str, str]] = []
+        self.registry = Registry()
+        self.notices = EarlyNotices(self.registry)
+        registration = create_autospec(Registration, instance=True)
+        registration.join.return_value = group.current.plan
+        registration.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
+        self.registration = registration
+        if fails_at == "a notice":
+            self.notices.apply("test", group.current.number, self._fail)
+
+    def _make_group(self, plan: Plan) -> Group:
+        if self.fails_at == "its group":
+            self._fail()
+        return self.group
+
+    @staticmethod
+    def _fail(*_: object) -> None:
+        raise OSError("too many open files")
+
+
+@pytest.mark.parametrize("fails_at", ["its group", "its seat", "a notice"])
+def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
+    group: Group, fails_at: str
+) -> None:
+    """The orchestrator counts it as present, and no one else knows that it is not."""
+    rank = 99 if fails_at == "its seat" else 3
+    agent = Seated(group, fails_at)
+    with pytest.raises((OSError, InvalidArgument)):
+        asyncio.run(agent._join({**REQUEST, "rank": rank}))
+    assert agent.given_up == [("test", rank, "s", "lost")]
