@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import allfold
+from allfold._registry import registry
 from allfold_core.errors import InvalidArgument
 from tests.support.fakes.fake_agent import FakeAgent
 
@@ -99,16 +100,45 @@ def test_no_op_number_is_taken(agent: FakeAgent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "function"),
+    ("call", "said"),
     [
-        (lambda: allfold.send(np.ones(2), dst=1), "send"),  # type: ignore[call-arg]
-        (lambda: allfold.recv(np.ones(2), src=1), "recv"),  # type: ignore[call-arg]
-        (lambda: allfold.barrier(device=1), "barrier"),  # type: ignore[call-arg]
-        (lambda: allfold.init(size=1), "init"),  # type: ignore[call-arg]
+        (
+            lambda: allfold.send(np.ones(2), dst=1),  # type: ignore[call-arg]
+            "allfold.send() has no argument 'dst'; did you mean 'to'?",
+        ),
+        (
+            lambda: allfold.recv(np.ones(2), src=1),  # type: ignore[call-arg]
+            "allfold.recv() has no argument 'src'; did you mean 'source'?",
+        ),
+        (
+            lambda: allfold.barrier(asynch_op=True),  # type: ignore[call-arg]
+            "allfold.barrier() has no argument 'asynch_op'; did you mean 'async_op'?",
+        ),
+        (
+            lambda: allfold.barrier(device_ids=[0]),  # type: ignore[call-arg]
+            "allfold.barrier() has no argument 'device_ids'; its arguments are group, timeout, "
+            "async_op",
+        ),
+        (
+            lambda: allfold.init(size=1),  # type: ignore[call-arg]
+            "allfold.init() has no argument 'size'; did you mean 'world_size'?",
+        ),
+        (
+            lambda: allfold.new_group([0], timeuot=1.0),  # type: ignore[call-arg]
+            "allfold.new_group() has no argument 'timeuot'; did you mean 'timeout'?",
+        ),
     ],
 )
-def test_functions_without_shared_options_are_named_by_python(
-    call: Callable[[], Any], function: str
+def test_functions_without_shared_options_suggest_their_arguments_too(
+    call: Callable[[], Any], said: str
 ) -> None:
-    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument"):
+    with pytest.raises(TypeError) as caught:
         call()
+    assert isinstance(caught.value, InvalidArgument)
+    assert caught.value.message == said
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_methods_of_a_group_suggest_them_as_well() -> None:
+    with pytest.raises(InvalidArgument, match="'dst'; did you mean 'to'"):
+        registry.default().send(np.ones(2), dst=1)  # type: ignore[call-arg]

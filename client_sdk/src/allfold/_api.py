@@ -12,7 +12,7 @@ import numpy as np
 
 from allfold import _ranks
 from allfold._group import Group
-from allfold._options import Options
+from allfold._options import Options, with_checked_names
 from allfold._registry import open_group, registry
 from allfold._settings import group_name
 from allfold_core.operations import ReduceOp
@@ -27,6 +27,7 @@ _ASSUMED = (
 )
 
 
+@with_checked_names
 def init(
     *,
     rank: int | None = None,
@@ -70,7 +71,7 @@ def init(
     info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
-        warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=2)
+        warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
     return open_group(
         name,
         info.rank,
@@ -83,6 +84,7 @@ def init(
     )
 
 
+@with_checked_names
 def new_group(
     ranks: Sequence[int],
     *,
@@ -259,6 +261,7 @@ def all_to_all(
     )
 
 
+@with_checked_names
 def send(
     tensor: Any,
     to: int,
@@ -272,6 +275,7 @@ def send(
     return _chosen(group).send(tensor, to, tag=tag, timeout=timeout, async_op=async_op)
 
 
+@with_checked_names
 def recv(
     tensor: Any,
     source: int | None = None,
@@ -285,6 +289,7 @@ def recv(
     return _chosen(group).recv(tensor, source, tag=tag, timeout=timeout, async_op=async_op)
 
 
+@with_checked_names
 def barrier(
     *, group: Group | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from allfold._calls import movement, point_to_point, reductions, unrooted
 from allfold._calls.call import AUTO, CollectiveCall, P2PCall, Seat
-from allfold._options import Options, check_names
+from allfold._options import Options, check_names, with_checked_names
 from allfold_core.operations import ReduceOp
 
 
@@ -198,6 +198,7 @@ class Collectives(ABC):
         call = movement.all_to_all(self._seat, inputs, output, send_counts, receive_counts)
         return self._run(call, **options)
 
+    @with_checked_names
     def send(
         self,
         tensor: Any,
@@ -221,6 +222,7 @@ class Collectives(ABC):
         call = point_to_point.send(self._seat, tensor, to, tag)
         return self._exchange(call, timeout, async_op)
 
+    @with_checked_names
     def recv(
         self,
         tensor: Any,
@@ -242,6 +244,7 @@ class Collectives(ABC):
         call = point_to_point.recv(self._seat, tensor, source, tag)
         return self._exchange(call, timeout, async_op)
 
+    @with_checked_names
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
         return self._run(movement.barrier(), timeout=timeout, async_op=async_op)

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import Any, TypedDict
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument, UnknownArgument
@@ -17,6 +17,9 @@ from allfold_core.wire.local_wire import MAX_MESSAGE
 
 LONGEST_SECONDS = 30 * 24 * 3600
 _LONGEST_FINGERPRINT = MAX_MESSAGE - 256
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class Options(TypedDict, total=False):
@@ -49,6 +52,8 @@ _SYNONYMS = {
     "output_split_sizes": ("receive_counts",),
     "algorithm": ("strategy",),
     "compression": ("wire",),
+    "peer": ("to", "source"),
+    "size": ("world_size",),
 }
 
 
@@ -64,12 +69,25 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
     """
     for name in options:
         if name not in _KNOWN:
-            raise _unknown(function, name)
+            own = [each for each in inspect.signature(function).parameters if each != "options"]
+            raise _unknown(function, name, [*own, *_KNOWN, "group"])
 
 
-def _unknown(function: Callable[..., Any], name: str) -> UnknownArgument:
-    own = [each for each in inspect.signature(function).parameters if each != "options"]
-    known = [*own, *_KNOWN, "group"]
+def with_checked_names(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Make a function without shared options refuse unknown arguments as the collectives do."""
+    known = [each for each in inspect.signature(function).parameters if each != "self"]
+    names = frozenset(known)
+
+    @wraps(function)
+    def checked(*args: Given.args, **named: Given.kwargs) -> Result:
+        if not names.issuperset(named):
+            raise _unknown(function, next(each for each in named if each not in names), known)
+        return function(*args, **named)
+
+    return checked
+
+
+def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> UnknownArgument:
     meant = _meant(name, known)
     advice = f"did you mean '{meant}'?" if meant else f"its arguments are {', '.join(known)}"
     return UnknownArgument(
