@@ -50,6 +50,29 @@ def wrong(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["--control", "127.0.0.1:70000"],
             "--control (ALLFOLD_AGENT_CONTROL_LISTEN): must be host:port, got '127.0.0.1:70000'",
         ),
+        (
+            ["--orchestrator", "foo"],
+            "--orchestrator (ALLFOLD_ORCHESTRATOR_URL): must be an address such as "
+            "http://10.0.0.1:7400, got 'foo'",
+        ),
+        (
+            ["--name", "a b/c"],
+            "--name (ALLFOLD_AGENT_NAME): must be 1 to 128 letters, digits and . _ -, got 'a b/c'",
+        ),
+        (
+            ["--advertise", "http://foo"],
+            "--advertise (ALLFOLD_AGENT_ADVERTISE): must be a host name or an IP address, without "
+            "scheme and port, got 'http://foo'",
+        ),
+        (
+            ["--zone", "z" * 129],
+            f"--zone (ALLFOLD_ZONE): must have at most 128 characters, got '{'z' * 129}'",
+        ),
+        (
+            ["--token", "two words"],
+            "--token (ALLFOLD_TOKEN): has blanks, line ends or other characters that no token can "
+            "have; make one with `openssl rand -hex 24`",
+        ),
         (["--speed", "9"], "unrecognized arguments: --speed 9; --help lists the flags"),
     ],
 )
@@ -65,7 +88,7 @@ def test_a_wrong_variable_is_one_line(
     monkeypatch.setenv("ALLFOLD_LOG_LEVEL", "chatty")
     assert wrong([], capsys) == (
         "allfold-agent: --log-level (ALLFOLD_LOG_LEVEL): must be 'DEBUG', 'INFO', 'WARNING', "
-        "'ERROR' or 'CRITICAL', got 'CHATTY'"
+        "'ERROR' or 'CRITICAL', got 'chatty'"
     )
 
 

@@ -172,7 +172,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (
             ["--log-level", "chatty"],
             "--log-level (ALLFOLD_LOG_LEVEL): must be 'DEBUG', 'INFO', 'WARNING', 'ERROR' or "
-            "'CRITICAL', got 'CHATTY'",
+            "'CRITICAL', got 'chatty'",
         ),
         (["--speed", "9"], "unrecognized arguments: --speed 9; --help lists the flags"),
     ],

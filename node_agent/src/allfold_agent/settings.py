@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from socket import gethostname
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from allfold_agent.http.addresses import split
+from allfold_agent.http import addresses
 from allfold_core.errors import InvalidArgument
 from allfold_core.wire.local_wire import default_socket
+
+T = TypeVar("T")
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
+# As the orchestrator's API has them. A name becomes a part of URLs, where "." and ".." have a
+# meaning of their own.
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+_DEVICE_TYPE = re.compile(r"[A-Za-z0-9._-]{0,32}")
+_LONGEST_ZONE = 128
+# What an HTTP header can carry, without blanks.
+_TOKEN = re.compile(r"[\x21-\x7e\xa1-\xff]*")
 
 
 def _default_socket() -> str:
@@ -74,7 +86,10 @@ class AgentSettings(BaseSettings):
         "ALLFOLD_AGENT_GPU", "auto: reduce on NVIDIA GPUs; off: on the CPU alone", default="auto"
     )
     zone: str = _from(
-        "ALLFOLD_ZONE", "rack, site or cloud zone; nodes of one zone are neighbours", default=""
+        "ALLFOLD_ZONE",
+        "rack, site or cloud zone; nodes of one zone are neighbours",
+        default="",
+        max_length=_LONGEST_ZONE,
     )
     threads: int = _from(
         "ALLFOLD_AGENT_THREADS",
@@ -91,29 +106,64 @@ class AgentSettings(BaseSettings):
     log_format: Literal["text", "json"] = _from(
         "ALLFOLD_LOG_FORMAT", "text or json, one object per line", default="text"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = _from(
+    log_level: LogLevel = _from(
         "ALLFOLD_LOG_LEVEL", "DEBUG, INFO, WARNING, ERROR or CRITICAL", default="INFO"
     )
 
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"must be 1 to 128 letters, digits and . _ -, got {value!r}")
+        return value
+
     @field_validator("orchestrator")
     @classmethod
-    def _with_scheme(cls, value: str) -> str:
-        """Accept ``host:port``, which means plain HTTP."""
-        return value if "://" in value else f"http://{value}"
+    def _is_url(cls, value: str) -> str:
+        return _checked(addresses.checked_url, value)
 
     @field_validator("control", "data")
     @classmethod
     def _is_address(cls, value: str) -> str:
-        try:
-            split(value)
-        except InvalidArgument as error:
-            raise ValueError(error.message) from error
+        _checked(addresses.split, value)
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_host(cls, value: str) -> str:
+        return _checked(addresses.checked_host, value) if value else value
+
+    @field_validator("device_type")
+    @classmethod
+    def _is_device_type(cls, value: str) -> str:
+        if not _DEVICE_TYPE.fullmatch(value):
+            raise ValueError(f"must be up to 32 letters, digits and . _ -, got {value!r}")
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _is_token(cls, value: str) -> str:
+        if not _TOKEN.fullmatch(value):
+            raise ValueError(
+                "has blanks, line ends or other characters that no token can have; make one with "
+                "`openssl rand -hex 24`"
+            )
         return value
 
     @field_validator("log_level", mode="before")
     @classmethod
     def _in_capitals(cls, value: object) -> object:
-        return value.upper() if isinstance(value, str) else value
+        """Accept lower case; what is wrong stays as it was written, for the message."""
+        capitals = value.upper() if isinstance(value, str) else value
+        return capitals if capitals in get_args(LogLevel) else value
+
+
+def _checked(check: Callable[[str], T], value: str) -> T:
+    """Return what a check returns; its error becomes one that pydantic collects."""
+    try:
+        return check(value)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from error
 
 
 def variables() -> dict[str, tuple[str, FieldInfo]]:
@@ -130,7 +180,7 @@ def explain(error: ValidationError) -> Iterator[str]:
     for problem in error.errors():
         variable = str(problem["loc"][0])
         flag, _ = variables()[variable]
-        message = problem["msg"].replace("Input should be", "must be")
+        message = re.sub("^(Input|String) should", "must", problem["msg"])
         if problem["type"] == "value_error":
             message = message.removeprefix("Value error, ")
         else:

@@ -7,7 +7,7 @@ of a namespace, for every Service there is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -83,7 +83,9 @@ class Settings(BaseSettings):
     @field_validator("log_level", mode="before")
     @classmethod
     def _in_capitals(cls, value: object) -> object:
-        return value.upper() if isinstance(value, str) else value
+        """Accept lower case; what is wrong stays as it was written, for the message."""
+        capitals = value.upper() if isinstance(value, str) else value
+        return capitals if capitals in get_args(LogLevel) else value
 
     @field_validator("token", "admin_token")
     @classmethod

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
 from allfold_core.errors import InvalidArgument, ServiceError
 
 _WILDCARDS = ("0.0.0.0", "::", "")
+_HOST = re.compile(r"[^\s/:@?#\[\]]{1,253}")
 
 
 def split(address: str) -> tuple[str, int]:
@@ -20,6 +23,41 @@ def split(address: str) -> tuple[str, int]:
     if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
         raise InvalidArgument(f"must be host:port, got {address!r}")
     return host.strip("[]"), int(port)
+
+
+def checked_url(url: str) -> str:
+    """Return the URL of a service; ``host:port`` alone means plain HTTP.
+
+    Raises:
+        InvalidArgument: it is no URL, or not one of HTTP.
+    """
+    whole = f"http://{url}" if ":" in url and "://" not in url else url
+    try:
+        parts = urlsplit(whole)
+        port = parts.port  # of a bad one, urlsplit complains only now
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(map(str.isspace, url)):
+        raise InvalidArgument(f"must be an address such as http://10.0.0.1:7400, got {url!r}")
+    return whole
+
+
+def checked_host(host: str) -> str:
+    """Return a host name or an IP address; an IPv6 address stands without brackets.
+
+    Raises:
+        InvalidArgument: it is neither, or has a scheme or a port.
+    """
+    try:
+        usable = bool(IPv6Address(host) if ":" in host else _HOST.fullmatch(host))
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidArgument(
+            f"must be a host name or an IP address, without scheme and port, got {host!r}"
+        )
+    return host
 
 
 def bind(address: str) -> socket.socket:
