@@ -61,6 +61,11 @@ def allfold() -> Iterator[Commands]:
             "ALLFOLD_WIRE: unknown wire format 'int3'; there are native, float32, bfloat16, "
             "float16, int8",
         ),
+        (
+            ("run", "script.py"),
+            {"ALLFOLD_GPU_PATH": "x"},
+            "ALLFOLD_GPU_PATH is auto, ipc, pinned, host, got 'x'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from allfold._gpu_path import wanted
 from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
@@ -41,7 +42,11 @@ class GroupSettings:
         strategies: str | Mapping[str, str] | None,
         wire: str | None,
     ) -> Self:
-        """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work."""
+        """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
+
+        That includes the way of GPU tensors, which is asked for again when the first one comes.
+        """
+        wanted()
         return cls(
             _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT),
             _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT),

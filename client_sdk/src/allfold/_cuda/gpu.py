@@ -11,11 +11,10 @@ from threading import RLock
 from typing import Any
 
 from allfold._arena import GRANULE, Arena, Block, Share
-from allfold._cuda import paths
 from allfold._cuda.device import Device, Event, is_recording, order
 from allfold._cuda.driver import CudaUnavailable, load
 from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
-from allfold._cuda.paths import Choice, Path
+from allfold._gpu_path import Choice, Path, choose, wanted
 from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
 from allfold_core.wire.local_wire import FENCE_WORD, Fence
 
@@ -77,13 +76,13 @@ class Gpu:
         )
 
     def _open(self, ordinal: int, agent: Agent) -> Choice:
-        asked = paths.wanted()
+        asked = wanted()
         try:
             load()
             self.device = Device(ordinal)
         except (CudaUnavailable, GpuFailed) as error:
-            return paths.choose(asked, str(error), agent.gpus, "", agent.reason)
-        choice = paths.choose(asked, None, agent.gpus, self.device.uuid, agent.reason)
+            return choose(asked, str(error), agent.gpus, "", agent.reason)
+        choice = choose(asked, None, agent.gpus, self.device.uuid, agent.reason)
         if choice.path is Path.HOST:
             return choice
         try:

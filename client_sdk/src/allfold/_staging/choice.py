@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from allfold._calls.call import Call
+from allfold._gpu_path import Path
 from allfold._session import Session
 from allfold._staging.host import Staged
 from allfold._tensors import TensorView
@@ -40,7 +41,6 @@ def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nod
     if first is None:
         return Staged(session.arena, call)
     gpu = session.gpu(first)
-    from allfold._cuda.paths import Path
     from allfold._staging.cuda import CudaStaged
 
     if gpu.path is not Path.HOST:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
 from itertools import product
 
 import pytest
 
+import allfold
 from allfold._cuda.arrays import ordinal_of_device
-from allfold._cuda.paths import VARIABLE, Path, choose, wanted
+from allfold._gpu_path import VARIABLE, Path, choose, wanted
 from allfold_core.errors import InvalidArgument
 
 UUID, OTHER = "fa4e" + "0" * 28, "beef" + "0" * 28
@@ -80,10 +82,19 @@ def test_without_the_variable_it_is_the_fastest() -> None:
     assert wanted({}) is None
 
 
-@pytest.mark.parametrize("text", ["cuda", "gpu", "ipc,host", "0", "none"])
+@pytest.mark.parametrize("text", ["cuda", "GPU", "ipc,host", "0", "none"])
 def test_what_is_no_way_is_refused_with_the_ways_that_there_are(text: str) -> None:
     with pytest.raises(InvalidArgument, match=f"auto, ipc, pinned, host, got '{text}'"):
         wanted({VARIABLE: text})
+
+
+def test_init_refuses_what_is_no_way_before_it_looks_for_an_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, "x")
+    with pytest.raises(InvalidArgument, match=f"{VARIABLE} is auto, .*, got 'x'"):
+        allfold.init(rank=0, world_size=1, agent=str(tmp_path / "nobody"))
+    assert not allfold.is_initialized()
 
 
 def test_this_process_has_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

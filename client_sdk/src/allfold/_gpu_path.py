@@ -36,14 +36,15 @@ def wanted(environment: Mapping[str, str] = os.environ) -> Path | None:
     Raises:
         InvalidArgument: the setting names no path.
     """
-    name = environment.get(VARIABLE, "").strip().lower()
+    given = environment.get(VARIABLE, "")
+    name = given.strip().lower()
     if name in ("", "auto"):
         return None
     try:
         return Path(name)
     except ValueError:
         known = ", ".join(path.value for path in Path)
-        raise InvalidArgument(f"{VARIABLE} is auto, {known}, got {name!r}") from None
+        raise InvalidArgument(f"{VARIABLE} is auto, {known}, got {given!r}") from None
 
 
 def choose(
