@@ -46,6 +46,22 @@ async def test_a_wrong_field_is_named_with_what_was_expected_and_what_came(
 
 
 @pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"holds": 1}, "body.holds: must be a valid dictionary, got 1"),
+        ({"cores": -1}, "body.cores: must be greater than or equal to 0, got -1"),
+        ({"zone": "z" * 129}, "body.zone: must have at most 128 characters, got 'zzz"),
+        ({"data_address": "a:65536"}, "body.data_address: the port is above 65535, got 'a:65536'"),
+    ],
+)
+async def test_the_message_has_the_field_and_both_values_in_plain_words(
+    api: ApiClient, fields: dict[str, Any], said: str
+) -> None:
+    message = error_of(await api.register("a", **fields), 400, "AF101")["message"]
+    assert message.startswith(f"the request is not valid: {said}")
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"holds": {"train": 2**31}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,10 @@ def _field(problem: Mapping[str, Any]) -> dict[str, str]:
         case "json_invalid":
             field, expected, got = "body", "must be JSON", _shown(problem["ctx"]["error"])
         case _:
-            expected = problem["msg"]
+            # Pydantic says "Value error, ..." and "Input should be ...", or "String should ...".
+            expected = re.sub(
+                r"^\w+ should\b", "must", problem["msg"].removeprefix("Value error, ")
+            )
     return {"field": field, "expected": expected, "got": got}
 
 
