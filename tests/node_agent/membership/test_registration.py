@@ -143,6 +143,18 @@ async def test_it_registers_once_more_with_the_slowest_of_its_links() -> None:
     assert first["incarnation"] == second["incarnation"]
 
 
+async def test_it_says_once_that_it_is_registered_also_where_it_measures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    registrar = Registrar(list(LINKS))
+    async with registered(registrar):
+        await registrar.hears_heartbeats()
+    assert len(registrar.registrations) == 2
+    told = [each.getMessage() for each in caplog.records]
+    assert sum(each.startswith("registered with the orchestrator at") for each in told) == 1
+
+
 async def test_alone_it_registers_once_and_has_nothing_to_measure() -> None:
     registrar = Registrar([])
     async with registered(registrar):

@@ -154,6 +154,7 @@ class Registration:
         Not while a job runs: it would disturb the measurement, and be disturbed.
         """
         peers = await self._register()
+        self._log_registered()
         if peers and not self._has_measured and not self._groups():
             self._has_measured = True
             self._obstacle = ServiceError("measuring the links to other nodes")
@@ -162,6 +163,15 @@ class Registration:
                 await self._register()
         self._obstacle = None
         self._registered.set()
+
+    def _log_registered(self) -> None:
+        assert self.identity is not None
+        log.info(
+            "registered with the orchestrator at %s: control %s, data %s",
+            self._client.url,
+            self.identity.control_url,
+            self.identity.data_address,
+        )
 
     async def _measure(self, peers: Sequence[str]) -> None:
         """Measure the links to some peers, until the time for that is over; keep the slowest."""
@@ -196,12 +206,6 @@ class Registration:
         self._heartbeat_seconds = lease.heartbeat_seconds
         self._lease_seconds = lease.lease_seconds
         self.identity = identity
-        log.info(
-            "registered with the orchestrator at %s: control %s, data %s",
-            self._client.url,
-            identity.control_url,
-            identity.data_address,
-        )
         return lease.peers
 
     async def _heartbeat(self) -> None:
