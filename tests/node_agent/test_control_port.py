@@ -315,3 +315,35 @@ async def test_agents_stamp_their_requests_and_refuse_answers_of_a_newer_schema(
     assert await peers._have_announced(epoch, to, lost("n7"))
     assert [body["schema"] for body in asked] == [1, 1]
     await peers.close()
+
+
+REFUSALS = [
+    ("GET", "/v1/nothing", b"", 404, "GET /v1/nothing: Not Found"),
+    ("DELETE", "/v1/status", b"", 405, "DELETE /v1/status: Method Not Allowed"),
+    ("POST", f"{base()}/losses", b"{", 400, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "message"), REFUSALS)
+async def test_refusals_of_the_framework_have_the_form_of_all_errors(
+    network: Network, method: str, path: str, body: bytes, status: int, message: str
+) -> None:
+    json_type = {"Content-Type": "application/json"}
+    async with client(network.nodes["n0"]) as http:
+        answer = await http.request(method, path, content=body, headers=json_type)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert (answer.json()["schema"], error["code"][:3]) == (1, "AF1")
+    assert answer.headers.get("allow") == ("GET" if status == 405 else None)
+
+
+async def test_a_bug_is_answered_with_the_request_that_failed(network: Network) -> None:
+    without_registration = cast(Agent, network.nodes["n0"])
+    app = httpx.ASGITransport(make_app(without_registration), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=app, base_url="http://n0") as http:
+        answer = await http.get("/readyz")
+    assert (answer.status_code, answer.json()["schema"]) == (500, 1)
+    error = answer.json()["error"]
+    assert error["code"] == "AF400"
+    assert error["message"] == "the node agent failed on GET /readyz; see its log"

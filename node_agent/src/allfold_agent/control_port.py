@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
@@ -17,7 +18,7 @@ from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_agent.membership.peer_messages import Departure, Failure, Suspicion
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
 
 Json = dict[str, Any]
 
@@ -38,8 +39,8 @@ def make_app(agent: Agent) -> FastAPI:
     return app
 
 
-def _error(error: AllfoldError) -> StampedResponse:
-    return StampedResponse({"error": error.to_dict()}, status_code=error.status)
+def _error(error: AllfoldError, status: int | None = None) -> StampedResponse:
+    return StampedResponse({"error": error.to_dict()}, status_code=status or error.status)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -52,6 +53,23 @@ def _add_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         return _error(InvalidArgument(f"{place}: {first['msg']}, got {first.get('input')!r}"))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_request(request: Request, error: HTTPException) -> StampedResponse:
+        """Starlette's own refusals: unknown paths and methods, broken bodies."""
+        answer = _error(LocalError(f"{_asked(request)}: {error.detail}"), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def report_bug(request: Request, error: Exception) -> StampedResponse:
+        """A bug. The log has the traceback; the caller learns the request that failed."""
+        message = f"the node agent failed on {_asked(request)}; see its log"
+        return _error(ServiceError(message, cause=type(error).__name__), 500)
+
+
+def _asked(request: Request) -> str:
+    return f"{request.method} {request.url.path}"
 
 
 def _add_health(app: FastAPI, agent: Agent) -> None:
