@@ -122,13 +122,38 @@ def started(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_port_in_use_is_one_line_and_the_status_of_a_failed_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "variable"),
+    [("--control", "ALLFOLD_AGENT_CONTROL_LISTEN"), ("--data", "ALLFOLD_AGENT_DATA_LISTEN")],
+)
+def test_a_port_in_use_is_one_line_that_names_the_setting_and_the_status_of_a_failed_start(
+    tmp_path: Path, flag: str, variable: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = started("--data", address, "--socket", str(tmp_path / "s"))
+        ended = started("--socket", str(tmp_path / "s"), flag, address)
     assert ended.returncode == FAILED
-    assert ended.stderr.count("\n") == 1
-    assert f"cannot listen on {address}: " in ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(
+        f"[AF400 ServiceError] cannot listen on {address}: Address already in use. Choose another "
+        f"address with {flag} or {variable}, or end what listens there."
+    )
+
+
+def test_a_socket_of_another_agent_ends_the_start_with_a_line_that_names_the_setting(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
+        taken.bind(path)
+        taken.listen(1)
+        ended = started("--data", "127.0.0.1:0", "--socket", path)
+    assert ended.returncode == FAILED
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith(
+        f"[AF400 ServiceError] another agent listens on {path}. End it, or choose another path "
+        "with --socket or ALLFOLD_SOCKET."
+    )
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,10 @@ def test_a_taken_port_is_named_without_a_traceback() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run("--listen", address)
     assert done.returncode == 1
-    assert address in json.loads(done.stderr)["msg"]
+    assert json.loads(done.stderr)["msg"] == (
+        f"cannot listen on {address}: Address already in use. Choose another address with "
+        "--listen or ALLFOLD_ORCHESTRATOR_LISTEN, or end what listens there."
+    )
 
 
 def test_the_ready_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from allfold_agent.agent import Agent
 from allfold_agent.control_port import make_app
 from allfold_agent.http import addresses
-from allfold_agent.settings import AgentSettings
+from allfold_agent.settings import AgentSettings, how_to_set
 from allfold_core.errors import InvalidArgument
 
 log = logging.getLogger("allfold_agent")
@@ -61,12 +61,14 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         ready_file: written, as JSON, once ranks can connect.
 
     Raises:
-        InvalidArgument: an address, the socket or the ready file cannot be used.
+        ServiceError: an address cannot be used, or another agent has the socket.
+        InvalidArgument: the socket or the ready file cannot be used.
     """
     _allow_descriptors()
     # The agent's own workers are the parallelism; torch's would only fight with them.
     torch.set_num_threads(1)
-    control, data = addresses.bind(settings.control), addresses.bind(settings.data)
+    control = addresses.bind(settings.control, how_to_set("control"))
+    data = addresses.bind(settings.data, how_to_set("data"))
     bound = addresses.bound(control), addresses.bound(data)
     agent = Agent(settings, control, data)
     config = uvicorn.Config(

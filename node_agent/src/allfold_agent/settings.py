@@ -175,6 +175,12 @@ def variables() -> dict[str, tuple[str, FieldInfo]]:
     }
 
 
+def how_to_set(name: str) -> str:
+    """Return flag and variable of a field: ``--data or ALLFOLD_AGENT_DATA_LISTEN``."""
+    variable = str(AgentSettings.model_fields[name].validation_alias)
+    return f"{variables()[variable][0]} or {variable}"
+
+
 def explain(error: ValidationError) -> Iterator[str]:
     """Yield one line per wrong setting: its flag and variable, what was expected, what came."""
     for problem in error.errors():

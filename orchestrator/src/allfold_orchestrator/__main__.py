@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import socket
 import sys
@@ -53,10 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sock = bind(host, port)
     except OSError as error:
-        log.error("cannot listen on %s: %s", settings.orchestrator_listen, error)
+        log.error("%s", _cannot_listen(settings.orchestrator_listen, error))
         return EXIT_FAILED
     with sock:
         return _serve(settings, sock, ready_file)
+
+
+def _cannot_listen(address: str, error: OSError) -> str:
+    name = "orchestrator_listen"
+    other_way = ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
+    return (
+        f"cannot listen on {address}: {error.strerror}. Choose another address with "
+        f"{flag_of(name)} or {variable_of(name)}{other_way}."
+    )
 
 
 def _serve(settings: Settings, sock: socket.socket, ready_file: Path | None) -> int:

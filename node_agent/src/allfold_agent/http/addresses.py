@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from ipaddress import IPv6Address
@@ -60,11 +61,14 @@ def checked_host(host: str) -> str:
     return host
 
 
-def bind(address: str) -> socket.socket:
+def bind(address: str, setting: str) -> socket.socket:
     """Return a bound socket for ``host:port``; port 0 takes any free port.
 
+    Args:
+        setting: how the address is set, for the error: ``--data or ALLFOLD_AGENT_DATA_LISTEN``.
+
     Raises:
-        InvalidArgument: that is no address of this machine, or the port is taken.
+        ServiceError: that is no address of this machine, or the port is in use.
     """
     host, port = split(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -74,7 +78,12 @@ def bind(address: str) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise InvalidArgument(f"cannot listen on {address}: {error}") from error
+        other_way = ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
+        raise ServiceError(
+            f"cannot listen on {address}: {error.strerror}. Choose another address with "
+            f"{setting}{other_way}.",
+            address=address,
+        ) from error
     return listener
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from allfold_agent.local.rank_connection import RankConnection
 from allfold_agent.runtime.acceptor import Acceptor
 from allfold_agent.runtime.reactor import READABLE, WRITABLE, Reactor
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import InvalidArgument, ServiceError
 from allfold_core.wire.local_wire import MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
+_SETTING = "--socket or ALLFOLD_SOCKET"
 _DESCRIPTOR = struct.Struct("i")
 _ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 
@@ -37,7 +38,8 @@ class Listener:
         gone: told once of each connection that has ended.
 
     Raises:
-        InvalidArgument: the path cannot be used, or another agent listens there.
+        InvalidArgument: the path cannot be used.
+        ServiceError: another agent listens there.
     """
 
     def __init__(
@@ -133,12 +135,15 @@ def _listen(path: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise InvalidArgument(f"cannot listen on {path}: {error}") from error
+        raise InvalidArgument(
+            f"cannot listen on {path}: {error.strerror or error}. Choose another path with "
+            f"{_SETTING}."
+        ) from error
     return listener
 
 
 def _remove_dead(path: str) -> None:
-    """Remove a socket on which nobody listens; ``InvalidArgument`` where another agent does."""
+    """Remove a socket on which nobody listens; ``ServiceError`` where another agent does."""
     if not os.path.lexists(path):
         return
     try:
@@ -147,4 +152,6 @@ def _remove_dead(path: str) -> None:
     except (ConnectionRefusedError, FileNotFoundError):
         Path(path).unlink(missing_ok=True)
         return
-    raise InvalidArgument(f"another agent listens on {path}")
+    raise ServiceError(
+        f"another agent listens on {path}. End it, or choose another path with {_SETTING}."
+    )
