@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from unittest.mock import create_autospec
 
 import pytest
 
 from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.deferred_calls import DeferredCalls
 from allfold_agent.local.rank_connection import CallMessage, Membership, RankConnection
+from allfold_agent.local.server import LocalServer, Registrar
 from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
@@ -45,14 +49,17 @@ class Gpu:
         self.process.memberships[0].group.failure.return_value = None
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
-        reactor = create_autospec(Reactor, instance=True)
-        reactor.call.side_effect = lambda function: function()
-        poller = create_autospec(FencePoller, instance=True)
-        poller.when.side_effect = lambda condition, then, _: self._waits.append((condition, then))
+        self.process.memberships[0].group.current.broken = None
+        self.reactor = create_autospec(Reactor, instance=True)
+        self.reactor.call.side_effect = lambda function: function()
+        self.poller = create_autospec(FencePoller, instance=True)
+        self.poller.when.side_effect = lambda condition, then, _: self._waits.append(
+            (condition, then)
+        )
         self.suspicions: list[int] = []
         self.calls = DeferredCalls(
-            reactor,
-            poller,
+            self.reactor,
+            self.poller,
             lambda _process, message, called: self.submitted.append((message, called)),
             lambda _group, seq, _reason, _waited: self.suspicions.append(seq),
         )
@@ -72,6 +79,11 @@ def call(seq: int, fence: int, timeout: float = 60.0) -> OpMessage:
     return OpMessage(0, seq, timeout, PLACE, PLACE, b"", Fence(PLACE, fence))
 
 
+def send(timeout: float, fence: int) -> P2PMessage:
+    dtype, fenced = DType.FLOAT32.code, Fence(PLACE, fence)
+    return P2PMessage(Message.SEND, 0, FIRST_PAIR, timeout, 1, 0, dtype, PLACE, 4, fenced)
+
+
 def test_a_call_begins_with_its_own_timeout_and_the_time_at_which_the_rank_called() -> None:
     """So the time that its rank waits for the GPU is part of its timeout once, and not twice."""
     gpu = Gpu()
@@ -82,6 +94,33 @@ def test_a_call_begins_with_its_own_timeout_and_the_time_at_which_the_rank_calle
     [(message, called)] = gpu.submitted
     assert message == call(0, fence=1)
     assert before <= called <= after
+
+
+def test_the_time_that_a_rank_waits_for_its_gpu_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 s, 40 are over: a collective counts from its call, a message has what is left."""
+    gpu = Gpu()
+    server = LocalServer(
+        str(tmp_path / "agent.sock"),
+        create_autospec(Registrar, instance=True),
+        {"node": "test"},
+        reactor=gpu.reactor,
+        workers=create_autospec(WorkerPool, instance=True),
+        poller=gpu.poller,
+        gpus=Gpus(False, gpu.poller),
+    )
+    called = monotonic() - 40.0
+    monkeypatch.setattr("allfold_agent.local.deferred_calls.monotonic", lambda: called)
+    for message in (call(0, fence=1), send(60.0, fence=1)):
+        server._call(gpu.process, message)
+    gpu.reach(1)
+    server.close()
+    group = gpu.process.memberships[0].group
+    ((*_, begun, since), _) = group.submit.call_args
+    assert (begun, since) == (call(0, fence=1), called)
+    ((*_, sent), _) = group.submit_message.call_args
+    assert 0.0 < sent.timeout <= 20.0
 
 
 def test_calls_begin_in_the_order_in_which_the_process_made_them() -> None:
@@ -127,8 +166,7 @@ def test_a_late_send_of_a_rank_that_is_not_in_the_new_epoch_is_refused() -> None
         rank = local.ranks[0]
         gpu.process.memberships = {0: Membership(rank.session, rank.group)}
         local.install([[0], [1]], {1: 0, 2: 1}, first_seq=None)
-        send = P2PMessage(Message.SEND, 0, FIRST_PAIR, 0.0, 1, 0, DType.FLOAT32.code, PLACE, 4)
-        gpu.calls.add(gpu.process, send._replace(fence=Fence(PLACE, 1)))
+        gpu.calls.add(gpu.process, send(0.0, fence=1))
         gpu.reach(0)
     ((refusal,), _) = gpu.process.send.call_args
     _, seq, body = unpack_outcome(refusal)
