@@ -380,3 +380,54 @@ def test_a_rank_that_never_waits_for_its_ops_is_refused_one_too_many() -> None:
         assert [second.outcome() for _ in range(MAX_OPEN_OPS)] == [
             (seq, None) for seq in range(MAX_OPEN_OPS)
         ], "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("most", "shift", "frames_come_first"),
+    [(4, 0, False), (MAX_OPEN_OPS, 2, False), (MAX_OPEN_OPS, 2, True)],
+    ids=["one too many", "misaligned", "misaligned, frames come first"],
+)
+def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_done(
+    monkeypatch: pytest.MonkeyPatch, most: int, shift: int, frames_come_first: bool
+) -> None:
+    """The frames of the other nodes, which no call takes, must not stay in the way."""
+    monkeypatch.setattr("allfold_agent.groups.group.MAX_OPEN_OPS", most)
+    with local_groups([[0], [1]]) as local:
+        one, other = local.ranks
+
+        def call_from_the_other() -> None:
+            for seq in range(4):
+                other.call(seq, [2.0])
+            for rank in local.ranks:
+                assert [rank.outcome() for _ in range(4)] == [(seq, None) for seq in range(4)]
+            other.call(4, [2.0])
+
+        for seq in range(4):
+            one.call(seq, [1.0])
+        if frames_come_first:
+            call_from_the_other()
+        one.call(4, [1.0], shift=shift)
+        seq, error = one.outcome()
+        assert seq == 4
+        assert isinstance(error, InvalidArgument)
+        if not frames_come_first:
+            call_from_the_other()
+        for rank in local.ranks:
+            rank.call(5, [3.0], shift=shift if rank is one else 0)
+        assert [seq for seq, _ in local.notes.suspicions] == [4]
+        assert all(group.fail(4, missing()) for group in local.groups), "the verdict holds"
+        assert one.outcome() == (5, None)
+        outcomes = dict(other.outcome() for _ in range(2))
+        assert {seq for seq, failure in outcomes.items() if failure} == {4}
+        assert one.result(5) == other.result(5) == [6.0]
+
+
+def test_a_call_that_is_refused_because_it_came_twice_fails_nothing() -> None:
+    with local_groups([[0], [1]]) as local:
+        one, other = local.ranks
+        one.call(0, [1.0])
+        one.call(0, [1.0], shift=2)
+        assert isinstance(one.outcome()[1], InvalidArgument)
+        other.call(0, [2.0])
+        assert one.outcome() == other.outcome() == (0, None)
+        assert local.notes.suspicions == []

@@ -156,6 +156,8 @@ def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
     _, seq, body = unpack_outcome(refusal)
     assert seq == 3
     assert "3 calls of this process wait for its GPU" in (body or {})["message"]
+    (session, abandoned, _), _ = gpu.process.memberships[0].group.abandon.call_args
+    assert (session, abandoned) == (gpu.process.memberships[0].session, 3), "on all nodes"
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0, 1, 2]
 

@@ -175,16 +175,20 @@ class Group:
         epoch = self.epoch_of(seq)
         try:
             rank = epoch.rank_of(session)
+            self._check_room(rank, seq)
             spec = _checked(epoch, message)
             source = connection.place(message.source, spec.input_bytes[rank])
             target = connection.place(message.target, spec.output_bytes[rank])
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             refuse(connection, number, seq, refusal)
+            self.abandon(session, seq, refusal)
             return True
         except Exception as error:
             # It is not among those that called, so no verdict on the op would reach it.
-            refuse(connection, number, seq, self._breakdown(seq, error))
+            breakdown = self._cannot_be_done(seq, repr(error))
+            refuse(connection, number, seq, breakdown)
+            self.fail(seq, breakdown)
             raise
         now = monotonic()
         arrival = Arrival(
@@ -193,9 +197,7 @@ class Group:
         with self.table.lock:
             if self.epoch_of(seq) is not epoch:  # an epoch was installed meanwhile
                 return False
-            failure = (
-                self.failure(seq) or self._repetition(session, rank, seq) or self._excess(rank, seq)
-            )
+            failure = self.failure(seq) or self._repetition(session, rank, seq)
             self._called[session] = max(self._called.get(session, -1), seq)
             op = None if failure else self._arrive(epoch, arrival)
         if failure:
@@ -225,10 +227,10 @@ class Group:
             return
         epoch.p2p.submit(rank, connection, number, message)
 
-    def _breakdown(self, seq: int, error: Exception) -> ServiceError:
+    def _cannot_be_done(self, seq: int, why: str) -> ServiceError:
         return ServiceError(
-            f"op {seq} of group '{self.name}' failed: node {self.node}: {error!r}; the log of that "
-            "node has the traceback",
+            f"op {seq} of group '{self.name}' failed: node {self.node}: {why}; the log of that "
+            "node says more",
             seq=seq,
             group=self.name,
         )
@@ -239,18 +241,29 @@ class Group:
             return None
         return InvalidArgument(f"rank {rank} has called op {seq} of group '{self.name}' before")
 
-    def _excess(self, rank: int, seq: int) -> InvalidArgument | None:
-        """The refusal of one op too many of a rank that does not wait for its ops.
+    def _check_room(self, rank: int, seq: int) -> None:
+        """Refuse one op too many of a rank that does not wait for its ops.
 
         The rank that is ahead of the others has called every op in flight.
         """
         table = self.table.in_flight
-        if len(table) < MAX_OPEN_OPS or seq in table:
-            return None
-        return InvalidArgument(
-            f"rank {rank} calls op {seq} of group '{self.name}' while {len(table)} ops are in "
-            "flight, the most there may be; wait for some of them first"
-        )
+        if len(table) >= MAX_OPEN_OPS and seq not in table:
+            raise InvalidArgument(
+                f"rank {rank} calls op {seq} of group '{self.name}' while {len(table)} ops are in "
+                "flight, the most there may be; wait for some of them first"
+            )
+
+    def abandon(self, session: str, seq: int, refusal: AllfoldError) -> None:
+        """Fail an op of which a rank's call was refused: the rank will not call it again.
+
+        Here at once: when the rank has called later ops, this one would count as done.
+        """
+        has_called = seq <= self._called.get(session, -1)
+        if has_called or not self.epoch_of(seq).has(session) or self.failure(seq):
+            return
+        log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, refusal.message)
+        self.fail(seq, self._cannot_be_done(seq, refusal.message))
+        self.cannot_run(seq, refusal)
 
     def _arrive(self, epoch: Epoch, arrival: Arrival) -> Op | None:
         """Record an arrival; return the op if it is complete and may start."""

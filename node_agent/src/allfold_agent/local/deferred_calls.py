@@ -29,6 +29,7 @@ from allfold_core.wire.local_wire import (
     MAX_OPEN_MESSAGES,
     MAX_OPEN_OPS,
     Message,
+    OpMessage,
     P2PMessage,
     pack_outcome,
 )
@@ -71,7 +72,7 @@ class DeferredCalls:
         """
         most = MAX_OPEN_CALLS * max(1, len(process.memberships))
         if len(process.deferred) >= most:
-            refuse(process, message, InvalidArgument(_TOO_MANY.format(most)))
+            reject(process, message, InvalidArgument(_TOO_MANY.format(most)))
             return
         process.deferred.append(DeferredCall(message, monotonic()))
         if (membership := process.memberships.get(message.group)) is not None:
@@ -143,6 +144,14 @@ class DeferredCalls:
 def refuse(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:
     """Send a process the error of its call."""
     process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+
+
+def reject(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:
+    """Refuse a call that its group has not seen, and have the group fail the op."""
+    refuse(process, message, error)
+    membership = process.memberships.get(message.group)
+    if membership is not None and isinstance(message, OpMessage):
+        membership.group.abandon(membership.session, message.seq, error)
 
 
 def _needs_attention(process: RankConnection, deferred: DeferredCall, now: float) -> bool:

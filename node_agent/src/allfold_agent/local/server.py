@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.group import Group
-from allfold_agent.local.deferred_calls import DeferredCalls, refuse
+from allfold_agent.local.deferred_calls import DeferredCalls, refuse, reject
 from allfold_agent.local.listener import Listener
 from allfold_agent.local.memory_requests import GpuMemoryRequests, add_segment
 from allfold_agent.local.rank_connection import (
@@ -172,7 +172,7 @@ class LocalServer:
             check_timeout(message.timeout)
             passed = process.has_passed(message.fence)
         except InvalidArgument as error:
-            refuse(process, message, error)
+            reject(process, message, error)
             return
         if passed and not process.deferred:
             self._submit(process, message)

@@ -211,8 +211,8 @@ class FailureProtocol:
             return PeerSentIncoherentTensor(reason.removeprefix("incoherent: "), seq=seq)
         if reason.startswith("failed"):
             return ServiceError(
-                f"op {seq} of group '{group.name}' {reason}; the log of that node has the "
-                "traceback. The group is usable.",
+                f"op {seq} of group '{group.name}' {reason}; the log of that node says "
+                "more. The group is usable.",
                 seq=seq,
                 group=group.name,
             )
