@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -43,8 +44,8 @@ def test_a_launcher_without_an_agent_says_at_once_that_it_waits_and_ends_with_st
         f"allfold: no node agent listens on {path} {reason}); waiting up to 0.2 s for it "
         "(ALLFOLD_INIT_TIMEOUT)",
         f"allfold: no node agent listens on {path} {reason}; tried for 0.2 s). Start one with "
-        "'allfold agent', start the script with 'allfold run', or correct the path: it comes from "
-        "ALLFOLD_SOCKET, --agent or agent=.",
+        f"'allfold agent --socket {path}', name another socket with --agent or ALLFOLD_SOCKET, or "
+        "set neither: 'allfold run' then starts an agent itself.",
     ]
     assert command.out == ""
 
@@ -74,7 +75,8 @@ def test_a_file_that_is_no_socket_is_refused_without_waiting(allfold: Commands) 
     command = allfold.run("run", "--agent", path, allfold.script(SCRIPT), status=3, env=env)
     assert command.err == (
         f"allfold: {path} is not the socket of a node agent; set ALLFOLD_SOCKET, --agent or "
-        "agent=\n"
+        "agent= to the path that 'allfold agent' was given with --socket, or that its log shows as "
+        "ranks\n"
     )
 
 
@@ -97,6 +99,16 @@ def test_init_warns_at_once_that_it_waits(tmp_path: Path, caplog: pytest.LogCapt
     (said,) = caplog.messages
     assert said == (
         f"no node agent listens on {path} (No such file or directory); waiting up to 0.2 s for it"
+    )
+
+
+def test_init_says_how_to_start_an_agent_where_it_has_looked_for_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "no body.sock")
+    with pytest.raises(AgentUnreachable) as caught:
+        sdk.init(rank=0, world_size=1, agent=path, init_timeout=0.1)
+    assert str(caught.value).endswith(
+        f"Start one with 'allfold agent --socket {shlex.quote(path)}', start the script with "
+        "'allfold run', or name another socket with ALLFOLD_SOCKET or agent=."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import socket
 import stat
 from pathlib import Path
@@ -33,12 +34,11 @@ def connect(path: str) -> socket.socket | str:
     return connected
 
 
-def nobody_listens(path: str, reason: str, seconds: float) -> AgentUnreachable:
-    """The error after trying for so many seconds."""
+def nobody_listens(path: str, reason: str, seconds: float, or_else: str) -> AgentUnreachable:
+    """The error after trying for so many seconds; ``or_else`` says what else the user may do."""
     return AgentUnreachable(
         f"no node agent listens on {path} ({reason}; tried for {seconds:g} s). Start one with "
-        "'allfold agent', start the script with 'allfold run', or correct the path: it comes from "
-        "ALLFOLD_SOCKET, --agent or agent=."
+        f"'allfold agent --socket {shlex.quote(path)}', {or_else}."
     )
 
 
@@ -49,7 +49,10 @@ def _refusal(path: str, error: OSError) -> str | None:
     if error.errno is None:  # Python's own check of the path
         return f"{path} cannot be the path of a node agent's socket: {error}; choose a shorter one"
     if isinstance(error, NotADirectoryError) or _is_something_else(path):
-        return f"{path} is not the socket of a node agent; set ALLFOLD_SOCKET, --agent or agent="
+        return (
+            f"{path} is not the socket of a node agent; set ALLFOLD_SOCKET, --agent or agent= to "
+            "the path that 'allfold agent' was given with --socket, or that its log shows as ranks"
+        )
     return None
 
 
@@ -72,7 +75,7 @@ def _forbidden(path: str) -> str:
     return (
         f"the node agent's socket {path} is another user's: {obstacle} belongs to {_user(owner)}, "
         f"and this process runs as {me}. Run it as that user or as root, or start an agent of your "
-        "own with 'allfold agent' and set ALLFOLD_SOCKET to its socket."
+        "own with 'allfold agent --socket' and a path of your own, and set ALLFOLD_SOCKET to it."
     )
 
 

@@ -37,6 +37,9 @@ from allfold_core.wire.local_wire import (
 log = logging.getLogger("allfold")
 
 _LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
+_OR_ELSE = (
+    "start the script with 'allfold run', or name another socket with ALLFOLD_SOCKET or agent="
+)
 _ANSWERS = {
     Message.JOINED: Message.JOIN,
     Message.LEFT: Message.LEAVE,
@@ -335,7 +338,7 @@ def _connect(path: str, seconds: float) -> socket.socket:
         )
     while isinstance(found, str):
         if monotonic() > deadline:
-            raise nobody_listens(path, found, seconds)
+            raise nobody_listens(path, found, seconds, _OR_ELSE)
         sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
         found = connect(path)
     return found

@@ -15,6 +15,11 @@ from allfold.cli._processes import Interrupts, wait_for
 PATIENCE_SECONDS = 5.0
 """The time in which an agent must listen, unless ``ALLFOLD_INIT_TIMEOUT`` is set."""
 
+_OR_ELSE = (
+    "name another socket with --agent or ALLFOLD_SOCKET, or set neither: 'allfold run' then starts "
+    "an agent itself"
+)
+
 
 def await_agents(sockets: Iterable[str], interrupts: Interrupts) -> None:
     """Return when an agent listens on every socket.
@@ -41,7 +46,7 @@ def _await_agent(path: str, seconds: float, deadline: float, interrupts: Interru
         )
     while isinstance(found, str):
         if time.monotonic() > deadline:
-            raise nobody_listens(path, found, seconds)
+            raise nobody_listens(path, found, seconds, _OR_ELSE)
         wait_for([interrupts], RETRY_SECONDS)
         interrupts.raise_if_pending()
         found = connect(path)
