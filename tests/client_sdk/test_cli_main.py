@@ -107,6 +107,7 @@ def test_an_orchestrator_that_is_not_there_gives_status_3_and_what_was_tried(
             "no orchestrator answers: tried http://127.0.0.1:9/v1/nodes?limit=1000: " in command.err
         )
         assert "Connection refused" in command.err
+        assert command.err.endswith("To see what runs, ask an agent with --agent-url.\n")
         assert command.out == ""
 
 
@@ -242,6 +243,39 @@ def test_an_orchestrator_whose_state_store_is_down_is_said_to_answer(
         "(ConnectionError). Running jobs are not affected; new ranks can join when it is back. "
         "To see what runs, ask an agent with --agent-url.\n"
     )
+
+
+READY_AGENT = json.dumps({"node": "a", "ready": True, "groups": []}).encode()
+
+
+def test_agents_that_are_given_are_shown_although_the_state_store_is_down(
+    allfold: Commands, serve: Serve
+) -> None:
+    down = ServiceError("cannot reach its state store", component="store", cause="ConnectionError")
+    orchestrator, _ = serve(503, json.dumps({"error": down.to_dict()}).encode())
+    agent, _ = serve(body=READY_AGENT)
+    asked = ("status", "--orchestrator", orchestrator, "--agent-url", agent)
+    table = allfold.run(*asked, status=1)
+    assert "Agents" in table.out
+    assert "ready" in table.out
+    assert table.err == (
+        f"allfold: the orchestrator at {orchestrator} answers, but its state store is down "
+        "(ConnectionError). Running jobs are not affected; new ranks can join when it is back.\n"
+    )
+    report = json.loads(allfold.run(*asked, "--json", status=1).out)
+    assert list(report["agents"]) == [agent]
+    assert "its state store is down" in report["problems"][orchestrator]
+
+
+def test_agents_that_are_given_are_shown_although_no_orchestrator_answers(
+    allfold: Commands, serve: Serve
+) -> None:
+    agent, _ = serve(body=READY_AGENT)
+    nowhere = "http://127.0.0.1:9"
+    command = allfold.run("status", "--orchestrator", nowhere, "--agent-url", agent, status=3)
+    assert "ready" in command.out
+    assert "no orchestrator answers" in command.err
+    assert "--agent-url" not in command.err
 
 
 def test_an_agent_that_is_not_ready_says_why_in_a_sentence(allfold: Commands, serve: Serve) -> None:

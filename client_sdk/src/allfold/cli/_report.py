@@ -36,6 +36,7 @@ class Report:
         ops: the collectives in flight.
         messages: the sends and receives that wait.
         problems: why an agent did not answer, by its control URL.
+        failure: why there is nothing of the orchestrator, although it was asked.
     """
 
     orchestrator: str
@@ -45,8 +46,10 @@ class Report:
     ops: list[OpInFlight] = field(default_factory=list)
     messages: list[MessageInFlight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    failure: ServiceError | None = None
 
     def to_dict(self) -> Json:
+        failed = {} if self.failure is None else {self.orchestrator: self.failure.message}
         return {
             "orchestrator": self.orchestrator,
             "nodes": self.nodes,
@@ -54,21 +57,28 @@ class Report:
             "agents": self.agents,
             "ops_in_flight": [op.to_dict() for op in self.ops],
             "messages_in_flight": [message.to_dict() for message in self.messages],
-            "problems": self.problems,
+            "problems": failed | self.problems,
         }
 
 
 def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
     """Ask the orchestrator ("" for none), the agents that it knows, and those given.
 
+    Where agents are given, they are asked whatever is wrong with the orchestrator.
+
     Raises:
-        OrchestratorUnreachable: it was to be asked and does not answer.
+        OrchestratorUnreachable: it alone was to be asked and does not answer.
         ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
     report = Report(orchestrator)
     if orchestrator:
-        _ask_orchestrator(report, token)
+        try:
+            _ask_orchestrator(report, token)
+        except ServiceError as error:
+            if not agent_urls:
+                raise _with_advice(error) from None
+            report.failure = error
     known = [node["control_url"] for node in report.nodes if node["state"] != "gone"]
     _ask_agents(report, dict.fromkeys([*agent_urls, *known]), token)
     lost = [report.problems[url] for url in agent_urls if url in report.problems]
@@ -86,8 +96,8 @@ def _ask_orchestrator(report: Report, token: str) -> None:
         report.groups = list(_entries(base, "groups", token))
     except NoAnswer as error:
         raise OrchestratorUnreachable(
-            f"no orchestrator answers: tried {error} (choose another with --orchestrator or "
-            "ALLFOLD_ORCHESTRATOR_URL, or ask an agent with --agent-url)"
+            f"no orchestrator answers: tried {error}. Choose another with --orchestrator or "
+            "ALLFOLD_ORCHESTRATOR_URL."
         ) from None
     except ServiceError as error:
         raise _cannot_tell(base, error) from None
@@ -116,10 +126,11 @@ def _cannot_tell(orchestrator: str, error: ServiceError) -> ServiceError:
             f"its state store is down ({error.details.get('cause')}). Running jobs are not "
             "affected; new ranks can join when it is back"
         )
-    return ServiceError(
-        f"the orchestrator at {orchestrator} answers, but {problem}. To see what runs, ask an "
-        "agent with --agent-url."
-    )
+    return ServiceError(f"the orchestrator at {orchestrator} answers, but {problem}.")
+
+
+def _with_advice(error: ServiceError) -> ServiceError:
+    return type(error)(f"{error.message} To see what runs, ask an agent with --agent-url.")
 
 
 def _ask_agents(report: Report, urls: Iterable[str], token: str) -> None:

@@ -30,7 +30,8 @@ Json = dict[str, Any]
 def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool) -> None:
     """Show the nodes, the groups with their ranks, and what the ops in flight wait for.
 
-    With --agent-url alone, the orchestrator is left out: it may be down while a job runs.
+    With --agent-url alone, the orchestrator is left out: it may be down while a job runs. With
+    --orchestrator as well, the agents are shown before the error that says what is wrong with it.
     ALLFOLD_TOKEN must hold the join token.
     """
     report = gather(
@@ -42,6 +43,8 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
         click.echo(json.dumps(report.to_dict()))
     else:
         _show(report)
+    if report.failure is not None:
+        raise report.failure
 
 
 def _orchestrator_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> str:
@@ -58,7 +61,7 @@ def _show(report: Report) -> None:
     # A file or a pipe has no width; a terminal knows its own.
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    if report.orchestrator:
+    if report.orchestrator and report.failure is None:
         console.print(_node_table(report.nodes))
         console.print(_group_table(report.groups))
     else:
