@@ -12,7 +12,7 @@ from allfold_core.errors import PeerLost
 from allfold_core.wire.frames import HEADER_SIZE
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
 from tests.support.fakes.damaged_wire import DamagedWire
-from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups
 from tests.support.waiting import wait_until
 
 IN_A_HEADER = 9
@@ -71,9 +71,13 @@ def test_a_damaged_message_is_sent_again(numel: int, place: int) -> None:
 def test_a_frame_that_is_damaged_each_time_ends_the_group_and_says_why(place: int) -> None:
     with local_groups([[0], [1]], wire=DamagedWire(repeat(place))) as local:
         local.call_all(0, [np.ones(SMALL)] * 2)
+        wait_until(lambda: local.notes.losses, "the loss is reported", SECONDS)
+        loss = local.notes.losses[0]
+        for group in local.groups:  # whoever reports it tells all nodes
+            group.current.break_(loss)
         for rank in local.ranks:
             _, error = rank.outcome()
             assert isinstance(error, PeerLost)
-        reason = local.notes.losses[0].details["reason"]
+        reason = loss.details["reason"]
         assert "frame 0 came damaged 5 times in a row" in reason
         assert "network" in reason, "where to look"
