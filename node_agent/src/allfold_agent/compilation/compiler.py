@@ -27,7 +27,7 @@ class Compiled:
 
     Attributes:
         arithmetic: how elements are folded.
-        graph: the executor with other nodes.
+        graph: the exchange with other nodes.
         wholes: all parts.
         results: what local ranks get.
         rest: what of that is left where results are handed out chunk by chunk.

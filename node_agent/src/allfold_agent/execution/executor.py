@@ -30,11 +30,11 @@ _COMPUTING = (TaskKind.FOLD, TaskKind.ENCODE)
 
 
 def _nothing() -> None:
-    """Do nothing at the end of an executor that is over."""
+    """Do nothing at the end of an op that is over."""
 
 
 def _ignore(error: Exception) -> None:
-    """Do nothing about a failure in an executor that is over."""
+    """Do nothing about a failure of an op that is over."""
 
 
 class Executor(SendingOp, ReceivingOp):

@@ -153,7 +153,7 @@ class Device:
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
         self._compiling = make_lock("gpu kernels")
-        self._failure_protocol: dict[int, bool] = {}
+        self._reachable: dict[int, bool] = {}
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -171,10 +171,10 @@ class Device:
         """Return true if kernels here can use the memory of another GPU, or of this one."""
         if other is self:
             return True
-        if other.ordinal not in self._failure_protocol:
+        if other.ordinal not in self._reachable:
             able = call("cuDeviceCanAccessPeer", self._handle, other._handle)
-            self._failure_protocol[other.ordinal] = bool(able)
-        return self._failure_protocol[other.ordinal]
+            self._reachable[other.ordinal] = bool(able)
+        return self._reachable[other.ordinal]
 
     # Work, in the order in which it is given
 

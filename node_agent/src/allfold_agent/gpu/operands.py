@@ -2,7 +2,7 @@
 
 One GPU folds the op. It reads the ranks' memory where that is: its own, that of GPUs whose memory
 it reaches, and page-locked memory of the host, which ranks without a GPU have and the work buffer
-of an executor with other nodes. What it does not reach is copied through the host.
+of an exchange with other nodes. What it does not reach is copied through the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MappedMemory memory that others register, and give up in time."""
+"""Mapped memory that others register, and give up in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class MappedMemory:
-    """MappedMemory memory of this process.
+    """Mapped memory of this process.
 
     What has to happen before it is unmapped is a finalizer of this object that keeps ``memory``: by
     the time that finalizers of an ``mmap`` run, something else may have got the address.

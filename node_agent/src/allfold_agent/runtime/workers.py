@@ -33,7 +33,7 @@ class WorkerPool:
         self._actions.put(action)
 
     def close(self) -> None:
-        """End the threads after the jobs that are queued."""
+        """End the threads after the actions that are queued."""
         for _ in self._threads:
             self._actions.put(None)
 
