@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from unittest.mock import create_autospec
 
@@ -18,6 +19,7 @@ from allfold_agent.local.server import LocalServer, Registrar
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.dtypes import DType
+from allfold_core.errors import PeerLost
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     Fence,
@@ -28,6 +30,7 @@ from allfold_core.wire.local_wire import (
     unpack_outcome,
 )
 from tests.support.fakes.local_groups import local_groups
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PLACE = Region(0, 0)
 
@@ -46,7 +49,7 @@ class Gpu:
         self.process = create_autospec(RankConnection, instance=True)
         self.process.deferred = deque()
         self.process.memberships = {0: create_autospec(Membership, instance=True)}
-        self.process.memberships[0].group.failure.return_value = None
+        self.process.memberships[0].group.failure_so_far.return_value = None
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
         self.process.memberships[0].group.current.broken = None
@@ -143,6 +146,28 @@ def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> N
     assert gpu.submitted == []
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0]
+
+
+def test_the_look_at_a_call_does_not_wait_for_the_lock_of_its_group() -> None:
+    """The thread that looks also completes what GPUs have done, for all groups."""
+    with local_groups([[0]]) as local:
+        gpu, group = Gpu(), local.groups[0]
+        gpu.process.memberships[0].group = group
+        gpu.calls.add(gpu.process, call(0, fence=1))
+        look = Thread(target=gpu.reach, args=(0,))
+        with group.table.lock:
+            look.start()
+            look.join(DEADLINE_SECONDS)
+            waits = look.is_alive()
+        look.join()
+        assert not waits
+        group.fail(0, PeerLost("a rank is lost"))
+
+        def refused() -> bool:
+            gpu.reach(0)
+            return not gpu.process.deferred
+
+        wait_until(refused, "its op has failed")
 
 
 def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(

@@ -315,7 +315,14 @@ class Group:
     def failure(self, seq: int) -> AllfoldError | None:
         """Return why an op has failed, or can only fail; ``None`` if it may still succeed."""
         with self.table.lock:
-            return self.outcomes.of(seq) or self.epoch_of(seq).failure(seq)
+            return self.failure_so_far(seq)
+
+    def failure_so_far(self, seq: int) -> AllfoldError | None:
+        """Like :meth:`failure`, without waiting for the lock; may miss what changes meanwhile.
+
+        For those who look again soon. An op may be compiled while the lock is held.
+        """
+        return self.outcomes.of(seq) or self.epoch_of(seq).failure(seq)
 
     def fail(self, seq: int, error: AllfoldError, *, final: bool = True) -> bool:
         """Apply a verdict: the op fails for the ranks that wait, and for those still to call.

@@ -167,7 +167,8 @@ def _failure_of(membership: Membership | None, message: CallMessage) -> AllfoldE
     group = membership.group
     if isinstance(message, P2PMessage):
         return group.current.broken
-    return group.failure(message.seq)
+    # The poller's thread, which all completions of GPUs need, must not wait here.
+    return group.failure_so_far(message.seq)
 
 
 def _late(membership: Membership | None, message: P2PMessage) -> PeerMissing:
