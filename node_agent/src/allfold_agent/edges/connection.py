@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import struct
 from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
@@ -13,9 +12,6 @@ log = logging.getLogger(__name__)
 LOOPBACK_BUFFER = 512 * 1024
 # How long the receiver tries to open an edge again that has broken.
 RECONNECT_SECONDS = 1.0
-# After so long (seconds, microseconds) a thread that waits for its peer looks whether its edge has
-# ended. How long a peer may take is a matter of the op's deadline.
-_LOOK_TIME = struct.pack("@ll", 1, 0)
 
 
 @dataclass
@@ -27,13 +23,11 @@ class EdgeCounters:
 
 
 def tune(connected: socket.socket) -> None:
-    """Bound the waits for the peer, and set the socket buffers where the kernel's choice is bad.
+    """Set the socket buffers where the kernel's choice is bad.
 
     Between machines the kernel adapts them to the link. On loopback there is no link to fill, and
     what is queued beyond the caches is fetched from memory again: half a MiB was fastest.
     """
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK_TIME)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_TIME)
     if connected.family == socket.AF_UNIX or _is_loopback(connected.getpeername()[0]):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_BUFFER)

@@ -46,7 +46,7 @@ class InConnection:
         self._window = 0
 
     def receive_into(self, view: memoryview, flags: int = _AT_ONCE) -> int:
-        """Receive what is there; without flags, wait a while until something is.
+        """Receive what is there; without flags, wait until something is.
 
         Returns:
             The number of bytes; 0 where there were none.

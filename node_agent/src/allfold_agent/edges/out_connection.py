@@ -25,7 +25,6 @@ class OutConnection:
         tune(connected)
         self.socket = connected
         self._ack_rest = b""
-        self._is_dropped = False
 
     def write_some(self, frame: Frame) -> int:
         """Write what the socket takes at once; the number of bytes."""
@@ -36,6 +35,8 @@ class OutConnection:
 
     def write_rest(self, frame: Frame, sent: int, file: int | None) -> None:
         """Write what is left of a frame after so many bytes; waits until the peer takes it.
+
+        How long it may take is a matter of the op's deadline; :meth:`shut_down` ends the wait.
 
         Args:
             file: where the payload is sent from without a copy; ``None`` sends it from memory.
@@ -48,18 +49,14 @@ class OutConnection:
         total = len(header) + len(payload)
         while sent < total:
             done = sent - len(header)
-            try:
-                if done < 0:
-                    first = payload[:PIECE_BYTES] if file is None else b""
-                    sent += connected.sendmsg([header[sent:], first])
-                elif file is None:
-                    sent += connected.send(payload[done : done + PIECE_BYTES])
-                else:
-                    place = frame.content.place + done
-                    sent += os.sendfile(connected.fileno(), file, place, total - sent)
-            except BlockingIOError:  # the peer has taken nothing for a while
-                if self._is_dropped:
-                    raise ConnectionAbortedError("the connection was dropped") from None
+            if done < 0:
+                first = payload[:PIECE_BYTES] if file is None else b""
+                sent += connected.sendmsg([header[sent:], first])
+            elif file is None:
+                sent += connected.send(payload[done : done + PIECE_BYTES])
+            else:
+                place = frame.content.place + done
+                sent += os.sendfile(connected.fileno(), file, place, total - sent)
 
     def read_ack(self) -> int | None:
         """Read what the receiver has acknowledged, without waiting.
@@ -84,5 +81,4 @@ class OutConnection:
 
     def shut_down(self) -> None:
         """End the connection and wake a thread that writes on it; ``OSError`` if it has ended."""
-        self._is_dropped = True
         self.socket.shutdown(socket.SHUT_RDWR)
