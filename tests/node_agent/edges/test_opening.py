@@ -9,9 +9,10 @@ from allfold_agent.data_port import DataPort
 from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.store import TensorStore
-from allfold_core.errors import PeerError
+from allfold_core.errors import PeerError, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
+from tests.support.descriptors import no_descriptors_left
 
 
 def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
@@ -48,6 +49,16 @@ def test_an_edge_falls_back_to_tcp_where_nothing_listens_beside_the_port() -> No
     answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     with answering(answer) as address, pytest.raises(PeerError, match="answered 404"):
         upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_node_without_file_descriptors_does_not_take_the_other_one_for_lost(
+    port: Port, host: str
+) -> None:
+    address = f"{host}:{port.place[1]}"
+    with no_descriptors_left(), pytest.raises(ServiceError, match="ulimit -n"):
+        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
 
 
 def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:

@@ -14,7 +14,8 @@ from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
-# How long an edge is asked for where the peer answers, but cannot serve it at the moment.
+# How long an edge is asked for where the peer answers, but cannot serve it at the moment, or this
+# node has no file descriptor for it.
 _BUSY_SECONDS = 30.0
 _BUSY_RETRY_SECONDS = 0.2
 
@@ -48,7 +49,7 @@ class EdgeOpener:
 
         Raises:
             PeerLost: the peer could not be reached, and not again after a short while either.
-            ServiceError: the peer answers, but has not served the edge for long.
+            ServiceError: an agent that lives, the peer or this one, could not serve it for long.
         """
         began = monotonic()
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from contextlib import suppress
@@ -24,9 +25,17 @@ from allfold_agent.http.wire import (
     tokens,
     trailing,
 )
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerError, PeerLost, from_dict
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerError,
+    PeerLost,
+    ServiceError,
+    from_dict,
+)
 
 ERROR_LIMIT = 64 * 1024
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +153,12 @@ def upgrade(
     """Connect and switch the connection to ``protocol``.
 
     Returns the socket, blocking without timeout, and the bytes of the protocol that came along
-    with the response's head. Raises what the server refused with, or :class:`PeerLost` where no
-    server could be reached or answered in time.
+    with the response's head.
+
+    Raises:
+        AllfoldError: what the server refused with.
+        PeerLost: no server could be reached, or answered in time.
+        ServiceError: this process has no file descriptor left, which is not the server's fault.
     """
     headers = [("Connection", "Upgrade"), ("Upgrade", protocol)]
     exchange = ClientExchange(address, "GET", target, headers, token)
@@ -159,6 +172,11 @@ def upgrade(
             sock.close()
         if isinstance(error, AllfoldError):  # a PeerMissing is a TimeoutError is an OSError
             raise
+        if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
+            raise ServiceError(
+                f"the node agent cannot connect to {address}: {error}; raise its limit of open "
+                "files (ulimit -n)"
+            ) from error
         raise PeerLost(f"{address} is lost: {error} ({target})", address=address) from error
     except BaseException:
         if sock is not None:
