@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import selectors
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -30,6 +31,7 @@ from tests.node_agent.edges.edge_ends import (
     Side,
     content,
 )
+from tests.support.fakes.damaged_wire import tcp_pair
 
 
 class Wire:
@@ -173,6 +175,30 @@ def test_an_edge_that_cannot_be_opened_again_is_reported_as_lost() -> None:
         assert receiver.problem.wait(DEADLINE)
         assert isinstance(receiver.lost[0], PeerLost)
         assert not receiver.done[0].is_set()
+
+
+def a_connection_that_was_reset() -> socket.socket:
+    """The kernel knows no peer of it any more."""
+    near, far = tcp_pair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+    near.close()
+    with pytest.raises(ConnectionResetError):
+        far.recv(1)
+    with pytest.raises(OSError, match="not connected"):
+        far.getpeername()
+    return far
+
+
+def test_a_connection_that_is_reset_as_soon_as_it_is_open_is_opened_again() -> None:
+    dead = [a_connection_that_was_reset(), a_connection_that_was_reset()]
+
+    def dial(wire: Wire) -> Dial:
+        return lambda from_frame: (dead.pop(), b"") if dead else wire.dial(from_frame)
+
+    with pair(1, forever(None), dial) as (_, receiver, wire, _edge):
+        check_results(receiver)
+        assert receiver.lost == []
+        assert wire.connections == 1
 
 
 def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection() -> None:

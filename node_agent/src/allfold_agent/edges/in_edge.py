@@ -77,26 +77,19 @@ class InEdge:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self._receive_all(self._connect())
+                self._receive_all(*self._opener.open(self._frames.expected))
         except AllfoldError as error:
             if not self._closed.is_set():
                 self._receiver.edge_lost(self.source, error)
         except Exception as error:
             log.exception("edge %s failed", self._name)
             self._receiver.edge_lost(self.source, PeerLost(f"edge {self._name} failed: {error}"))
-        finally:
-            if self._connection is not None:
-                self._connection.socket.close()
 
-    def _connect(self) -> InConnection:
-        connected, early = self._opener.open(self._frames.expected)
-        self._connection = InConnection(connected, early, self._closed)
-        return self._connection
-
-    def _receive_all(self, connection: InConnection) -> None:
-        """Receive until the connection breaks."""
+    def _receive_all(self, connected: socket.socket, early: bytes) -> None:
+        """Receive until the connection breaks, which it may have done already."""
         frames = self._frames
         try:
+            connection = self._connection = InConnection(connected, early, self._closed)
             while not self._closed.is_set():
                 self._short.receive(connection)
                 self._long.receive(connection)
@@ -106,4 +99,4 @@ class InEdge:
             # Mostly the end of the group. Else it is opened again, or reported as lost.
             log.debug("edge %s ended after frame %d: %s", self._name, frames.expected, error)
         finally:
-            connection.socket.close()
+            connected.close()
