@@ -12,16 +12,17 @@ from threading import Thread
 from time import monotonic
 
 import pytest
+import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.opening import Dial
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_sender import OpSender
-from allfold_agent.p2p.messages import control_frame
+from allfold_agent.p2p.messages import PARCEL_BYTES, content_frames, control_frame
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
 from allfold_core.schedules.schedule import Receive, Send, Slice
-from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameType
+from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameHeader, FrameType
 from tests.node_agent.edges.edge_ends import (
     CHUNK,
     DEADLINE,
@@ -32,6 +33,7 @@ from tests.node_agent.edges.edge_ends import (
     content,
 )
 from tests.support.fakes.damaged_wire import tcp_pair
+from tests.support.waiting import wait_until
 
 
 class Wire:
@@ -199,6 +201,41 @@ def test_a_connection_that_is_reset_as_soon_as_it_is_open_is_opened_again() -> N
         check_results(receiver)
         assert receiver.lost == []
         assert wire.connections == 1
+
+
+def test_what_is_urgent_goes_ahead_and_comes_again_in_the_order_in_which_it_was_sent() -> None:
+    """Frames are numbered as they are sent, so an edge resumes with the same ones."""
+    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge.enqueue(content_frames(7, torch.zeros(20 * PARCEL_BYTES, dtype=torch.uint8)))
+    first, sending = socket.socketpair()
+    with first:
+        edge.attach(0)(sending)
+        wait_until(lambda: edge.counters.frames, "the first frames are written", DEADLINE)
+        edge.enqueue(control_frame(FrameType.OFFER, 8))
+        edge.enqueue(control_frame(FrameType.GRANT, 9), urgent=True)
+        edge.enqueue(control_frame(FrameType.TAKEN, 9), urgent=True)
+        frames = read_frames(first, 23)
+    kinds = [frame.type for frame in frames]
+    assert kinds.index(FrameType.GRANT) < 20
+    assert kinds.index(FrameType.TAKEN) == kinds.index(FrameType.GRANT) + 1
+    assert kinds[-1] is FrameType.OFFER
+    assert [frame.number for frame in frames] == list(range(23))
+    second, sending = socket.socketpair()
+    with second:
+        edge.attach(1)(sending)
+        assert read_frames(second, 22) == frames[1:]
+        edge.close()
+
+
+def read_frames(connected: socket.socket, count: int) -> list[FrameHeader]:
+    connected.settimeout(DEADLINE)
+    headers = []
+    with connected.makefile("rb") as stream:
+        for _ in range(count):
+            header = FrameHeader.unpack(stream.read(HEADER_SIZE))
+            assert len(stream.read(header.length)) == header.length
+            headers.append(header)
+    return headers
 
 
 def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection() -> None:

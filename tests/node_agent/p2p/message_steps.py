@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from time import monotonic
 
 import numpy as np
@@ -49,6 +50,13 @@ def assert_idle(local: LocalGroups) -> None:
 def expire(local: LocalGroups, node: int) -> None:
     """Let the deadlines of a node's ranks pass."""
     local.groups[node].current.p2p.expire(monotonic() + LATER)
+
+
+def expire_again_and_again(local: LocalGroups, node: int) -> Iterator[None]:
+    """Let the deadlines of a node's ranks pass, and those that it set instead."""
+    for times in count(1):
+        local.groups[node].current.p2p.expire(monotonic() + times * LATER)
+        yield
 
 
 def works(local: LocalGroups, number: int, numel: int = LARGE) -> None:

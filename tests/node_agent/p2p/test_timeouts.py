@@ -7,6 +7,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
+from allfold_agent.p2p.messages import PARCEL_BYTES
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.local_wire import FIRST_PAIR
@@ -20,11 +21,13 @@ from tests.node_agent.p2p.message_steps import (
     assert_idle,
     content,
     expire,
+    expire_again_and_again,
     same,
     works,
 )
 from tests.support.fakes.local_groups import local_groups, no_outcome
 from tests.support.fakes.relays import Dam
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("numel", [3, LARGE])
@@ -156,11 +159,82 @@ def test_a_withdrawn_message_that_was_received_is_no_failure_of_its_sender_alone
             assert giver.outcome() == (FIRST_PAIR, None)
             assert local.notes.losses == []
             return
-        expire(local, 0)
+        tries = expire_again_and_again(local, 0)
+        wait_until(lambda: (next(tries), local.notes.losses)[1], "the node is given up")
         assert isinstance(giver.outcome()[1], PeerLost)
         assert "has not said for 10 s whether it has received it" in str(
             local.notes.losses[0].details["reason"]
         )
+
+
+def test_a_withdrawal_does_not_wait_for_the_content_of_later_messages() -> None:
+    """Else a node that receives as fast as it can would seem not to answer."""
+    dam, numel = Dam(0, 1, after=PARCEL_BYTES + 1000), 2 * LONG
+    with local_groups([[0], [1]], dam=dam) as local:
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, [5.0], 1, tag=1, timeout=1.0)
+        giver.exchange(SEND, 1, np.ones(numel), 1)
+        taker.exchange(RECV, 0, np.zeros(numel), 0)
+        wait_until(lambda: taker.result(FIRST_PAIR)[0] == 1, "the first parcel is there")
+        local.groups[0].current.p2p.expire(monotonic() + 2.0)
+        assert no_outcome(giver, 0.05), "the message may have been received"
+        dam.opened.set()
+        seq, error = giver.outcome()
+        assert (seq, type(error)) == (FIRST_PAIR, PeerMissing)
+        assert giver.outcome() == (FIRST_PAIR + 1, None)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        assert_idle(local)
+
+
+def test_the_time_that_a_node_has_for_its_answer_begins_anew_when_its_edges_move() -> None:
+    """On a slow link an answer takes as long as what was sent before it."""
+    dam = Dam(1, 0, after=1)
+    with local_groups([[0], [1]], dam=dam) as local:
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, [5.0], 1)
+        taker.exchange(RECV, 0, [0.0], 0)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        pairs = local.groups[0].current.p2p
+
+        def send_more(number: int) -> None:
+            before = pairs.edges.frames_moved(1)
+            giver.exchange(SEND, number, [5.0], 1, timeout=LATER * LATER)
+            wait_until(lambda: pairs.edges.frames_moved(1) > before, "it has arrived")
+
+        tries = expire_again_and_again(local, 0)
+        next(tries)
+        for number in (1, 2, 3):
+            send_more(number)
+            next(tries)
+            assert local.notes.losses == []
+        dam.opened.set()
+        assert giver.outcome() == (FIRST_PAIR, None)
+
+
+def test_an_answer_that_comes_when_its_node_is_given_up_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the send would succeed, and the group would be broken for it."""
+    dam = Dam(1, 0, after=1)
+    with local_groups([[0], [1]], dam=dam) as local:
+        giver, taker = local.ranks
+        giver.exchange(SEND, 0, [5.0], 1)
+        taker.exchange(RECV, 0, [0.0], 0)
+        assert taker.outcome() == (FIRST_PAIR, None)
+        pairs = local.groups[0].current.p2p
+        report = pairs._edge_lost
+
+        def report_late(node: int, error: AllfoldError) -> None:
+            before = pairs.edges.frames_moved(1)
+            dam.opened.set()
+            wait_until(lambda: pairs.edges.frames_moved(1) > before, "the answer is there")
+            report(node, error)
+
+        monkeypatch.setattr(pairs, "_edge_lost", report_late)
+        tries = expire_again_and_again(local, 0)
+        wait_until(lambda: (next(tries), local.notes.losses)[1], "the node is given up")
+        assert isinstance(giver.outcome()[1], PeerLost)
+        assert_idle(local)
 
 
 def test_what_a_rank_writes_after_its_send_has_ended_is_not_received() -> None:

@@ -85,6 +85,11 @@ class Edges:
         for edge in list(self._in.values()):
             edge.resume()
 
+    def frames_moved(self, node: int) -> int:
+        """Return the frames that a node has acknowledged, and those that have come from it."""
+        out, in_ = self._out.get(node), self._in.get(node)
+        return (out.acknowledged() if out else 0) + (in_.received if in_ else 0)
+
     def counters(self) -> list[tuple[str, int, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""
         out = [("out", peer, edge.counters) for peer, edge in list(self._out.items())]

@@ -58,6 +58,11 @@ class InEdge:
         self.counters = self._frames.counters
         self._thread = start_thread(self._run, f"allfold-receive-{name}")
 
+    @property
+    def received(self) -> int:
+        """The number of frames that have arrived."""
+        return self._frames.expected
+
     def resume(self) -> None:
         """Try a waiting frame again; from any thread."""
         self._short.resume()

@@ -2,7 +2,7 @@
 
 Sources (the parts of ops, or point-to-point messages) are sent one after the other, each in an
 order of its own; so the receiver never waits for an op whose frames are stuck behind those of a
-later one.
+later one. What is urgent goes ahead of what is not yet begun, and between the frames of what is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import xxhash
 from allfold_agent.edges.connection import RECONNECT_SECONDS, EdgeCounters, await_bytes
 from allfold_agent.edges.out_connection import OutConnection
 from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource
+from allfold_agent.edges.send_queue import SendQueue
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import InvalidArgument, PeerLost
@@ -46,7 +47,7 @@ class OutEdge:
         self._epoch = epoch
         self._lock = make_rlock("out edge")
         self._ready = Condition(self._lock)
-        self._sources: deque[PayloadSource] = deque()
+        self._queue = SendQueue()
         self._unacked: deque[Frame] = deque()
         self._resend: deque[Frame] = deque()
         self._partial: tuple[Frame, int] | None = None
@@ -61,10 +62,14 @@ class OutEdge:
 
     # What the group calls
 
-    def enqueue(self, source: PayloadSource) -> None:
-        """Append what is to be sent; ops are appended in their order."""
+    def enqueue(self, source: PayloadSource, *, urgent: bool = False) -> None:
+        """Append what is to be sent; ops are appended in their order.
+
+        Args:
+            urgent: goes ahead of all that is not: few bytes without an order against that.
+        """
         with self._lock:
-            self._sources.append(source)
+            self._queue.add(source, urgent=urgent)
 
     def cancel(self, source: Cancellable) -> bool:
         """Send nothing more of something that is queued; return True if nothing of it was sent.
@@ -199,12 +204,8 @@ class OutEdge:
         return self._connection is not None and (unfinished or self._head_ready())
 
     def _head_ready(self) -> bool:
-        self._skip_finished()
-        return bool(self._sources) and self._sources[0].is_ready()
-
-    def _skip_finished(self) -> None:
-        while self._sources and self._sources[0].is_finished():
-            self._sources.popleft()
+        head = self._queue.head()
+        return head is not None and head.is_ready()
 
     def _send_small(self, connection: OutConnection) -> None:
         """Send what is ready while it is small and the socket takes it; leave the rest.
@@ -284,17 +285,15 @@ class OutEdge:
             self._ready.notify_all()
 
     def _head_is_small(self) -> bool:
-        self._skip_finished()
-        return bool(self._sources) and self._sources[0].next_size() <= INLINE_MESSAGE_BYTES
+        head = self._queue.head()
+        return head is not None and head.next_size() <= INLINE_MESSAGE_BYTES
 
     def _next_frame(self) -> Frame | None:
-        self._skip_finished()
-        if not self._sources:
+        head = self._queue.head()
+        content = None if head is None else head.take()
+        if head is None or content is None:
             return None
-        content = self._sources[0].take()
-        if content is None:
-            return None
-        frame = Frame(self._next_number, self._sources[0], content)
+        frame = Frame(self._next_number, head, content)
         self._unacked.append(frame)
         self._next_number += 1
         return frame
@@ -329,10 +328,15 @@ class OutEdge:
 
     # Acknowledgements
 
+    def acknowledged(self) -> int:
+        """Return the number of frames that the receiver is known to have."""
+        with self._lock:
+            self._drain_acks()
+            return self._unacked[0].number if self._unacked else self._next_number
+
     def _unsent_or_unacked(self) -> bool:
         self._drain_acks()
-        self._skip_finished()
-        return bool(self._sources) or bool(self._unacked)
+        return self._queue.head() is not None or bool(self._unacked)
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""

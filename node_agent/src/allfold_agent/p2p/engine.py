@@ -231,7 +231,13 @@ class P2PEngine(MessageSink):
     # Frames
 
     def _enqueue(self, node: int, note: MessageSender) -> None:
-        self.edges.out(node).enqueue(note)
+        """Queue frames; words about messages go ahead, they need not wait for any content.
+
+        Only offers have an order, among themselves; and a message is withdrawn after its offer was
+        sent, and nothing of it comes later.
+        """
+        urgent = note.kind not in (FrameType.OFFER, FrameType.PARCEL)
+        self.edges.out(node).enqueue(note, urgent=urgent)
         self._touched.add(node)
 
     def _read(self, source: int, header: FrameHeader, view: memoryview) -> None:
@@ -278,8 +284,11 @@ class P2PEngine(MessageSink):
         if not self._calls:
             return
         with self._turn():
+            self._outbox.extend_patience(now)
             overdue = [call for call in self._calls if now >= call.deadline]
             unanswered = [call for call in overdue if self._is_in_doubt(call)]
+            for call in unanswered:
+                self._outbox.give_up(call)
             self._give_up(
                 {
                     call: self._peer_has_left(call) or refusals.overdue(self._plan.group, call)
@@ -298,12 +307,15 @@ class P2PEngine(MessageSink):
         return self._outbox.is_in_doubt(call) and self._peer_has_left(call) is None
 
     def _lose(self, call: PendingCall) -> None:
-        """Give up a node that does not answer for a message; its group is broken."""
+        """Give up the node of a send that has no answer; its group is broken.
+
+        An answer that comes meanwhile is not taken: the send fails as the group does.
+        """
         node = self._plan.index_of_rank(call.message.peer)
         error = refusals.unanswered(self._plan.group, call, ANSWER_SECONDS)
         self._edge_lost(node, error)
         with self._turn():  # where that did not end it, because the group is closing
-            self._outbox.conclude(call.number, error)
+            self._end(call, error)
 
     def _give_up(self, errors: dict[PendingCall, AllfoldError]) -> None:
         """End calls, and tell the other side where it has one."""

@@ -27,6 +27,7 @@ class PendingCall:
     Attributes:
         number: of a send to another node, among the messages of this one; -1 elsewhere.
         last_word: of a send that was withdrawn, how long the other node's word on it is awaited.
+        frames_moved: of such a send, what the edges had carried when that was decided.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class PendingCall:
     began: float
     number: int = -1
     last_word: float | None = None
+    frames_moved: int = 0
 
     @property
     def deadline(self) -> float:

@@ -23,7 +23,8 @@ from allfold_core.wire.frames import FrameType
 # A longer message is sent when a receive has taken its offer. A shorter one takes no longer than
 # the asking would.
 EAGER_BYTES = 127 * 1024
-# How long a node may take to say whether it has received a message that was withdrawn.
+# How long a node may take to say whether it has received a message that was withdrawn, from when
+# its edges last moved: on a slow link question and answer come after what was sent before them.
 ANSWER_SECONDS = 10.0
 
 
@@ -87,17 +88,18 @@ class Outbox:
 
     def withdraw(self, call: PendingCall, error: AllfoldError) -> None:
         """Give up a message to another node, which may have it already: its answer decides."""
-        queued = self._queued[call.number]
-        if call.last_word is not None:  # it cannot have been received
+        if call.last_word is not None:  # it cannot have been received, or its node is given up
             self.conclude(call.number, error)
             return
+        queued = self._queued[call.number]
         is_unsent = self._cancel(call, queued)
         if is_unsent and queued.kind is FrameType.OFFER:
             self.conclude(call.number, error)
             return
         in_doubt = _may_be_received(call, queued)
         call.last_word = monotonic() + (ANSWER_SECONDS if in_doubt else RECONNECT_SECONDS)
-        node = self._plan.index_of_rank(call.message.peer)
+        node = self._node_of(call)
+        call.frames_moved = self._edges.frames_moved(node)
         self._enqueue(node, error_frame(FrameType.WITHDRAWN, call.number, error))
 
     def is_in_doubt(self, call: PendingCall) -> bool:
@@ -107,9 +109,26 @@ class Outbox:
         queued = self._queued.get(call.number)
         return queued is not None and _may_be_received(call, queued)
 
+    def extend_patience(self, now: float) -> None:
+        """Wait longer for the answers of nodes whose edges have moved since the last look."""
+        for call in self._sends.values():
+            if self.is_in_doubt(call):
+                moved = self._edges.frames_moved(self._node_of(call))
+                if moved != call.frames_moved:
+                    call.frames_moved = moved
+                    call.last_word = now + ANSWER_SECONDS
+
+    def give_up(self, call: PendingCall) -> None:
+        """Take no answer for a send any more; its owner ends it."""
+        self._sends.pop(call.number, None)
+        self._queued.pop(call.number, None)
+
     def _cancel(self, call: PendingCall, queued: MessageSender) -> bool:
         """Take back what is queued of a message; return True if nothing of that was sent."""
-        return self._edges.out(self._plan.index_of_rank(call.message.peer)).cancel(queued)
+        return self._edges.out(self._node_of(call)).cancel(queued)
+
+    def _node_of(self, call: PendingCall) -> int:
+        return self._plan.index_of_rank(call.message.peer)
 
 
 def _may_be_received(call: PendingCall, queued: MessageSender) -> bool:
