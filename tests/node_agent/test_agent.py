@@ -73,6 +73,8 @@ def test_an_agent_that_ends_answers_the_ranks_that_wait_for_their_group(
     async def run() -> BaseException | None:
         async with unregistered(tmp_path) as agent:
             joining = agent.join(JOIN)
+            for _ in range(5):  # turns of the loop, until it waits for the registration
+                await asyncio.sleep(0)
         return joining.exception(0)
 
     caplog.set_level(logging.INFO)

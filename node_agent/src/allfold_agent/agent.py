@@ -113,8 +113,8 @@ class Agent:
 
     async def stop(self) -> None:
         """Notify the other nodes and the orchestrator, then end every thread."""
-        await self._end_tasks()
-        await asyncio.gather(*map(self._announce_end, self.registry.all()))
+        # At the same time: an orchestrator that does not answer must not hold the news up.
+        await asyncio.gather(self._end_tasks(), *map(self._announce_end, self.registry.all()))
         await self.registration.say_goodbye()
         await asyncio.to_thread(self._reactor.close)
         self.local_server.close()
