@@ -27,14 +27,18 @@ CURRENT = $(shell sed -n 's/^version = "\(.*\)"/\1/p' client_sdk/pyproject.toml)
 VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__init__.py)) \
   $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml docs/gpu_deployment.md)
 
-# Fast tests first. What is not named here comes in between.
+# Fast tests first; then the longest file, which mostly waits, beside all that comes after it; small
+# files last, so that no worker is left with a long one. What is not named here comes in between.
 FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
-LAST := tests/e2e
+LONGEST := tests/e2e/test_compose.py
+NEXT := $(filter-out $(LONGEST),$(wildcard tests/e2e/test_*.py)) tests/torch_backend tests/cuda
+LAST := tests/gpu tests/deploy $(wildcard tests/test_*.py)
 FOLDERS = $(patsubst %/,%,$(wildcard tests/*/))
-OTHERS = $(filter-out $(FIRST) $(LAST) tests/support tests/clients tests/__%,$(FOLDERS)) $(wildcard tests/test_*.py)
+NO_TESTS := tests/e2e tests/support tests/clients tests/__%
+OTHERS = $(filter-out $(FIRST) $(NEXT) $(LAST) $(NO_TESTS),$(FOLDERS))
 TORCH ?= 2.14.1
 ifeq ($(origin TESTS),undefined)
-TESTS := $(wildcard $(FIRST)) $(OTHERS) $(wildcard $(LAST))
+TESTS := $(FIRST) $(LONGEST) $(NEXT) $(OTHERS) $(LAST)
 BEFORE := coverage
 endif
 

@@ -14,6 +14,8 @@ from allfold.cli._bench_data import DTYPES, OPS, Array, fold, values
 from allfold.cli._bench_kinds import KINDS
 from allfold_core.schedules.registry import STRATEGIES
 from tests.support.processes.cli import Commands, commands
+from tests.support.processes.fixtures import services_with
+from tests.support.processes.services import Services
 
 SECONDS = 120.0
 INTEGERS = [dtype for dtype in DTYPES if "int" in dtype]
@@ -42,6 +44,12 @@ _bench_rank.main()
 """
 
 
+NODES = ("node0", "node1", "node2")
+
+# To start an Allfold takes longer than most benches; one test here lets the command do it.
+services = services_with(*NODES)
+
+
 @pytest.fixture
 def allfold() -> Iterator[Commands]:
     with commands() as started:
@@ -56,21 +64,23 @@ def table(allfold: Commands, *arguments: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("shape", [("1", "3"), ("2", "2"), ("3", "1")])
-def test_no_collective_of_any_size_is_wrong(allfold: Commands, shape: tuple[str, str]) -> None:
-    nodes, per_node = shape
-    sizes = ("--min-bytes", "16", "--max-bytes", "1M", "--factor", "256")
-    lines = table(allfold, "--nodes", nodes, "--nproc-per-node", per_node, *sizes)
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 3), (2, 2), (3, 1)])
+def test_no_collective_of_any_size_is_wrong(
+    allfold: Commands, services: Services, nodes: int, per_node: int
+) -> None:
+    shape = (*services.options_of(*NODES[:nodes]), "--nproc-per-node", str(per_node))
+    lines = table(allfold, *shape, "--min-bytes", "16", "--max-bytes", "1M", "--factor", "256")
     assert [line["kind"] for line in lines] == [kind for kind in KINDS for _ in range(3)]
     assert {line["#wrong"] for line in lines} == {"0"}
     assert all(float(line["time"]) > 0 for line in lines)
 
 
-def test_no_operation_on_any_type_is_wrong(allfold: Commands) -> None:
+def test_no_operation_on_any_type_is_wrong(allfold: Commands, services: Services) -> None:
     wanted = [*(f"--op={op}" for op in OPS), *(f"--dtype={dtype}" for dtype in DTYPES)]
     kinds = ("--kind", "all_reduce", "--kind", "reduce_scatter")
     sizes = ("--min-bytes", "1K", "--max-bytes", "1K")
-    lines = table(allfold, "--nodes", "2", "--nproc-per-node", "2", *kinds, *sizes, *wanted)
+    shape = (*services.options_of(*NODES[:2]), "--nproc-per-node", "2")
+    lines = table(allfold, *shape, *kinds, *sizes, *wanted)
     defined = len(INTEGERS) * (len(OPS) - 1) + len(FLOATS) * (len(OPS) - 3)
     assert len(lines) == 2 * defined
     assert {line["#wrong"] for line in lines} == {"0"}
@@ -96,19 +106,22 @@ def test_bus_bandwidth_is_that_of_nccl_tests(allfold: Commands) -> None:
     ],
 )
 def test_a_wrong_element_is_counted_and_ends_with_status_1(
-    allfold: Commands, op: str, before: str, after: str, least: int
+    allfold: Commands, services: Services, op: str, before: str, after: str, least: int
 ) -> None:
     script = allfold.script(SABOTAGED.format(op=op, before=before, after=after))
-    command = allfold.start("run", "--nproc-per-node", "2", "--no-prefix", script)
+    command = allfold.start(
+        "run", *services.options_of("node0"), "--nproc-per-node", "2", "--no-prefix", script
+    )
     assert command.wait(SECONDS) == 1
     last = command.out.splitlines()[-1].split()
     assert int(last[-1]) >= least
 
 
-def test_a_lossy_wire_is_not_wrong_within_its_bounds(allfold: Commands) -> None:
+def test_a_lossy_wire_is_not_wrong_within_its_bounds(allfold: Commands, services: Services) -> None:
     """A block of int8 may be of several ranks' elements, and a product doubles what one lost."""
     wanted = ("--op", "sum", "--op", "min", "--op", "product", "--wire", "int8", "--factor", "512")
-    for shape in (("--nodes", "2", "--nproc-per-node", "4"), ("--nodes", "3")):
+    for nodes, per_node in ((2, 4), (3, 1)):
+        shape = (*services.options_of(*NODES[:nodes]), "--nproc-per-node", str(per_node))
         lines = table(allfold, *shape, "--min-bytes", "32", "--max-bytes", "16K", *wanted)
         assert {line["#wrong"] for line in lines} == {"0"}
 
@@ -190,9 +203,11 @@ def test_help_and_refusals_list_every_strategy() -> None:
 
 
 def test_a_bench_of_a_strategy_skips_and_names_the_collectives_without_it(
-    allfold: Commands,
+    allfold: Commands, services: Services
 ) -> None:
-    command = allfold.start("bench", "--strategy", "ring", "--max-bytes", "4K")
+    command = allfold.start(
+        "bench", *services.options_of("node0"), "--strategy", "ring", "--max-bytes", "4K"
+    )
     assert command.wait(SECONDS) == 0, command.err
     kinds = [line.split()[0] for line in command.out.splitlines() if line[0] != "#"]
     assert kinds == ["kind", "all_reduce", "all_gather", "reduce_scatter"]
@@ -202,14 +217,14 @@ def test_a_bench_of_a_strategy_skips_and_names_the_collectives_without_it(
 
 
 def test_a_bench_of_types_skips_and_names_those_that_an_operation_or_a_wire_refuses(
-    allfold: Commands,
+    allfold: Commands, services: Services
 ) -> None:
     wanted = ("--kind", "all_reduce", "--dtype", "int8", "--dtype", "float32", "--max-bytes", "4K")
     for option, value, reason in (
         ("--op", "mean", "mean of int8 is not defined"),
         ("--wire", "bfloat16", "int8 travels as it is"),
     ):
-        command = allfold.start("bench", *wanted, option, value)
+        command = allfold.start("bench", *services.options_of("node0"), *wanted, option, value)
         assert command.wait(SECONDS) == 0, command.err
         assert [line.split()[3] for line in command.out.splitlines()[-2:]] == ["type", "float32"]
         (skipped,) = [line for line in command.out.splitlines() if "skipped" in line]

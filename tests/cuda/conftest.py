@@ -37,7 +37,7 @@ def machine(
             yield pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pool() -> Iterator[RankPool]:
     """One GPU, which all ranks share."""
     with machine() as pool:

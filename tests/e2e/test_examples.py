@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.cli import Commands, commands
+from tests.support.processes.fixtures import services_with
+from tests.support.processes.services import Services
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OK = r"demo: ok accuracy=0\.9[5-9]\d\d ranks_identical=yes"
@@ -37,6 +39,10 @@ train_digits.main()
 SECONDS = 200.0
 
 
+# Two tests let the command start an Allfold, which takes longer than some examples.
+services = services_with("node0", "node1")
+
+
 @pytest.fixture
 def allfold() -> Iterator[Commands]:
     with commands() as started:
@@ -45,6 +51,12 @@ def allfold() -> Iterator[Commands]:
 
 def shape(nodes: int, per_node: int) -> tuple[str, ...]:
     return ("--nodes", str(nodes), "--nproc-per-node", str(per_node))
+
+
+def placed(services: Services, nodes: int, per_node: int) -> tuple[str, ...]:
+    """The same shape on agents that run already."""
+    names = ("node0", "node1")[:nodes]
+    return (*services.options_of(*names), "--nproc-per-node", str(per_node))
 
 
 def run(allfold: Commands, *arguments: str | Path) -> tuple[int, str]:
@@ -77,9 +89,11 @@ def test_training_ends_with_the_same_weights_everywhere(
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-def test_training_fails_with_a_line_that_names_each_check_that_failed(allfold: Commands) -> None:
+def test_training_fails_with_a_line_that_names_each_check_that_failed(
+    allfold: Commands, services: Services
+) -> None:
     script = allfold.script(SABOTAGED.format(folder=str(EXAMPLES)))
-    status, out = run(allfold, *shape(1, 2), script)
+    status, out = run(allfold, *placed(services, 1, 2), script)
     line = out.splitlines()[-1]
     assert (status, line.partition(":")[0]) == (1, "demo"), out
     assert line.startswith("demo: FAILED accuracy 0.")
@@ -88,11 +102,11 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(allfold: C
     assert "; the weights differ from a single process's by " in line
 
 
-def losses(allfold: Commands, *command: str | Path) -> tuple[list[float], str]:
+def losses(allfold: Commands, services: Services, *command: str | Path) -> tuple[list[float], str]:
     """The losses of all steps of the plain torch training, and what it printed."""
     file = allfold.folder / "losses.json"
     file.unlink(missing_ok=True)
-    status, out = run(allfold, *shape(2, 2), *command, "--losses", file)
+    status, out = run(allfold, *placed(services, 2, 2), *command, "--losses", file)
     assert status == 0, out
     return json.loads(file.read_text()), out
 
@@ -101,13 +115,14 @@ def losses(allfold: Commands, *command: str | Path) -> tuple[list[float], str]:
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("options", [(), ("--fsdp",)])
 def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
-    allfold: Commands, options: tuple[str, ...]
+    allfold: Commands, services: Services, options: tuple[str, ...]
 ) -> None:
     script = EXAMPLES / "train_ddp.py"
-    ours, out = losses(allfold, script, *options)
+    ours, out = losses(allfold, services, script, *options)
     assert " on allfold: ok accuracy=0." in out.splitlines()[-1]
     gloo = ("--backend", "gloo", "--epochs", "2")
-    theirs, _ = losses(allfold, Path(__file__).with_name("on_gloo.py"), script, *gloo, *options)
+    wrapper = Path(__file__).with_name("on_gloo.py")
+    theirs, _ = losses(allfold, services, wrapper, script, *gloo, *options)
     assert len(ours) == 4 * len(theirs)
     # Both add up the same float32 gradients, in another order: an error of 1e-7 per step, which
     # the steps carry on.
@@ -116,10 +131,12 @@ def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-def test_mixed_precision_trains_with_float32_master_weights(allfold: Commands) -> None:
+def test_mixed_precision_trains_with_float32_master_weights(
+    allfold: Commands, services: Services
+) -> None:
     """With the format that rounds most; without it there is one thing less to go wrong."""
     script = EXAMPLES / "train_mixed_precision.py"
-    status, out = run(allfold, *shape(2, 2), script, "--wire", "int8")
+    status, out = run(allfold, *placed(services, 2, 2), script, "--wire", "int8")
     assert status == 0, out
     last = out.splitlines()[-1]
     assert re.fullmatch(r"mixed precision: ok accuracy=0\.9[5-9]\d\d wire=int8", last)
@@ -129,10 +146,10 @@ def test_mixed_precision_trains_with_float32_master_weights(allfold: Commands) -
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize(("nodes", "strategy"), [(1, "local"), (2, "direct")])
 def test_tensor_parallel_decoding_finds_the_tokens_of_a_single_process(
-    allfold: Commands, nodes: int, strategy: str
+    allfold: Commands, services: Services, nodes: int, strategy: str
 ) -> None:
     script = EXAMPLES / "tensor_parallel_llm.py"
-    status, out = run(allfold, *shape(nodes, 2 // nodes), script, "--tokens", "12")
+    status, out = run(allfold, *placed(services, nodes, 2 // nodes), script, "--tokens", "12")
     assert status == 0, out
     assert re.search(r"tokens per second: \d+\.\d", out)
     pattern = r"synchronisations: 16 per token, 4096 bytes each, median \d+ us, \d+% of the time"

@@ -15,8 +15,8 @@ from tests.support.processes.services import Services
 SHAPES = {"1x2": (0, 0), "2x2": (0, 0, 1, 1)}
 PROGRAM_SECONDS = 60.0
 
-services = services_with("node0", "node1")
-pool = pool_of_ranks()
+services = services_with("node0", "node1", scope="package")
+pool = pool_of_ranks(scope="package")
 
 
 class TorchJob:

@@ -84,10 +84,13 @@ for step in range(1000):
     [("os._exit(9)", 3), ("raise ValueError('out of luck')", 4)],
     ids=["dies", "raises"],
 )
-def test_a_failed_rank_ends_the_others_at_once(cli: Commands, failure: str, ends: int) -> None:
+def test_a_failed_rank_ends_the_others_at_once(
+    cli: Commands, services: Services, failure: str, ends: int
+) -> None:
     script = cli.script(SCRIPT.format(failure=failure))
     status = 9 if ends == 3 else 1
-    arguments = ["run", "--nodes", "2", "--nproc-per-node", "2", str(script)]
+    agents = services.options_of("node0", "node1")
+    arguments = ["run", *agents, "--nproc-per-node", "2", str(script)]
     env = {"TORCHINDUCTOR_CACHE_DIR": str(cli.folder / "inductor")}  # or else it is left behind
     command = cli.run(*arguments, status=status, env=env)
     (failed,) = re.findall(r"failed ([\d.]+)", command.out)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.cli import commands
+from tests.support.processes.services import Services
 
 SECONDS = 120.0
 
@@ -36,10 +37,10 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def printed() -> list[str]:
+def printed(services: Services) -> list[str]:
     """The lines of four ranks on two nodes."""
     with commands() as started:
-        shape = ("--nodes", "2", "--nproc-per-node", "2")
+        shape = (*services.options_of("node0", "node1"), "--nproc-per-node", "2")
         command = started.start("run", *shape, "--no-prefix", started.script(DEFAULT_GROUPS))
         assert command.wait(SECONDS) == 0, command.out + command.err
         return command.out.splitlines()

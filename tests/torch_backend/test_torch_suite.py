@@ -64,7 +64,7 @@ class Suite:
 
 
 @pytest.fixture(scope="module")
-def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
+def suite(request: pytest.FixtureRequest, services: Services) -> Iterator[Suite]:
     """Runs what was selected of this module, in the order of its tests."""
     selected = [
         str(item.callspec.params["method"])
@@ -73,12 +73,9 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
         and item.module is request.module
         and "method" in item.fixturenames
     ]
-    with Services() as services:
-        services.start_orchestrator()
-        services.start_agents("node0", "node1")
-        running = Suite(services, selected)
-        yield running
-        running.close()
+    running = Suite(services, selected)
+    yield running
+    running.close()
 
 
 @pytest.mark.parametrize("method", PASSED)

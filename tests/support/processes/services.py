@@ -99,6 +99,10 @@ class Services:
         """Return the path of the socket on which the agent of this name listens for ranks."""
         return str(self.folder / f"{name}.sock")
 
+    def options_of(self, *names: str) -> list[str]:
+        """Return the options with which the ``allfold`` command uses these agents."""
+        return [option for name in names for option in ("--agent", self.socket_of(name))]
+
     # Starting
 
     def start_orchestrator(self, host: str = "127.0.0.1") -> None:
