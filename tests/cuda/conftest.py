@@ -38,9 +38,16 @@ def machine(
 
 
 @pytest.fixture(scope="package")
-def pool() -> Iterator[RankPool]:
-    """One GPU, which all ranks share."""
+def one_gpu() -> Iterator[Services]:
+    """A machine for all tests of this folder."""
     with machine() as pool:
+        yield pool.services
+
+
+@pytest.fixture(scope="module")
+def pool(one_gpu: Services) -> Iterator[RankPool]:
+    """One GPU, which all ranks share."""
+    with RankPool(one_gpu) as pool:
         yield pool
 
 

@@ -102,27 +102,31 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(
     assert "; the weights differ from a single process's by " in line
 
 
-def losses(allfold: Commands, services: Services, *command: str | Path) -> tuple[list[float], str]:
+def losses(
+    allfold: Commands, place: tuple[str, ...], *command: str | Path
+) -> tuple[list[float], str]:
     """The losses of all steps of the plain torch training, and what it printed."""
     file = allfold.folder / "losses.json"
     file.unlink(missing_ok=True)
-    status, out = run(allfold, *placed(services, 2, 2), *command, "--losses", file)
+    status, out = run(allfold, *place, *command, "--losses", file)
     assert status == 0, out
     return json.loads(file.read_text()), out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize("options", [(), ("--fsdp",)])
+@pytest.mark.parametrize(("options", "per_node"), [((), 2), (("--fsdp",), 1)])
 def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
-    allfold: Commands, services: Services, options: tuple[str, ...]
+    allfold: Commands, services: Services, options: tuple[str, ...], per_node: int
 ) -> None:
+    """FSDP2 on four ranks is compared with Gloo in tests/torch_backend, too."""
+    place = placed(services, 2, per_node)
     script = EXAMPLES / "train_ddp.py"
-    ours, out = losses(allfold, services, script, *options)
+    ours, out = losses(allfold, place, script, *options)
     assert " on allfold: ok accuracy=0." in out.splitlines()[-1]
     gloo = ("--backend", "gloo", "--epochs", "2")
     wrapper = Path(__file__).with_name("on_gloo.py")
-    theirs, _ = losses(allfold, services, wrapper, script, *gloo, *options)
+    theirs, _ = losses(allfold, place, wrapper, script, *gloo, *options)
     assert len(ours) == 4 * len(theirs)
     # Both add up the same float32 gradients, in another order: an error of 1e-7 per step, which
     # the steps carry on.

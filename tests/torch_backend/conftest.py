@@ -1,4 +1,8 @@
-"""One Allfold of two nodes for all tests of the backend, and workers that play its ranks."""
+"""One Allfold of two nodes for all tests of the backend, and workers that play its ranks.
+
+Each module has workers of its own: what ranks count must be the same on all, and depends on what
+they have done before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ SHAPES = {"1x2": (0, 0), "2x2": (0, 0, 1, 1)}
 PROGRAM_SECONDS = 60.0
 
 services = services_with("node0", "node1", scope="package")
-pool = pool_of_ranks(scope="package")
+pool = pool_of_ranks()
 
 
 class TorchJob:

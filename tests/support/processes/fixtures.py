@@ -27,10 +27,10 @@ def services_with(*agents: str, scope: Scope = "module") -> Any:
     return services
 
 
-def pool_of_ranks(scope: Scope = "module") -> Any:
+def pool_of_ranks() -> Any:
     """``pool``: the workers of the fixture ``services``."""
 
-    @pytest.fixture(scope=scope)
+    @pytest.fixture(scope="module")
     def pool(services: Services) -> Iterator[RankPool]:
         with RankPool(services) as pool:
             yield pool

@@ -261,11 +261,13 @@ class Job:
 class RankPool:
     """Worker processes, started when they are needed and kept for the next job."""
 
+    # Of all pools: names are not used again, since several pools may have the same services.
+    _numbers = itertools.count()
+
     def __init__(self, services: Services) -> None:
         self.services = services
         self._all: list[Rank] = []
         self._idle: list[Rank] = []
-        self._numbers = itertools.count()
 
     def __enter__(self) -> Self:
         return self
