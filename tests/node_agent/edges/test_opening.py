@@ -1,12 +1,16 @@
 """Edges begin as an HTTP request on the data port, which hands its socket over."""
 
 import socket
+from itertools import pairwise
 from queue import SimpleQueue
+from threading import Event
+from time import monotonic
 
 import pytest
 
 from allfold_agent.data_port import DataPort
 from allfold_agent.edges.edge_request import EdgeRequest
+from allfold_agent.edges.opening import EdgeOpener
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import PeerError, ServiceError
@@ -118,3 +122,16 @@ def test_an_edge_opens_over_ipv6() -> None:
     upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
     socks.get(timeout=5).close()
     server.close()
+
+
+def test_a_peer_that_resets_every_connection_does_not_keep_a_core_busy() -> None:
+    dialled = []
+
+    def dial(_from_frame: int) -> tuple[socket.socket, bytes]:
+        dialled.append(monotonic())
+        return socket.socket(), b""
+
+    opener = EdgeOpener("test-0-1", dial, Event())
+    for _ in range(10):
+        opener.open(0)[0].close()
+    assert all(later - earlier >= 0.003 for earlier, later in pairwise(dialled))

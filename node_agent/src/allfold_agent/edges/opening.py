@@ -14,6 +14,9 @@ from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
+# From one opened connection to the next dial at least: a peer that resets each of them must not
+# keep a core busy.
+_BETWEEN_SECONDS = 0.003
 # How long an edge is asked for where the peer answers, but cannot serve it at the moment, or this
 # node has no file descriptor for it.
 _BUSY_SECONDS = 30.0
@@ -40,6 +43,7 @@ class EdgeOpener:
         self._closed = closed
         self._damaged_frame = -1
         self._damaged_tries = 0
+        self._opened = float("-inf")
 
     def open(self, from_frame: int) -> tuple[socket.socket, bytes]:
         """Open the edge, trying again while the peer may only be restarting its end, or is busy.
@@ -52,9 +56,11 @@ class EdgeOpener:
             ServiceError: an agent that lives, the peer or this one, could not serve it for long.
         """
         began = monotonic()
+        self._closed.wait(max(0.0, self._opened + _BETWEEN_SECONDS - began))
         while True:
             try:
                 opened = self._dial(from_frame)
+                self._opened = monotonic()
                 break
             except PeerLost:
                 if self._closed.wait(_RETRY_SECONDS) or monotonic() > began + RECONNECT_SECONDS:
