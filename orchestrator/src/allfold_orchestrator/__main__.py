@@ -16,7 +16,6 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from allfold_orchestrator import __version__, logs
-from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.http.server import address_of, bind, serve, write_ready_file
 from allfold_orchestrator.settings import (
     Settings,
@@ -70,6 +69,9 @@ def _cannot_listen(address: str, error: OSError) -> str:
 
 
 def _serve(settings: Settings, sock: socket.socket, ready_file: Path | None) -> int:
+    # Only now, because it takes most of a start: whoever asks for help need not wait for it.
+    from allfold_orchestrator.http.app import create_app
+
     address = address_of(sock)
     _warn_if_open(settings, sock)
 

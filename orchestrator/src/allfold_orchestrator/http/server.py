@@ -9,9 +9,12 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 GRACEFUL_SECONDS = 1
 BACKLOG = 2048

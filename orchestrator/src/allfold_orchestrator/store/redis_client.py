@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from fakeredis import FakeAsyncRedisConnection, FakeServer
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+if TYPE_CHECKING:
+    from fakeredis import FakeServer
 
 EMBEDDED = "embedded"
 CONNECT_SECONDS = 1.0
@@ -98,6 +100,8 @@ def connect(url: str) -> Client:
     It connects when it is first used, so Redis may start later than the orchestrator.
     """
     if url == EMBEDDED:
+        from fakeredis import FakeServer  # with a Redis of their own, people need not wait for it
+
         return connect_embedded(FakeServer())
     return _client(
         BlockingConnectionPool.from_url(
@@ -113,6 +117,8 @@ def connect(url: str) -> Client:
 
 def connect_embedded(server: FakeServer) -> Client:
     """A client of this in-process Redis."""
+    from fakeredis import FakeAsyncRedisConnection
+
     return _client(
         BlockingConnectionPool(connection_class=FakeAsyncRedisConnection, server=server, **_POOL)
     )
