@@ -1,0 +1,156 @@
+"""Calls that are refused, and nodes that cannot compute: who hears of it, and what goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_core.errors import InvalidArgument, PeerMissing, ServiceError
+from allfold_core.wire.local_wire import MAX_OPEN_OPS
+from tests.support.fakes.local_groups import local_groups
+from tests.support.waiting import wait_until
+
+TOO_LATE = PeerMissing("too late", missing_ranks=[0])
+
+
+def test_a_tensor_that_is_not_aligned_is_refused() -> None:
+    with local_groups([[0]]) as local:
+        local.ranks[0].call(0, [1.0], shift=2)
+        seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, InvalidArgument)
+        assert "cannot lie at byte 2" in error.message
+
+
+@pytest.mark.parametrize("numel", [1, 1_000_000])
+def test_a_rank_is_told_when_its_node_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0]]) as local:
+        with monkeypatch.context() as patch:
+            patch.setattr(Arithmetic, "fold", fail)
+            local.ranks[0].call(0, np.ones(numel))
+            seq, error = local.ranks[0].outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "no such kernel" in error.message
+        local.ranks[0].call(1, [1.0])
+        assert local.ranks[0].outcome() == (1, None)
+
+
+def test_a_rank_is_told_when_its_call_cannot_even_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not among those that have called, so no verdict on the op would reach it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        with monkeypatch.context() as patch:
+            patch.setattr("allfold_agent.compilation.op_spec.choose", fail)
+            first.call(0, [1.0])
+            seq, error = first.outcome()
+        assert seq == 0
+        assert isinstance(error, ServiceError)
+        assert "op 0 of group 'test' failed: node node0: ZeroDivisionError" in error.message
+        assert "a mistake of ours" in local.notes.suspicions[0][1]
+        local.groups[0].fail(0, TOO_LATE)  # the verdict, which the other one hears
+        second.call(0, [1.0])
+        assert second.outcome()[0] == 0
+        local.call_all(1, [[1.0], [2.0]])
+        assert first.outcome() == second.outcome() == (1, None)
+        assert first.result(1) == [3.0]
+
+
+@pytest.mark.parametrize("numel", [1, 300_000])
+@pytest.mark.parametrize("broken", ["fold", "__init__"])
+def test_other_nodes_are_asked_for_a_verdict_when_one_cannot_compute(
+    monkeypatch: pytest.MonkeyPatch, broken: str, numel: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    with local_groups([[0], [1]]) as local:
+        monkeypatch.setattr(Arithmetic, broken, fail)
+        local.call_all(0, [np.ones(numel)] * 2)
+        wait_until(lambda: local.notes.suspicions, "it is reported")
+        assert local.notes.suspicions[0][0] == 0
+        assert "no such kernel" in local.notes.suspicions[0][1]
+        assert "failed: node node" in local.notes.suspicions[0][1]
+        for group in local.groups:
+            group.fail(0, TOO_LATE)
+        for rank in local.ranks:
+            assert rank.outcome()[0] == 0
+
+
+def test_a_rank_that_never_waits_for_its_ops_is_refused_one_too_many() -> None:
+    with local_groups([[0, 1]]) as local:
+        first, second = local.ranks
+        for seq in range(MAX_OPEN_OPS + 1):
+            first.call(seq, [1.0])
+        seq, error = first.outcome()
+        assert seq == MAX_OPEN_OPS
+        assert isinstance(error, InvalidArgument)
+        assert f"while {MAX_OPEN_OPS} ops are in flight" in error.message
+        for seq in range(MAX_OPEN_OPS):
+            second.call(seq, [2.0])
+        assert [second.outcome() for _ in range(MAX_OPEN_OPS)] == [
+            (seq, None) for seq in range(MAX_OPEN_OPS)
+        ], "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("most", "shift", "frames_come_first"),
+    [(4, 0, False), (MAX_OPEN_OPS, 2, False), (MAX_OPEN_OPS, 2, True)],
+    ids=["one too many", "misaligned", "misaligned, frames come first"],
+)
+def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_done(
+    monkeypatch: pytest.MonkeyPatch, most: int, shift: int, frames_come_first: bool
+) -> None:
+    """The frames of the other nodes, which no call takes, must not stay in the way."""
+    monkeypatch.setattr("allfold_agent.groups.group.MAX_OPEN_OPS", most)
+    with local_groups([[0], [1]]) as local:
+        one, other = local.ranks
+
+        def call_from_the_other() -> None:
+            for seq in range(4):
+                other.call(seq, [2.0])
+            for rank in local.ranks:
+                assert [rank.outcome() for _ in range(4)] == [(seq, None) for seq in range(4)]
+            other.call(4, [2.0])
+
+        for seq in range(4):
+            one.call(seq, [1.0])
+        if frames_come_first:
+            call_from_the_other()
+        one.call(4, [1.0], shift=shift)
+        seq, error = one.outcome()
+        assert seq == 4
+        assert isinstance(error, InvalidArgument)
+        if not frames_come_first:
+            call_from_the_other()
+        for rank in local.ranks:
+            rank.call(5, [3.0], shift=shift if rank is one else 0)
+        assert [seq for seq, _ in local.notes.suspicions] == [4]
+        assert all(group.fail(4, TOO_LATE) for group in local.groups), "the verdict holds"
+        assert one.outcome() == (5, None)
+        outcomes = dict(other.outcome() for _ in range(2))
+        assert {seq for seq, failure in outcomes.items() if failure} == {4}
+        assert one.result(5) == other.result(5) == [6.0]
+
+
+def test_a_call_that_is_refused_because_it_came_twice_fails_nothing() -> None:
+    with local_groups([[0], [1]]) as local:
+        one, other = local.ranks
+        one.call(0, [1.0])
+        one.call(0, [1.0], shift=2)
+        assert isinstance(one.outcome()[1], InvalidArgument)
+        other.call(0, [2.0])
+        assert one.outcome() == other.outcome() == (0, None)
+        assert local.notes.suspicions == []
