@@ -53,7 +53,7 @@ class OrchestratorProcess:
 
     @property
     def address(self) -> str:
-        """Where it listens, as ``host:port``."""
+        """The address of its API, as ``host:port``."""
         return self._services.orchestrator_url.removeprefix("http://")
 
     @property

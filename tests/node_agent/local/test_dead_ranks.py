@@ -1,4 +1,4 @@
-"""What happens while a rank joins: it dies, or its epoch has a successor."""
+"""Ranks that die, or whose epoch is followed by another, while they join."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def membership(rank: LocalRank) -> Membership:
 
 
 def installing(local: LocalGroups, group: Group) -> Any:
-    """What finishes the messages of a group, while an epoch is installed."""
+    """A ``finish_messages`` for the group that installs an epoch before it does its work."""
     finish = group.finish_messages
 
     def finish_messages(deadline: float) -> None:

@@ -77,8 +77,10 @@ class FencePoller:
             thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while self._look_at_all():
-            pass  # and keep nothing of what is over
+        running = True
+        while running:
+            # A call of its own, so that no variable here keeps what is over.
+            running = self._look_at_all()
 
     def _look_at_all(self) -> bool:
         """False where the thread has to end."""

@@ -21,7 +21,12 @@ class PeerMessage(BaseModel):
 
 
 class Suspicion(PeerMessage):
-    """What is wrong with an op, and the seconds until its deadline if that has passed."""
+    """One node suspects that an op cannot go on.
+
+    Attributes:
+        reason: ``deadline``, ``mismatch``, ``stall``, or a sentence about what failed.
+        waited: the op's timeout in seconds if its deadline has passed, else 0.
+    """
 
     reason: str
     waited: float

@@ -113,7 +113,7 @@ class Registration:
 
     @property
     def problem(self) -> str | None:
-        """Why ranks cannot join at the moment; ``None`` where they can."""
+        """The reason for which no rank can join at the moment, ``None`` if ranks can."""
         return None if self._obstacle is None else self._obstacle.message
 
     async def keep(self) -> None:
