@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from allfold_agent.data_port import DataPort, SocketTaker
@@ -33,6 +33,8 @@ class Port:
         self.address = f"127.0.0.1:{self.place[1]}"
         self.tcp_address = f"localhost:{self.place[1]}"  # a name has no shortcut
         self.taken: SimpleQueue[tuple[EdgeRequest, socket.socket]] = SimpleQueue()
+        self._closing = Lock()
+        self._closed = False
         self.refusal: Exception | None = None
         self.greeting = b""
         options = {"token": None, "tensors": TensorStore()} | options
@@ -45,9 +47,21 @@ class Port:
 
         def take(sock: socket.socket) -> None:
             sock.sendall(self.greeting)
-            self.taken.put((request, sock))
+            with self._closing:
+                if self._closed:  # handed over after the test was over
+                    sock.close()
+                else:
+                    self.taken.put((request, sock))
 
         return take
+
+    def close(self) -> None:
+        """Close the server, and every edge that the test did not take."""
+        self.server.close()
+        with self._closing:
+            self._closed = True
+            while not self.taken.empty():
+                self.taken.get()[1].close()
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.place, timeout=5)
@@ -76,9 +90,7 @@ def serving(**options: Any) -> Iterator[Port]:
     try:
         yield port
     finally:
-        port.server.close()
-        while not port.taken.empty():
-            port.taken.get()[1].close()
+        port.close()
 
 
 @contextmanager
