@@ -100,6 +100,10 @@ def test_errors_are_also_what_python_calls_them() -> None:
         st.builds(LinkModel, *[st.floats(0, 1)] * 4),
         st.dictionaries(st.sampled_from([kind.label for kind in Kind]), st.text()),
         st.floats(0, 1e6),
+        st.sampled_from(["raise", "shrink"]),
+        st.integers(1),
+        st.lists(st.text(), max_size=5).map(tuple),
+        st.integers(0),
     )
 )
 def test_a_plan_survives_json(plan: Plan) -> None:
@@ -113,6 +117,15 @@ def test_a_plan_from_before_schemas_keeps_what_its_nodes_share(shared: bool, cor
     old["links"] = {**asdict(LinkModel()), "shared": shared}
     del old["links"]["shared_cores"]
     assert Plan.from_dict(old) == plan
+
+
+def test_a_plan_from_before_losses_were_survived_raises_on_a_loss() -> None:
+    plan = Plan("g", 1, 0, (), (), LinkModel(), {}, 30.0)
+    old = {**plan.to_dict(), "schema": 1}
+    for name in ("on_loss", "min_world", "sessions", "generation"):
+        del old[name]
+    assert Plan.from_dict(old) == plan
+    assert (plan.on_loss, plan.min_world) == ("raise", 1)
 
 
 def test_a_plan_knows_where_ranks_and_nodes_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from allfold_core.plan import OnLoss
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -35,11 +36,14 @@ def join(
     session: str | None = None,
     timeout: float = 30.0,
     strategies: Mapping[str, str] | None = None,
+    on_loss: OnLoss = "raise",
+    min_world: int = 1,
 ) -> Join:
     """Rank ``rank`` of ``of``; its session is ``s<rank>`` unless it is given."""
     info = node(on) if isinstance(on, str) else on
     seat = RankSeat(info, f"s{rank}" if session is None else session)
-    return Join(rank, seat, GroupParams(of, timeout, strategies or {}))
+    params = GroupParams(of, timeout, strategies or {}, on_loss, min_world)
+    return Join(rank, seat, params)
 
 
 def leave(rank: int, reason: Reason = Reason.FINISHED, *, session: str | None = None) -> Leave:

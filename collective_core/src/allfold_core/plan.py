@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from allfold_core.schema import PLAN
+
+OnLoss = Literal["raise", "shrink"]
+"""What becomes of an op that the loss of a rank stops: it fails, or those who are left redo it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class Plan:
         links: the link model from which ``auto`` decides.
         strategies: overrides by kind label, e.g. ``{"all_reduce": "ring"}``.
         timeout: the deadline of an op, in seconds, where the call gives none.
+        on_loss: what happens to an op that the loss of a rank stops: ``"raise"``, it fails alike on
+            all others; ``"shrink"``, it is done again by those who are left.
+        min_world: the group does no op with fewer ranks than this.
+        sessions: the registration of each rank, by its number; names the rank after a loss has
+            changed the numbers.
+        generation: of the orchestrator's store that made the plan, see ``Stamp``.
         schema: the number of the plan's JSON form, see :mod:`allfold_core.schema`.
     """
 
@@ -70,6 +79,10 @@ class Plan:
     links: LinkModel
     strategies: Mapping[str, str]
     timeout: float
+    on_loss: OnLoss = "raise"
+    min_world: int = 1
+    sessions: tuple[str, ...] = ()
+    generation: int = 0
     schema: int = PLAN.number
 
     @cached_property
@@ -106,6 +119,10 @@ class Plan:
             "links": asdict(self.links),
             "strategies": dict(self.strategies),
             "timeout": self.timeout,
+            "on_loss": self.on_loss,
+            "min_world": self.min_world,
+            "sessions": list(self.sessions),
+            "generation": self.generation,
         }
 
     @classmethod
@@ -128,4 +145,8 @@ class Plan:
             links=LinkModel(**data["links"]),
             strategies=dict(data["strategies"]),
             timeout=data["timeout"],
+            on_loss=data["on_loss"],
+            min_world=data["min_world"],
+            sessions=tuple(data["sessions"]),
+            generation=data["generation"],
         )

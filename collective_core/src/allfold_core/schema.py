@@ -83,5 +83,10 @@ def _shared_by_cores(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "links": links}
 
 
+def _before_losses(plan: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade to plans that say what a group does when it loses ranks."""
+    return {"on_loss": "raise", "min_world": 1, "sessions": [], "generation": 0, **plan}
+
+
 MESSAGE = Schema("message of the control plane", 1, {0: unchanged})
-PLAN = Schema("plan", 1, {0: _shared_by_cores})
+PLAN = Schema("plan", 2, {0: _shared_by_cores, 1: _before_losses})

@@ -156,7 +156,13 @@ class Orchestrator:
             Refusal: 404, the node is not registered in this incarnation.
             AllfoldError: the group refuses the rank.
         """
-        params = GroupParams(request.world_size, request.timeout, _canonical(request.strategies))
+        params = GroupParams(
+            request.world_size,
+            request.timeout,
+            _canonical(request.strategies),
+            request.on_loss,
+            request.min_world,
+        )
 
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)

@@ -29,6 +29,8 @@ def group_view(state: GroupState) -> GroupView:
         world_size=params.world_size if params else None,
         timeout=params.timeout if params else None,
         strategies=dict(params.strategies) if params else {},
+        on_loss=params.on_loss if params else None,
+        min_world=params.min_world if params else None,
         present=_present(forming, current),
         missing=forming.missing if forming else [],
         left=_left(current) if current else [],

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from allfold_core.plan import LinkModel, Plan
+from allfold_core.plan import LinkModel, OnLoss, Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
 
@@ -195,6 +195,17 @@ class JoinGroup(Request):
         max_length=MAX_OVERRIDES,
         description='Overrides by kind, e.g. {"all_reduce": "ring"}.',
     )
+    on_loss: OnLoss = Field(
+        default="raise",
+        description="What happens to an op that the loss of a rank stops. raise: it fails on all "
+        "others. shrink: those who are left do it again.",
+    )
+    min_world: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORLD_SIZE,
+        description="The group does no op with fewer ranks; not above world_size.",
+    )
 
 
 class Joined(Answer):
@@ -257,6 +268,8 @@ class GroupView(Shown):
     world_size: int | None
     timeout: float | None
     strategies: dict[str, str]
+    on_loss: OnLoss | None
+    min_world: int | None
     present: list[RankPlace]
     missing: list[int]
     left: list[RankLeft]

@@ -57,7 +57,7 @@ class Registrar:
     def __init__(self, peers: list[str], lease_seconds: float = 5.0) -> None:
         self.registrations: list[dict[str, Any]] = []
         self.heartbeats = 0
-        self.seats = 0
+        self.seats: list[dict[str, Any]] = []
         self.forgets = 0
         self.is_down = False
         self.refusal: AllfoldError | None = None
@@ -92,7 +92,7 @@ class Registrar:
             self.registrations.append(body)
             return 200, json.dumps(self.lease).encode()
         if path.endswith("/ranks"):
-            self.seats += 1
+            self.seats.append(body)
             return 200, b'{"epoch": 1}'
         if self.forgets:
             self.forgets -= 1
@@ -265,7 +265,7 @@ async def test_ranks_wait_until_the_links_are_measured() -> None:
             assert registration.problem is None
     finally:
         over.set()
-    assert registrar.seats == 0
+    assert registrar.seats == []
     assert registrar.links == [None, {"latency": 1e-4, "bandwidth": 1e8}]
 
 
@@ -286,6 +286,16 @@ async def test_a_rank_hears_why_its_node_is_not_registered_with_the_advice_for_t
     assert type(error) is type(refusal), "not OrchestratorUnreachable: it has answered"
     assert error.message == f"node a could not register in time: {refusal.message}"
     assert error.details == refusal.details
+
+
+@pytest.mark.parametrize("said", [{}, {"on_loss": "shrink", "min_world": 1}])
+async def test_what_a_rank_says_about_losses_reaches_the_orchestrator(said: dict[str, Any]) -> None:
+    registrar = Registrar([])
+    async with registered(registrar) as registration:
+        with pytest.raises(OrchestratorUnreachable):  # it has seats, but no plans
+            await registration.join({**JOIN, **said, "init_timeout": 0.5})
+    (body, *_) = registrar.seats
+    assert {key: body[key] for key in ("on_loss", "min_world") if key in body} == said
 
 
 async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable() -> None:

@@ -27,6 +27,9 @@ pytestmark = pytest.mark.anyio
         ({"timeout": 0}, "body.timeout"),
         ({"timeout": 1e18}, "body.timeout"),
         ({"strategies": {f"k{i}": "ring" for i in range(65)}}, "body.strategies"),
+        ({"on_loss": "ignore"}, "body.on_loss"),
+        ({"min_world": 0}, "body.min_world"),
+        ({"min_world": "1"}, "body.min_world"),
         ({"session": ""}, "body.session"),
         ({"node": "a/b"}, "body.node"),
         ({"node": "x" * 129}, "body.node"),
@@ -125,7 +128,7 @@ async def test_every_answer_and_the_plan_in_it_carry_their_schema(api: ApiClient
     ]
     bodies = [answer.json() for answer in answers]
     assert [body["schema"] for body in bodies] == [1] * len(bodies)
-    assert [body["plan"]["schema"] for body in bodies if "plan" in body] == [1]
+    assert [body["plan"]["schema"] for body in bodies if "plan" in body] == [2]
 
 
 async def test_every_missing_field_is_named(api: ApiClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,25 @@ async def test_two_spellings_of_one_strategy_agree(api: ApiClient) -> None:
     await api.join(0, strategies={"all_reduce": "tree", "broadcast": "tree(2)"})
     joined = await api.join(1, strategies={"broadcast": "tree", "all_reduce": "tree(2)"})
     assert joined.json()["ready"] is True
+
+
+async def test_all_ranks_must_want_the_same_of_a_loss_and_people_see_what_it_is(
+    api: ApiClient,
+) -> None:
+    await api.register("a")
+    said: dict[str, Any] = {"on_loss": "shrink", "min_world": 2}
+    assert (await api.join(0, **said)).status_code == 200
+    error = error_of(await api.join(1), 409, "AF106")
+    assert error["details"]["differing"] == {
+        "on_loss": {"expected": "shrink", "got": "raise"},
+        "min_world": {"expected": 2, "got": 1},
+    }
+    view = (await api.http.get("/v1/groups/train")).json()
+    assert {name: view[name] for name in said} == said
+    await api.join(1, **said)
+    plan = (await api.plan("s0")).json()["plan"]
+    assert {name: plan[name] for name in said} == said
+    assert plan["sessions"] == ["s0", "s1"]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_the_plan_carries_addresses_devices_and_zones() -> None:
     assert (member.device_type, member.zone) == ("cuda", "rack1")
 
 
+def test_the_plan_says_what_a_loss_means_and_names_the_sessions_by_rank() -> None:
+    state, _ = play(
+        join(rank, on, on_loss="shrink", min_world=2, session=f"session of {rank}")
+        for rank, on in ((1, "b"), (0, "a"))
+    )
+    assert state.current is not None
+    plan = state.current.plan
+    assert (plan.on_loss, plan.min_world) == ("shrink", 2)
+    assert plan.sessions == ("session of 0", "session of 1")
+    assert state.current.params == join(0, on_loss="shrink", min_world=2).params
+
+
 # Registrations that cannot be granted. Each changes nothing, so a retry or the others go on.
 
 
@@ -107,6 +119,11 @@ def test_the_plan_carries_addresses_devices_and_zones() -> None:
             join(1, "b", strategies={"all_reduce": "ring"}),
             {"strategies": {"expected": {}, "got": {"all_reduce": "ring"}}},
         ),
+        (
+            join(1, "b", on_loss="shrink"),
+            {"on_loss": {"expected": "raise", "got": "shrink"}},
+        ),
+        (join(1, "b", min_world=2), {"min_world": {"expected": 1, "got": 2}}),
         (
             join(1, "b", of=4, timeout=5.0),
             {
@@ -133,6 +150,15 @@ def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
     error = refused(EMPTY, join(rank, of=2))
     assert type(error) is InvalidArgument
     assert "0 to 1" in error.message
+
+
+@pytest.mark.parametrize("min_world", [0, 3])
+def test_a_smallest_world_outside_the_group_is_refused(min_world: int) -> None:
+    error = refused(EMPTY, join(0, of=2, min_world=min_world))
+    assert type(error) is InvalidArgument
+    assert f"min_world={min_world}: it must be between 1 and the world_size, which is 2" in str(
+        error
+    )
 
 
 def test_a_taken_rank_is_refused_before_anything_changes_and_names_the_holder() -> None:

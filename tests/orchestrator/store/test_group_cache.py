@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from typing import Any
 
@@ -147,6 +148,21 @@ async def test_a_damaged_record_is_an_error_that_names_its_key(
         await make_store().groups.read(GROUP)
     with pytest.raises(ServiceError, match=keys.group(GROUP)):
         await make_store().groups.submit(GROUP, join(0))
+    await client.aclose()
+
+
+async def test_a_formation_written_before_losses_were_survived_is_read_with_the_defaults(
+    make_store: MakeStore, backend: Backend
+) -> None:
+    client = backend.client()
+    await make_store().groups.submit(GROUP, join(0))
+    meta = json.loads((await client.hgetall(keys.group(GROUP)))["meta"])
+    for name in ("on_loss", "min_world"):
+        del meta["forming"]["params"][name]
+    await client.hset(keys.group(GROUP), "meta", json.dumps({**meta, "schema": 1}))
+    state = await make_store().groups.read(GROUP)
+    assert state.forming is not None
+    assert state.forming.params == join(0).params
     await client.aclose()
 
 

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _GOODBYE_SECONDS = 3.0
+_SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
+# A rank that does not say what a loss means for its group leaves it to the orchestrator's default.
+_LOSS_KEYS = ("on_loss", "min_world")
 # The part of a lease that may go by while links are measured, without a heartbeat.
 _MEASURING_SHARE = 0.5
 
@@ -267,9 +270,8 @@ class Registration:
             raise
 
     async def _take_seat(self, request: dict[str, Any], deadline: float) -> int:
-        body = {
-            key: request[key] for key in ("rank", "session", "world_size", "timeout", "strategies")
-        }
+        body = {key: request[key] for key in _SEAT_KEYS}
+        body |= {key: request[key] for key in _LOSS_KEYS if key in request}
         body |= {"node": self._node, "incarnation": self.incarnation}
         while True:
             await self._await_registration(deadline)

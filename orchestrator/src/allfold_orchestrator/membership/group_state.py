@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import Plan
+from allfold_core.plan import OnLoss, Plan
 from allfold_orchestrator.membership.rank_map import RankMap
 
 
@@ -82,6 +82,8 @@ class GroupParams:
     world_size: int
     timeout: float
     strategies: Mapping[str, str] = field(default_factory=dict)
+    on_loss: OnLoss = "raise"
+    min_world: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class Epoch:
     @property
     def params(self) -> GroupParams:
         """The parameters on which the ranks agreed."""
-        return GroupParams(self.plan.world_size, self.plan.timeout, self.plan.strategies)
+        plan = self.plan
+        return GroupParams(
+            plan.world_size, plan.timeout, plan.strategies, plan.on_loss, plan.min_world
+        )
 
     def ranks_of(self, life: Life) -> tuple[int, ...]:
         """Return the ranks that this incarnation of a node holds or held."""

@@ -9,7 +9,7 @@ replicas, and write nothing when nothing changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from allfold_core.errors import (
     AllfoldError,
@@ -42,6 +42,8 @@ from allfold_orchestrator.membership.planning import make_plan
 
 # A rank that never leaves, on an agent that lives on, must not keep all epochs.
 MAX_OLDER_EPOCHS = 8
+
+_PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
 
 def step(state: GroupState, event: Event) -> Outcome:
@@ -86,6 +88,8 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
     """
     if not 0 <= join.rank < join.params.world_size:
         return _rank_out_of_range(state.group, join)
+    if not 1 <= join.params.min_world <= join.params.world_size:
+        return _min_world_out_of_range(state.group, join)
     current, forming = state.current, state.forming
     if current is not None and current.intact:
         return _group_is_full(state.group, current, join)
@@ -226,6 +230,19 @@ def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
     )
 
 
+def _min_world_out_of_range(group: str, join: Join) -> AllfoldError:
+    params = join.params
+    return InvalidArgument(
+        f"rank {join.rank} came to group {group} with min_world={params.min_world}: it must be "
+        f"between 1 and the world_size, which is {params.world_size}",
+        group=group,
+        rank=join.rank,
+        field="min_world",
+        min_world=params.min_world,
+        world_size=params.world_size,
+    )
+
+
 def _rank_is_taken(group: str, epoch: int, holder: RankSeat, join: Join) -> AllfoldError:
     return MultipleRegister(
         f"rank {join.rank} of group {group} is registered already, by another process on node "
@@ -249,7 +266,7 @@ def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
 def _params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
     differing = {
         name: {"expected": getattr(params, name), "got": getattr(join.params, name)}
-        for name in ("world_size", "timeout", "strategies")
+        for name in _PARAMETERS
         if getattr(params, name) != getattr(join.params, name)
     }
     listed = "; ".join(

@@ -29,15 +29,19 @@ ASSUMED_CORES = 2
 def make_plan(group: str, formation: Formation) -> Plan:
     """Return the plan of a complete formation; it does not depend on the order of the joins."""
     members = ring_order(members_of(formation.seats))
+    params = formation.params
     return Plan(
         group=group,
         epoch=formation.epoch,
-        world_size=formation.params.world_size,
+        world_size=params.world_size,
         members=members,
         tree_order=tree_order(members),
         links=links_of(formation),
-        strategies=formation.params.strategies,
-        timeout=formation.params.timeout,
+        strategies=params.strategies,
+        timeout=params.timeout,
+        on_loss=params.on_loss,
+        min_world=params.min_world,
+        sessions=tuple(formation.seats[rank].session for rank in range(params.world_size)),
     )
 
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from allfold_core.errors import ServiceError
-from allfold_core.schema import Schema
+from allfold_core.schema import Schema, unchanged
 
-GROUP = Schema("record of a group", 1)
+GROUP = Schema("record of a group", 2, {1: unchanged})
 LOG = Schema("entry of a group's log", 1)
 TOMBSTONE = Schema("tombstone of a group", 1)
 NODE = Schema("record of a node", 1)
