@@ -27,7 +27,7 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.mailbox import ENVELOPE_SIZE
 from allfold_core.operations import Kind, ReduceOp
-from allfold_core.wire import frames, local_wire
+from allfold_core.wire import frames, local_wire, peer_link
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
 
@@ -112,6 +112,20 @@ def _joined_zeros(lines: list[list[str]]) -> list[list[str]]:
 def frame_header() -> str:
     body = struct.Struct("<" + frames._BODY.format.lstrip("<") + "I")
     return layout(body, ["`magic`, 0xAF01", *_fields(frames.FrameHeader), "CRC-32 of the others"])
+
+
+def link_header() -> str:
+    header = struct.Struct("<" + peer_link._HEADER.format.lstrip("<") + "I")
+    names = ["`magic`, 0xAF02", "`type`", "`length` of the body", "CRC-32 of the body"]
+    return layout(header, [*names, "CRC-32 of the others"])
+
+
+def link_ping() -> str:
+    return layout(peer_link._PING, ["number", "lag, in seconds", "number of groups"])
+
+
+def link_group() -> str:
+    return layout(peer_link._GROUP, ["opening", "length of the name"])
 
 
 def op_message() -> str:
@@ -245,6 +259,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
     "rooms of the SDK": lambda: rooms("allfold"),
     "frame header": frame_header,
+    "header of a link's message": link_header,
+    "ping": link_ping,
+    "group of a link's message": link_group,
     "fingerprint": fingerprint,
     "codes": codes,
     "envelope": envelope,

@@ -8,6 +8,7 @@ import pytest
 
 from allfold_core.wire.frames import FrameType
 from allfold_core.wire.local_wire import Message
+from allfold_core.wire.peer_link import LinkMessageType
 from tests.architecture_tables import BLOCKS, PAGE, ROOT, agent_app, blocks
 
 TEXT = PAGE.read_text()
@@ -24,9 +25,9 @@ def test_a_table_of_the_page_is_what_the_code_has(name: str) -> None:
     assert shown[name] == BLOCKS[name](), "run: python -m tests.architecture_tables"
 
 
-@pytest.mark.parametrize("kinds", [FrameType, Message])
-def test_the_page_lists_every_type_of_frame_and_of_local_message(
-    kinds: type[FrameType] | type[Message],
+@pytest.mark.parametrize("kinds", [FrameType, Message, LinkMessageType])
+def test_the_page_lists_every_type_of_frame_and_of_message(
+    kinds: type[FrameType] | type[Message] | type[LinkMessageType],
 ) -> None:
     listed = {
         (name, int(code)) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", TEXT, re.M)

@@ -1,0 +1,117 @@
+"""Suspicion: one observer's belief about one other node. The time is an argument everywhere.
+
+A suspicion decides nothing about the node; it says when to try harder, and when to accuse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+PATIENCE_SECONDS = 0.4
+LONGEST_PATIENCE_SECONDS = 3.0
+PONG_FACTOR = 6.0
+PONG_WINDOW_SECONDS = 10.0
+CLEARED_SECONDS = 30.0
+UNANSWERED_PINGS = 3
+
+
+class RecentMaximum:
+    """The highest of the values that were noted within the last ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._noted: deque[tuple[float, float]] = deque()
+
+    def note(self, now: float, value: float) -> None:
+        """Note a value; ``now`` never goes back."""
+        while self._noted and self._noted[-1][1] <= value:
+            self._noted.pop()  # it is neither higher nor younger
+        self._noted.append((now, value))
+
+    def at(self, now: float) -> float:
+        """Return the maximum; 0 where nothing was noted of late."""
+        while self._noted and self._noted[0][0] < now - self._seconds:
+            self._noted.popleft()
+        return self._noted[0][1] if self._noted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a node sees of another one.
+
+    Attributes:
+        last_heard: when the last byte came, on the link or on any edge.
+        unanswered: the pings that were due since the last one that was answered.
+        worst_pong: the longest time to the answer of a ping within the last 10 s.
+        own_lag: how late the observer's own thread was of late.
+        refused: the connection has ended, and a new one is refused, or meets another incarnation.
+    """
+
+    last_heard: float
+    unanswered: int = 0
+    worst_pong: float = 0.0
+    own_lag: float = 0.0
+    refused: bool = False
+
+
+class Action(Enum):
+    """What to do about a node."""
+
+    NOTHING = "nothing"
+    DIAL_AGAIN = "dial a second connection"
+    ACCUSE_SILENT = "accuse it of silence"
+    ACCUSE_REFUSED = "accuse it: it refuses connections"
+
+
+class Suspicion:
+    """What one node has done about the silence of another one, and what it does next."""
+
+    def __init__(self) -> None:
+        self._heard = float("-inf")
+        self._cleared = float("-inf")
+        self._has_dialled = False
+        self._accused = Action.NOTHING
+
+    def clear(self, now: float) -> None:
+        """The orchestrator has found a sign of life: start anew, with twice the patience."""
+        self._cleared = now
+        self._begin_anew()
+
+    def patience(self, now: float, worst_pong: float) -> float:
+        """Return how long the node may be silent before it is accused."""
+        patience = max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong)
+        patience = min(patience, LONGEST_PATIENCE_SECONDS)
+        return 2 * patience if now < self._cleared + CLEARED_SECONDS else patience
+
+    def judge(self, now: float, seen: Observation) -> Action:
+        """Return what is to be done now; each action once, until the node is heard or cleared."""
+        if seen.last_heard > self._heard:
+            self._heard = seen.last_heard
+            self._begin_anew()
+        action = self._next_action(now, seen)
+        if action is Action.DIAL_AGAIN:
+            self._has_dialled = True
+        elif action is not Action.NOTHING:
+            self._accused = action
+        return action
+
+    def _begin_anew(self) -> None:
+        self._has_dialled = False
+        self._accused = Action.NOTHING
+
+    def _next_action(self, now: float, seen: Observation) -> Action:
+        window = self.patience(now, seen.worst_pong) + seen.own_lag
+        # A refusal is more than silence, so it is told also of a node that is accused of that.
+        is_news = self._accused is not Action.ACCUSE_REFUSED
+        if seen.refused and is_news and now - self._cleared >= window:
+            return Action.ACCUSE_REFUSED
+        if self._accused is not Action.NOTHING:
+            return Action.NOTHING
+        silence = now - max(self._heard, self._cleared)
+        if silence >= window and seen.unanswered >= UNANSWERED_PINGS:
+            return Action.ACCUSE_SILENT
+        if silence >= window / 2 and not self._has_dialled:
+            return Action.DIAL_AGAIN
+        return Action.NOTHING

@@ -1,0 +1,307 @@
+"""The messages of a peer link: a fixed header, then a body.
+
+Two agents that share a group have one link. It carries what they agree upon, and pings. A message
+is named by what its body says, so that one may come twice, or be lost with its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from allfold_core.wire.frames import FrameError
+
+MAGIC = 0xAF02
+LINK_PROTOCOL = "allfold-link/1"
+MAX_BODY = 16 << 20
+
+_HEADER = struct.Struct("<HBxII")
+_CHECK = struct.Struct("<I")
+HEADER_SIZE = _HEADER.size + _CHECK.size
+
+_CHOSEN = struct.Struct("<Q")
+_PING = struct.Struct("<QdH")
+_GROUP = struct.Struct("<IH")
+_PROGRESS = struct.Struct("<qqQ")
+_FLOOR = struct.Struct("<q")
+
+
+class LinkMessageType(IntEnum):
+    """The content of a message.
+
+    The first four belong to the link itself. The others belong to a group, and their bodies are
+    JSON objects that the link does not look into.
+
+    ==========  =====================================================================
+    HELLO       who is at this end; the first message of both ends
+    CHOSEN      this connection is the link from here on; from the node of the earlier name
+    PING        asks for a ``PONG``; and how far the sender's groups are
+    PONG        the answer; and what the sender knows of how far all nodes are
+    FREEZE      the leader begins a round
+    FROZEN      the report of a node for a round
+    INSTALL     the decision of a round
+    INSTALLED   a node has applied it
+    DOWN        ranks of the sending node are dead, or have left
+    DOUBT       an op cannot go on
+    OUT         the term that leaves the receiver out
+    ==========  =====================================================================
+    """
+
+    HELLO = 1
+    CHOSEN = 2
+    PING = 3
+    PONG = 4
+    FREEZE = 5
+    FROZEN = 6
+    INSTALL = 7
+    INSTALLED = 8
+    DOWN = 9
+    DOUBT = 10
+    OUT = 11
+
+
+_TYPES = frozenset(LinkMessageType)
+
+
+class Hello(NamedTuple):
+    """The node at one end of a connection, and which life of its agent this is."""
+
+    node: str
+    incarnation: str
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        return _packed(LinkMessageType.HELLO, _json(self._asdict()))
+
+
+class Chosen(NamedTuple):
+    """The choice of one connection; of two choices that of the higher number is the later one."""
+
+    number: int
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        return _packed(LinkMessageType.CHOSEN, _CHOSEN.pack(self.number))
+
+
+class Progress(NamedTuple):
+    """How far a node is in one group.
+
+    Attributes:
+        group: the group's name.
+        opening: the number that the orchestrator gave this opening of the name.
+        watermark: up to this op all is final for the node; -1 for none.
+        seq: its oldest open op; -1 for none.
+        digest: of that op's fingerprint, as in frames to the receiver.
+    """
+
+    group: str
+    opening: int
+    watermark: int
+    seq: int
+    digest: int
+
+
+class Floor(NamedTuple):
+    """The lowest watermark of all nodes of one group, as far as the sender knows."""
+
+    group: str
+    opening: int
+    floor: int
+
+
+class Ping(NamedTuple):
+    """A sign of life that asks for one.
+
+    Attributes:
+        number: grows with every ping to the receiver.
+        lag: how late the thread that serves the sender's links was of late, in seconds.
+        progress: of the sender, by group.
+    """
+
+    number: int
+    lag: float
+    progress: tuple[Progress, ...] = ()
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        parts = [_PING.pack(self.number, self.lag, len(self.progress))]
+        for group, opening, *numbers in self.progress:
+            parts += [_group(group, opening), _PROGRESS.pack(*numbers)]
+        return _packed(LinkMessageType.PING, b"".join(parts))
+
+
+class Pong(NamedTuple):
+    """The answer to the ping of the same number; ``lag`` is the answering end's own."""
+
+    number: int
+    lag: float
+    floors: tuple[Floor, ...] = ()
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        parts = [_PING.pack(self.number, self.lag, len(self.floors))]
+        for group, opening, floor in self.floors:
+            parts += [_group(group, opening), _FLOOR.pack(floor)]
+        return _packed(LinkMessageType.PONG, b"".join(parts))
+
+
+class GroupMessage(NamedTuple):
+    """A message of one opening of a group; its type says what the body, a JSON object, means."""
+
+    type: LinkMessageType
+    group: str
+    opening: int
+    body: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """The message as bytes; :class:`FrameError` where it is too long."""
+        return _packed(self.type, _group(self.group, self.opening) + _json(self.body))
+
+
+LinkMessage = Hello | Chosen | Ping | Pong | GroupMessage
+
+
+class LinkReader:
+    """Cuts the bytes of one connection into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[LinkMessage]:
+        """Take the next bytes; yield the messages that are complete with them.
+
+        Raises:
+            FrameError: they are no messages of this protocol. Nothing can be read any more.
+        """
+        self._data += data
+        while (message := self._next()) is not None:
+            yield message
+
+    def _next(self) -> LinkMessage | None:
+        data = self._data
+        if len(data) < HEADER_SIZE:
+            return None
+        kind, length, check = _unpack_header(bytes(data[:HEADER_SIZE]))
+        end = HEADER_SIZE + length
+        if len(data) < end:
+            return None
+        body = bytes(data[HEADER_SIZE:end])
+        del data[:end]
+        if zlib.crc32(body) != check:
+            raise FrameError(f"a {kind.name} is damaged: the checksum of its body differs")
+        return _unpack(kind, body)
+
+
+def _packed(kind: LinkMessageType, body: bytes) -> bytes:
+    if len(body) > MAX_BODY:
+        raise FrameError(f"a {kind.name} has {len(body)} bytes, more than {MAX_BODY}")
+    header = _HEADER.pack(MAGIC, kind, len(body), zlib.crc32(body))
+    return header + _CHECK.pack(zlib.crc32(header)) + body
+
+
+def _unpack_header(header: bytes) -> tuple[LinkMessageType, int, int]:
+    """Type, length of the body and its checksum."""
+    magic, kind, length, check = _HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise FrameError(f"not a message of a link: magic {magic:#06x}, expected {MAGIC:#06x}")
+    if _CHECK.unpack_from(header, _HEADER.size) != (zlib.crc32(header[: _HEADER.size]),):
+        raise FrameError("the header of a message is damaged: its checksum differs")
+    if kind not in _TYPES:
+        raise FrameError(f"a message of an unknown type: {kind}")
+    if length > MAX_BODY:
+        raise FrameError(f"a message has {length} bytes, more than {MAX_BODY}")
+    return LinkMessageType(kind), length, check
+
+
+def _unpack(kind: LinkMessageType, body: bytes) -> LinkMessage:
+    parts = _Parts(body)
+    try:
+        message = _read(kind, parts)
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FrameError(f"a {kind.name} cannot be read: {error}") from error
+    if parts.left:
+        raise FrameError(f"a {kind.name} has {parts.left} bytes too many")
+    return message
+
+
+def _read(kind: LinkMessageType, parts: _Parts) -> LinkMessage:
+    match kind:
+        case LinkMessageType.HELLO:
+            body = parts.json()
+            return Hello(_text(body["node"]), _text(body["incarnation"]))
+        case LinkMessageType.CHOSEN:
+            return Chosen(*parts.take(_CHOSEN))
+        case LinkMessageType.PING:
+            number, lag, count = parts.ping()
+            entries = (Progress(*parts.group(), *parts.take(_PROGRESS)) for _ in range(count))
+            return Ping(number, lag, tuple(entries))
+        case LinkMessageType.PONG:
+            number, lag, count = parts.ping()
+            floors = (Floor(*parts.group(), *parts.take(_FLOOR)) for _ in range(count))
+            return Pong(number, lag, tuple(floors))
+        case _:
+            group, opening = parts.group()
+            return GroupMessage(kind, group, opening, parts.json())
+
+
+class _Parts:
+    """The parts of a body, one after the other."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """The bytes that nobody has taken."""
+        return len(self._body) - self._at
+
+    def take(self, structure: struct.Struct) -> tuple[Any, ...]:
+        """The fields of a struct; ``struct.error`` where it is cut off."""
+        fields = structure.unpack_from(self._body, self._at)
+        self._at += structure.size
+        return fields
+
+    def ping(self) -> tuple[int, float, int]:
+        """Number, lag and count of what follows, of a ping or its answer."""
+        number, lag, count = self.take(_PING)
+        if not 0 <= lag < float("inf"):
+            raise ValueError(f"a lag of {lag} s")
+        return number, lag, count
+
+    def group(self) -> tuple[str, int]:
+        """The name and opening of a group."""
+        opening, length = self.take(_GROUP)
+        name = self._body[self._at : self._at + length]
+        if len(name) < length:
+            raise ValueError("a name is cut off")
+        self._at += length
+        return name.decode(), opening
+
+    def json(self) -> dict[str, Any]:
+        """The rest, a JSON object."""
+        value = json.loads(self._body[self._at :])
+        if not isinstance(value, dict):
+            raise TypeError(f"a {type(value).__name__} in place of an object")
+        self._at = len(self._body)
+        return value
+
+
+def _group(name: str, opening: int) -> bytes:
+    encoded = name.encode()
+    return _GROUP.pack(opening, len(encoded)) + encoded
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} in place of a text")
+    return value

@@ -1,0 +1,147 @@
+"""Silence is suspected in time, on a clock of the test, and a slow observer blames itself first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_core.survival.suspicion import (
+    CLEARED_SECONDS,
+    LONGEST_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
+    UNANSWERED_PINGS,
+    Action,
+    Observation,
+    RecentMaximum,
+    Suspicion,
+)
+
+LONG_AGO = 1000.0
+TICK = 0.1
+MOMENT = 1e-6  # more than what rounding takes from a time
+
+
+def actions(
+    suspicion: Suspicion,
+    seconds: float,
+    *,
+    began: float = LONG_AGO,
+    heard: float = LONG_AGO,
+    pings: int = UNANSWERED_PINGS,
+    worst_pong: float = 0.0,
+    own_lag: float = 0.0,
+    refused: bool = False,
+) -> list[tuple[float, Action]]:
+    """What is done in so many seconds of silence, and how long after they began."""
+    done: list[tuple[float, Action]] = []
+    for tick in range(round(seconds / TICK) + 1):
+        now = began + tick * TICK + MOMENT
+        seen = Observation(heard, pings, worst_pong, own_lag, refused)
+        action = suspicion.judge(now, seen)
+        if action is not Action.NOTHING:
+            done.append((round(tick * TICK, 3), action))
+    return done
+
+
+def test_a_silent_node_is_dialled_again_at_half_of_the_patience_and_then_accused_once() -> None:
+    half = PATIENCE_SECONDS / 2
+    assert actions(Suspicion(), 5.0) == [
+        (half, Action.DIAL_AGAIN),
+        (PATIENCE_SECONDS, Action.ACCUSE_SILENT),
+    ]
+
+
+def test_no_node_is_accused_of_silence_that_was_not_asked() -> None:
+    done = actions(Suspicion(), 5.0, pings=UNANSWERED_PINGS - 1)
+    assert [action for _, action in done] == [Action.DIAL_AGAIN]
+
+
+def test_slow_answers_lengthen_the_patience_up_to_a_bound() -> None:
+    assert actions(Suspicion(), 5.0, worst_pong=0.2)[-1] == (1.2, Action.ACCUSE_SILENT)
+    bounded = actions(Suspicion(), 5.0, worst_pong=50.0)[-1]
+    assert bounded == (LONGEST_PATIENCE_SECONDS, Action.ACCUSE_SILENT)
+
+
+def test_the_observers_own_lag_is_added_to_its_patience() -> None:
+    lag = LONGEST_PATIENCE_SECONDS
+    accused = actions(Suspicion(), 10.0, worst_pong=50.0, own_lag=lag)[-1]
+    assert accused == (LONGEST_PATIENCE_SECONDS + lag, Action.ACCUSE_SILENT)
+
+
+def test_a_node_that_is_heard_again_may_be_suspected_again() -> None:
+    suspicion = Suspicion()
+    first = actions(suspicion, 1.0)
+    assert actions(suspicion, 1.0, began=LONG_AGO + 2, heard=LONG_AGO + 2) == first
+
+
+def test_a_refusal_is_told_at_once_and_once() -> None:
+    assert actions(Suspicion(), 5.0, refused=True)[0] == (0.0, Action.ACCUSE_REFUSED)
+    done = [action for _, action in actions(Suspicion(), 5.0, refused=True)]
+    assert done.count(Action.ACCUSE_REFUSED) == 1
+    assert Action.ACCUSE_SILENT not in done
+
+
+def test_a_refusal_is_told_of_a_node_that_is_accused_of_silence_already() -> None:
+    suspicion = Suspicion()
+    assert actions(suspicion, 1.0)[-1][1] is Action.ACCUSE_SILENT
+    later = actions(suspicion, 1.0, began=LONG_AGO + 1, refused=True)
+    assert later == [(0.0, Action.ACCUSE_REFUSED)]
+
+
+def test_a_cleared_node_gets_twice_the_patience_from_then_on_for_a_while() -> None:
+    suspicion = Suspicion()
+    actions(suspicion, 1.0)
+    cleared = LONG_AGO + 1
+    suspicion.clear(cleared)
+    assert actions(suspicion, 5.0, began=cleared) == [
+        (PATIENCE_SECONDS, Action.DIAL_AGAIN),
+        (2 * PATIENCE_SECONDS, Action.ACCUSE_SILENT),
+    ]
+    later = cleared + CLEARED_SECONDS
+    assert suspicion.patience(later - TICK, 0.0) == 2 * PATIENCE_SECONDS
+    assert suspicion.patience(later, 0.0) == PATIENCE_SECONDS
+
+
+def test_a_cleared_node_that_still_refuses_is_accused_again_only_after_that_patience() -> None:
+    suspicion = Suspicion()
+    actions(suspicion, 0.0, refused=True)
+    suspicion.clear(LONG_AGO)
+    accused = [at for at, action in actions(suspicion, 5.0, refused=True) if _accuses(action)]
+    assert accused == [2 * PATIENCE_SECONDS]
+
+
+def _accuses(action: Action) -> bool:
+    return action in (Action.ACCUSE_REFUSED, Action.ACCUSE_SILENT)
+
+
+@given(st.lists(st.floats(0.01, 3.0), min_size=200, max_size=200), st.integers(0, 2**32))
+def test_a_node_that_answers_within_what_was_seen_of_late_is_never_accused(
+    delays: list[float], seed: int
+) -> None:
+    """Delays that grow by no more than the factor that the patience allows for."""
+    suspicion, worst, now, unanswered = Suspicion(), RecentMaximum(10.0), LONG_AGO, 0
+    longest = 0.06
+    for delay in delays:
+        delay = min(delay, longest)
+        heard, due = now, now + delay
+        while now < due:
+            seen = Observation(heard, unanswered, worst.at(now))
+            assert not _accuses(suspicion.judge(now, seen))
+            now, unanswered = now + TICK, unanswered + 1
+        unanswered = 0
+        worst.note(now, delay)
+        longest = min(3.0, max(0.4, 6 * worst.at(now))) * 0.9
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 100)), max_size=50))
+def test_the_recent_maximum_is_that_of_the_values_in_the_window(
+    steps: list[tuple[float, float]],
+) -> None:
+    recent, now, all_noted = RecentMaximum(5.0), 0.0, list[tuple[float, float]]()
+    assert recent.at(now) == 0.0
+    for pause, value in steps:
+        now += pause
+        recent.note(now, value)
+        all_noted.append((now, value))
+        assert recent.at(now) == max(v for at, v in all_noted if at >= now - 5.0)
+    assert recent.at(now + 5.1) == 0.0
