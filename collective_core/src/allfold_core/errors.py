@@ -14,6 +14,10 @@
     │   └── BroadcastMultipleTensors
     ├── PeerError                        someone else broke the contract, or is gone
     │   ├── PeerLost                     a rank or node died, left or cannot be reached
+    │   │   ├── Evicted                  the group has gone on without this node
+    │   │   ├── RootLost                 the root of the op died, and nobody has the result
+    │   │   ├── WorldChanged             the op's tensors are made for the ranks of before
+    │   │   └── BelowMinWorld            fewer ranks are left than the group asks for
     │   ├── PeerMissing                  a deadline passed; names who did not come
     │   └── PeerSentIncoherentTensor     a peer's bytes do not fit what was agreed
     └── ServiceError                     a part of Allfold itself is not there
@@ -155,6 +159,37 @@ class PeerLost(PeerError):
         "Look at what the lost rank or its agent printed last; then restart the job, or start the "
         "rank again and call shutdown and init on all others."
     )
+
+
+class Evicted(PeerLost):
+    """The group has gone on without this node, which it could not reach for too long."""
+
+    code = "AF304"
+    advice = (
+        "Nothing was changed in this rank's inputs. Call shutdown and init to join anew, and look "
+        "at the network and the load of this node at that time."
+    )
+
+
+class RootLost(PeerLost):
+    """The root of a broadcast or reduce died, and no rank that is left has the result."""
+
+    code = "AF305"
+    advice = "Call again with a root that is left; the group is usable."
+
+
+class WorldChanged(PeerLost):
+    """An op whose tensors are shaped by the world size met another one. Nothing was changed."""
+
+    code = "AF306"
+    advice = "Make the tensors for the ranks that are left, and call again; the group is usable."
+
+
+class BelowMinWorld(PeerLost):
+    """Fewer ranks are left than ``min_world``."""
+
+    code = "AF307"
+    advice = "Start ranks again, or open the group with a smaller min_world."
 
 
 class PeerMissing(PeerError, TimeoutError):

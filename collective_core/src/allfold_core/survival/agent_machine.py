@@ -1,0 +1,347 @@
+"""One node's part in the agreement on the ops of one group. Pure: no I/O, no clock, no threads.
+
+Every method is an event; it changes the state and returns what is to be done about it, in order.
+A node that has reported to a round is *frozen*: until the decision of that very round it starts no
+op, takes none for complete, hands out nothing and raises no watermark. What becomes complete
+meanwhile is noted, and counts afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+
+from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
+from allfold_core.survival.instructions import (
+    Cancel,
+    Evicted,
+    Fetch,
+    HandOut,
+    Installed,
+    Instruction,
+    Instructions,
+    Refuse,
+    Release,
+    SendClosing,
+    SendDoubt,
+    SendDown,
+    SendReport,
+    Start,
+)
+from allfold_core.survival.op_entry import OpEntry
+from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.reports import (
+    Call,
+    Doubt,
+    Fail,
+    Forward,
+    Install,
+    OpState,
+    Reason,
+    Report,
+    Run,
+)
+
+NOTHING_OPEN = 2**63 - 1
+"""The watermark of a node that has no rank in the group any more and no op to finish."""
+
+
+class AgentMachine:
+    """The protocol's state of one group on one node.
+
+    Attributes:
+        term: the newest that was taken.
+        generation: of the orchestrator's store with which the node has registered last.
+        round: the newest of that term that was reported to.
+        frozen: it was reported to, and its decision has not come.
+        out: a term was decided without this node.
+        epoch: the current one.
+        epochs: by stamp: the current one, and older ones that some op has not left yet.
+        ops: by number, those above the floor, and failed ones that a local rank has yet to call.
+        floor: every op up to it is known to be final on all nodes.
+        dead: the local sessions that are over, each with how that is known.
+        called: by local session, its last op.
+    """
+
+    def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
+        self.node = node
+        self.policy = policy
+        self.term = term
+        self.generation = term.generation
+        self.round = 0
+        self.frozen = False
+        self.out = False
+        self.epoch = epoch
+        self.epochs = {epoch.stamp: epoch}
+        self.ops: dict[int, OpEntry] = {}
+        self.floor = -1
+        self.dead: dict[str, str] = {}
+        self.called: dict[str, int] = {}
+        self._reached = -1
+        self._watermarks = dict.fromkeys(term.voters, -1)
+
+    def copy(self) -> AgentMachine:
+        """Return an independent machine in the same state."""
+        other = copy(self)
+        other.epochs = dict(self.epochs)
+        other.ops = {seq: entry.copy() for seq, entry in self.ops.items()}
+        other.dead = dict(self.dead)
+        other.called = dict(self.called)
+        other._watermarks = dict(self._watermarks)
+        return other
+
+    # The local ranks
+
+    def call(self, seq: int, session: str, call: Call) -> Instructions:
+        """A local rank has called an op."""
+        entry = self.ops.setdefault(seq, OpEntry())
+        entry.calls[session] = call
+        self.called[session] = max(seq, self.called.get(session, -1))
+        if seq <= self.floor:
+            self._forget()
+        return list(self._advance(seq, entry))
+
+    def rank_ended(self, session: str, how: str) -> Instructions:
+        """A local rank is dead or has left. What it has called stays.
+
+        Args:
+            how: a phrase to follow "rank 3".
+        """
+        if session in self.dead or self.out:
+            return []
+        self.dead[session] = how
+        return [SendDown(((session, how),))]
+
+    def outcome_error(self, seq: int) -> str | None:
+        """The error of an op that has failed, as JSON; ``None`` for any other."""
+        entry = self.ops.get(seq)
+        return entry.error if entry is not None and entry.state is OpState.FAILED else None
+
+    # The runs of ops
+
+    def completed(self, seq: int, stamp: Stamp) -> Instructions:
+        """Every task of an attempt is done."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or not entry.started or self.out:
+            return []  # of an attempt that was cancelled
+        entry.complete = True
+        return list(self._advance(seq, entry))
+
+    def closed(self, seq: int, stamp: Stamp) -> Instructions:
+        """Every other node of the epoch has said that it holds its part of the result."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or self.out:
+            return []
+        entry.closed = True
+        return list(self._advance(seq, entry))
+
+    def fetched(self, seq: int, stamp: Stamp) -> Instructions:
+        """The result of an op has come from a holder."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or not entry.fetch or self.out:
+            return []
+        entry.complete = True
+        return list(self._advance(seq, entry))
+
+    def _advance(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        """Do with an op what may be done now."""
+        if self.frozen or self.out:
+            return
+        if entry.state is OpState.OPEN:
+            yield from self._advance_open(seq, entry)
+        if entry.state is OpState.HELD:
+            yield from self._advance_held(seq, entry)
+
+    def _advance_open(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        if entry.complete:
+            entry.state = OpState.HELD
+            if self._must_close(entry):
+                yield SendClosing(seq)
+        elif entry.fetch:
+            if not entry.fetching and self._all_have_called(entry):
+                entry.fetching = True
+                assert entry.stamp is not None
+                yield Fetch(seq, entry.stamp, entry.fetch)
+        elif not entry.started and self._all_have_called(entry):
+            yield from self._begin(seq, entry)
+
+    def _advance_held(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        if not self._must_close(entry) or entry.closed:
+            entry.state = OpState.HANDED
+            assert entry.stamp is not None
+            yield HandOut(seq, entry.stamp)
+        yield from self._settle()
+
+    def _must_close(self, entry: OpEntry) -> bool:
+        assert entry.stamp is not None
+        alone = len(self.epochs[entry.stamp].nodes) == 1
+        return not (entry.forward or entry.is_replicated or alone)
+
+    def _all_have_called(self, entry: OpEntry) -> bool:
+        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+        ours = epoch.sessions_on(self.node)
+        if entry.fetch:  # those that died without calling get nothing
+            ours = ours.difference(self.dead)
+        return bool(ours) and ours <= entry.calls.keys()
+
+    def _begin(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+        if any(self.policy.is_stale(call, epoch) for call in entry.calls.values()):
+            if not entry.doubted:
+                entry.doubted = True
+                yield SendDoubt(Doubt(seq, Reason.STALE))
+            return
+        entry.stamp, entry.started = epoch.stamp, True
+        yield Start(seq, epoch)
+
+    # Watermarks
+
+    @property
+    def watermark(self) -> int:
+        """The highest op up to which every one is final here."""
+        if self.node in self.epoch.nodes:
+            return self._reached
+        return min((s for s, e in self.ops.items() if not e.is_final), default=NOTHING_OPEN) - 1
+
+    def learn_watermark(self, node: str, watermark: int) -> Instructions:
+        """Another node has said how far it is."""
+        if watermark > self._watermarks.get(node, watermark):
+            self._watermarks[node] = watermark
+            return list(self._settle())
+        return []
+
+    def learn_floor(self, floor: int) -> Instructions:
+        """Every op up to this one is final on all nodes."""
+        for node, known in self._watermarks.items():
+            self._watermarks[node] = max(known, floor)
+        return list(self._settle())
+
+    def _settle(self) -> Iterator[Instruction]:
+        """Raise the watermark and the floor, and forget what nobody will ask for."""
+        if self.frozen:
+            return
+        while (entry := self.ops.get(self._reached + 1)) is not None and entry.is_final:
+            self._reached += 1
+        others = (self._watermarks[each] for each in self.term.voters if each != self.node)
+        floor = min((self.watermark, *others))
+        if floor > self.floor:
+            self.floor = floor
+            self._forget()
+            yield Release(floor)
+
+    def _forget(self) -> None:
+        ours = self.epoch.sessions_on(self.node)
+        for seq in [seq for seq in self.ops if seq <= self.floor]:
+            entry = self.ops[seq]
+            if entry.state is not OpState.FAILED or ours <= entry.calls.keys():
+                del self.ops[seq]
+        used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
+        self.epochs = {stamp: epoch for stamp, epoch in self.epochs.items() if stamp in used}
+
+    # Rounds
+
+    def freeze(self, term: int, number: int) -> Instructions:
+        """The leader asks for a report (FREEZE)."""
+        if self.out or term != self.term.number or number <= self.round:
+            return []
+        return self._report(number)
+
+    def registered(self, generation: int) -> None:
+        """The node has registered with a store: it takes no term that older ones announced."""
+        self.generation = max(generation, self.generation)
+
+    def take_term(self, term: Term, announced: int) -> Instructions:
+        """The orchestrator, or another node, tells of a term (TERM): it is its round 0.
+
+        Args:
+            announced: the generation of the store that has announced it.
+        """
+        if self.out or announced != self.generation or not term.may_follow(self.term):
+            return []
+        if self.node not in term.voters:
+            self.out = True
+            return [Evicted(term)]
+        self.term = term
+        self._watermarks = {each: self._watermarks.get(each, -1) for each in term.voters}
+        return self._report(0)
+
+    def _report(self, number: int) -> Instructions:
+        self.round, self.frozen = number, True
+        ops = {seq: entry.report() for seq, entry in self.ops.items() if seq > self.floor}
+        older = tuple(each for stamp, each in self.epochs.items() if stamp != self.epoch.stamp)
+        report = Report(
+            self.node,
+            self.term,
+            number,
+            self.epoch,
+            older,
+            dict(self.dead),
+            self.floor,
+            dict(self.called),
+            ops,
+        )
+        return [SendReport(report)]
+
+    def install(self, install: Install) -> Instructions:
+        """The decision of a round (INSTALL). It counts if this node is frozen in that very one."""
+        mine = (self.term.number, self.round)
+        if self.out or not self.frozen or (install.term, install.round) != mine:
+            return []
+        self.frozen = False
+        done: Instructions = []
+        for epoch in (*install.older, install.epoch):
+            self.epochs.setdefault(epoch.stamp, epoch)
+        if install.epoch.stamp != self.epoch.stamp:
+            self.epoch = install.epoch
+            done.append(Installed(install.epoch))
+        for seq, entry in self.ops.items():
+            entry.forward = entry.forward or seq <= install.floor
+        for seq, outcome in install.outcomes.items():
+            if seq > self.floor:
+                done += self._apply(seq, outcome)
+        done += self.learn_floor(install.floor)
+        for seq in sorted(self.ops):
+            if seq in self.ops:
+                done += self._advance(seq, self.ops[seq])
+        return done + list(self._settle())
+
+    def _apply(self, seq: int, outcome: Fail | Forward | Run) -> Iterator[Instruction]:
+        entry = self.ops.setdefault(seq, OpEntry())
+        if isinstance(outcome, Fail):
+            yield from self._fail(seq, entry, outcome)
+        elif isinstance(outcome, Forward):
+            yield from self._forward(seq, entry, outcome)
+        elif entry.stamp != outcome.stamp or entry.fetch:
+            yield from self._cancel(seq, entry)
+            entry.stamp = outcome.stamp
+            if not self.epochs[outcome.stamp].sessions_on(self.node):
+                del self.ops[seq]
+
+    def _fail(self, seq: int, entry: OpEntry, outcome: Fail) -> Iterator[Instruction]:
+        if entry.state is OpState.FAILED:
+            return
+        yield from self._cancel(seq, entry)
+        entry.state, entry.error, entry.ordinal = OpState.FAILED, outcome.error, outcome.ordinal
+        yield Refuse(seq, outcome.error, outcome.ordinal)
+
+    def _forward(self, seq: int, entry: OpEntry, outcome: Forward) -> Iterator[Instruction]:
+        entry.forward = True
+        if entry.state is not OpState.OPEN:
+            return
+        if entry.stamp == outcome.stamp and entry.complete:
+            return  # it became complete after the report
+        yield from self._cancel(seq, entry)
+        entry.stamp, entry.fetch, entry.forward = outcome.stamp, outcome.holders, True
+        if not self.epochs[outcome.stamp].sessions_on(self.node).difference(self.dead):
+            del self.ops[seq]  # nobody is left here who could get it
+
+    def _cancel(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        """Give up an attempt, so that another one may begin from the same inputs."""
+        if entry.state in (OpState.HANDED, OpState.FAILED):
+            raise ProtocolViolation(f"op {seq} has an outcome, and is to get another: {entry}")
+        if entry.started or entry.fetching:
+            yield Cancel(seq)
+        entry.state = OpState.OPEN
+        entry.stamp, entry.fetch = None, ()
+        entry.started = entry.complete = entry.closed = entry.forward = False
+        entry.fetching = entry.doubted = False

@@ -1,0 +1,238 @@
+"""The decision of a round: one membership, and one outcome for every open op. Pure.
+
+The rules are those of the protocol's model (``tests/core/survival``), in the order in which they
+apply to an op:
+
+1. A node reports that it has failed: the same error everywhere.
+2. A node has the result, and a copy of it serves all (all-reduce, all-gather, broadcast, barrier),
+   or every node that is left has its own part of it: the op has succeeded.
+3. It is judged, because somebody doubts it or its calls do not fit together: an error.
+4. Everybody whose input it needs is here, or has called it before dying: it goes on.
+5. It can be done by those who are left: it is run again with them, from inputs that are untouched.
+6. An error that says who was lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from allfold_core.errors import AllfoldError, from_dict
+from allfold_core.survival.losses import (
+    NODE_LOST,
+    below_min_world,
+    cannot_go_on,
+    describe_loss,
+    packed,
+)
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import (
+    Call,
+    Doubt,
+    Fail,
+    Forward,
+    Install,
+    OpReport,
+    OpState,
+    Outcome,
+    Report,
+    Run,
+    is_replicated,
+    may_shrink,
+)
+
+
+class ProtocolViolation(Exception):
+    """Reports that no correct run can produce."""
+
+
+@dataclass(frozen=True)
+class GroupPolicy:
+    """What all ranks of a group agreed on when they opened it.
+
+    Attributes:
+        group: its name.
+        shrink: True if ops are run again with the ranks that are left, where that is possible.
+        min_world: with fewer ranks no op is run.
+    """
+
+    group: str
+    shrink: bool = False
+    min_world: int = 1
+
+    def is_stale(self, call: Call, epoch: Epoch) -> bool:
+        """Return True if a call relies on a membership from before an epoch.
+
+        An op whose arguments do not depend on it is run with those who are left all the same.
+        """
+        return call.view < epoch.ordinal and not (self.shrink and may_shrink(call.kind))
+
+
+Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError | None]
+"""Judges one op by the calls in the reports: the error, or ``None`` where it may go on."""
+
+
+def decide(
+    policy: GroupPolicy,
+    term: Term,
+    number: int,
+    reports: Mapping[str, Report],
+    doubts: Mapping[int, Doubt],
+    judge: Judge,
+) -> Install:
+    """Return the decision of a round.
+
+    Args:
+        term: whose round it is.
+        number: of the round.
+        reports: of every voter of the term.
+        doubts: of ops that are to be judged, by number.
+    """
+    base = max((report.epoch for report in reports.values()), key=lambda epoch: epoch.stamp)
+    dead = {session: how for report in reports.values() for session, how in report.dead.items()}
+    seats = base.remaining(dead, term.voters)
+    epoch = base
+    if seats != base.seats:
+        stamp = Stamp(term.number, number, term.generation)
+        loss = describe_loss(policy.group, base, _gone(base, term, dead), len(seats))
+        epoch = Epoch(stamp, base.ordinal + 1, seats, packed(loss))
+    known = {each.stamp: each for r in reports.values() for each in (*r.older, r.epoch)}
+    known[epoch.stamp] = epoch
+    round_ = _Round(policy, term, base, epoch, known, dead, reports, doubts, judge)
+    floor = max(report.floor for report in reports.values())
+    seqs = sorted({seq for report in reports.values() for seq in report.ops if seq > floor})
+    outcomes = {seq: round_.outcome(seq) for seq in seqs}
+    named = {o.stamp for o in outcomes.values() if not isinstance(o, Fail)} - {epoch.stamp}
+    older = tuple(known[stamp] for stamp in sorted(named))
+    return Install(term.number, number, epoch, older, floor, outcomes, frozenset(dead))
+
+
+def _gone(epoch: Epoch, term: Term, dead: Mapping[str, str]) -> dict[Seat, str]:
+    """The seats of an epoch that are lost, each with how that is known."""
+    lost = dict(term.lost)
+    return {
+        seat: dead.get(seat.session) or lost.get(seat.node, NODE_LOST)
+        for seat in epoch.seats
+        if seat.session in dead or seat.node not in term.voters
+    }
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What all decisions of one round are made from."""
+
+    policy: GroupPolicy
+    term: Term
+    base: Epoch
+    epoch: Epoch
+    known: Mapping[Stamp, Epoch]
+    dead: Mapping[str, str]
+    reports: Mapping[str, Report]
+    doubts: Mapping[int, Doubt]
+    judge: Judge
+
+    def outcome(self, seq: int) -> Outcome:
+        said = {node: r.ops[seq] for node, r in self.reports.items() if seq in r.ops}
+        return (
+            _adopt_error(seq, said)
+            or self._go_forward(seq, said)
+            or self._judged(seq, said)
+            or self._go_on(seq, said)
+        )
+
+    def _go_forward(self, seq: int, said: Mapping[str, OpReport]) -> Outcome | None:
+        held = {n: r for n, r in said.items() if r.state in (OpState.HELD, OpState.HANDED)}
+        if not held:
+            return None
+        stamps = {report.stamp for report in held.values()}
+        (stamp,) = stamps if len(stamps) == 1 else (None,)
+        call = _any_call(held.values())
+        if stamp is None or call is None:
+            raise ProtocolViolation(f"op {seq} has results of several epochs: {said}")
+        members = self.known[stamp].nodes.intersection(self.reports)
+        if is_replicated(call.kind) or members <= held.keys():
+            return Forward(stamp, tuple(node for node in self.term.voters if node in held))
+        if any(report.state is OpState.HANDED for report in held.values()):
+            raise ProtocolViolation(f"op {seq} was handed out, and others cannot get it: {said}")
+        return None
+
+    def _judged(self, seq: int, said: Mapping[str, OpReport]) -> Fail | None:
+        attempt = _newest_attempt(said)
+        epoch = self.known[attempt] if attempt else self.epoch
+        error = self.judge(seq, epoch, self.reports, self.doubts.get(seq))
+        return self._fail(error) if error else None
+
+    def _go_on(self, seq: int, said: Mapping[str, OpReport]) -> Outcome:
+        attempt, call = _newest_attempt(said), _any_call(said.values())
+        if attempt is None:
+            return self._begin(seq, call, said)
+        epoch = self.known[attempt]
+        if self._has_stale_view(said, epoch):
+            return Fail(epoch.loss, self.epoch.ordinal)
+        if self._is_viable(epoch, said):
+            return Run(attempt)
+        if self.policy.shrink and call is not None and self._can_shrink(call):
+            return self._run_with_those_left(seq)
+        return self._fail(self._loss(seq, call, epoch))
+
+    def _begin(self, seq: int, call: Call | None, said: Mapping[str, OpReport]) -> Outcome:
+        """The outcome of an op that no node has started: it begins in the new epoch."""
+        if call is not None and call.root and call.root not in self.epoch.sessions:
+            return self._fail(self._loss(seq, call, self.base))
+        if self._has_stale_view(said, self.epoch):
+            return Fail(self.epoch.loss, self.epoch.ordinal)
+        return self._run_with_those_left(seq)
+
+    def _run_with_those_left(self, seq: int) -> Outcome:
+        left, least = len(self.epoch.seats), self.policy.min_world
+        if left < least:
+            return self._fail(below_min_world(self.policy.group, seq, left, least))
+        return Run(self.epoch.stamp)
+
+    def _has_stale_view(self, said: Mapping[str, OpReport], epoch: Epoch) -> bool:
+        calls = (call for report in said.values() for call in report.calls.values())
+        return any(self.policy.is_stale(call, epoch) for call in calls)
+
+    def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
+        """Return True if every input of an epoch's op is here.
+
+        That of a dead rank is, if it has called: its agent has its memory mapped.
+        """
+        return all(
+            seat.node in self.reports
+            and (
+                seat.session not in self.dead
+                or (seat.node in said and seat.session in said[seat.node].calls)
+            )
+            for seat in epoch.seats
+        )
+
+    def _can_shrink(self, call: Call) -> bool:
+        return may_shrink(call.kind) and (not call.root or call.root in self.epoch.sessions)
+
+    def _loss(self, seq: int, call: Call | None, epoch: Epoch) -> AllfoldError:
+        gone = _gone(epoch, self.term, self.dead)
+        if not gone:  # they were lost before the call, which did not know it
+            return from_dict(json.loads(self.epoch.loss))
+        return cannot_go_on(self.policy.group, seq, call, epoch, gone, len(self.epoch.seats))
+
+    def _fail(self, error: AllfoldError) -> Fail:
+        return Fail(packed(error), self.epoch.ordinal)
+
+
+def _adopt_error(seq: int, said: Mapping[str, OpReport]) -> Fail | None:
+    failed = [report for report in said.values() if report.state is OpState.FAILED]
+    if not failed:
+        return None
+    if any(report.state is OpState.HANDED for report in said.values()):
+        raise ProtocolViolation(f"op {seq} has failed on one node and was handed out: {said}")
+    return Fail(failed[0].error, failed[0].ordinal)
+
+
+def _newest_attempt(said: Mapping[str, OpReport]) -> Stamp | None:
+    return max((r.stamp for r in said.values() if r.stamp is not None), default=None)
+
+
+def _any_call(reports: Iterable[OpReport]) -> Call | None:
+    return next((call for report in reports for call in report.calls.values()), None)

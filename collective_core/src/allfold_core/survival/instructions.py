@@ -1,0 +1,115 @@
+"""What a node is to do after an event of its agreement machine. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.reports import Doubt, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run an op in an epoch, once a cancelled attempt of it has left the memory of the ranks."""
+
+    seq: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop the attempt that is running."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get the result of an op from one of its holders."""
+
+    seq: int
+    stamp: Stamp
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendClosing:
+    """Tell the other nodes that this one holds its part of an op's result."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Write an op's result into the memory of the local ranks, and tell them."""
+
+    seq: int
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell the local ranks that an op has failed, once no attempt of it uses their memory."""
+
+    seq: int
+    error: str
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Every node has the results up to this op: no copy is needed any more."""
+
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """Answer a round: send a report to the leader of its term."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class SendDown:
+    """Tell the leader of the term which local sessions are over."""
+
+    dead: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDoubt:
+    """Ask the leader of the term to judge an op."""
+
+    doubt: Doubt
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Another epoch is current."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A term has been decided without this node: nothing of the group can go on here."""
+
+    term: Term
+
+
+Instruction = (
+    Start
+    | Cancel
+    | Fetch
+    | SendClosing
+    | HandOut
+    | Refuse
+    | Release
+    | SendReport
+    | SendDown
+    | SendDoubt
+    | Installed
+    | Evicted
+)
+Instructions = list[Instruction]

@@ -1,0 +1,93 @@
+"""The rounds of one term, on the node that leads it. Pure: no I/O, no clock, no threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+
+from allfold_core.survival.decision import GroupPolicy, Judge, decide
+from allfold_core.survival.records import Term
+from allfold_core.survival.reports import Doubt, Install, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Ask every voter of a term for a report."""
+
+    term: int
+    round: int
+
+
+class LeaderMachine:
+    """Gathers the reports of a term's rounds, and decides them.
+
+    A term begins with its round 0, for which nobody has to ask. What comes to light while a round
+    is gathering is kept for the next one, so a burst of deaths costs two rounds.
+
+    Attributes:
+        term: whose rounds these are.
+        round: the newest.
+        gathering: reports of it are missing.
+        reports: those of the newest round, by node.
+    """
+
+    def __init__(self, policy: GroupPolicy, term: Term, judge: Judge, *, gathering: bool) -> None:
+        self.policy = policy
+        self.term = term
+        self.round = 0
+        self.gathering = gathering
+        self.reports: dict[str, Report] = {}
+        self._judge = judge
+        self._dead: dict[str, str] = {}
+        self._doubts: dict[int, Doubt] = {}
+        self._later: dict[int, Doubt] = {}
+
+    def copy(self) -> LeaderMachine:
+        """Return an independent machine in the same state."""
+        other = copy(self)
+        other.reports = dict(self.reports)
+        other._dead = dict(self._dead)
+        other._doubts = dict(self._doubts)
+        other._later = dict(self._later)
+        return other
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The voters whose report the round waits for."""
+        return tuple(v for v in self.term.voters if self.gathering and v not in self.reports)
+
+    def down(self, dead: Mapping[str, str]) -> list[Freeze]:
+        """Sessions are over (DOWN)."""
+        self._dead.update(dead)
+        return self._begin_if_idle()
+
+    def doubt(self, doubt: Doubt) -> list[Freeze]:
+        """An op is to be judged (DOUBT)."""
+        self._later.setdefault(doubt.seq, doubt)
+        return self._begin_if_idle()
+
+    def report(self, report: Report) -> list[Install | Freeze]:
+        """A voter has reported (FROZEN); the last one makes the decision."""
+        wanted = report.term.number == self.term.number and report.round == self.round
+        if not (wanted and self.gathering and report.node in self.term.voters):
+            return []
+        self.reports[report.node] = report
+        if self.missing:
+            return []
+        install = decide(
+            self.policy, self.term, self.round, self.reports, self._doubts, self._judge
+        )
+        self.gathering = False
+        self.reports, self._doubts = {}, {}
+        for session in install.dead:
+            self._dead.pop(session, None)
+        return [install, *self._begin_if_idle()]
+
+    def _begin_if_idle(self) -> list[Freeze]:
+        if self.gathering or not (self._dead or self._later):
+            return []
+        self.round += 1
+        self.gathering = True
+        self._doubts, self._later = self._later, {}
+        return [Freeze(self.term.number, self.round)]

@@ -1,0 +1,93 @@
+"""The errors of ops that cannot go on with the ranks that are left, written once, by the leader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from allfold_core.errors import (
+    AllfoldError,
+    BelowMinWorld,
+    PeerLost,
+    RootLost,
+    WorldChanged,
+)
+from allfold_core.survival.records import Epoch, Seat
+from allfold_core.survival.reports import Call, may_shrink
+from allfold_core.verdict import name_ranks
+
+NODE_LOST = "was lost"
+
+
+def packed(error: AllfoldError) -> str:
+    """The error as JSON."""
+    return json.dumps(error.to_dict(), sort_keys=True)
+
+
+def describe_loss(group: str, epoch: Epoch, gone: Mapping[Seat, str], left: int) -> PeerLost:
+    """The error that goes with an epoch that has fewer ranks than the one before.
+
+    Args:
+        epoch: the one before.
+        gone: the seats that were lost, each with how that is known.
+        left: how many ranks the group still has.
+    """
+    ranks = _ranks(epoch, gone)
+    return PeerLost(
+        f"group '{group}' has lost {_name_lost(epoch, gone)}; {left} of {len(epoch.seats)} ranks "
+        "are left",
+        group=group,
+        ranks=ranks,
+        nodes=sorted({seat.node for seat in gone}),
+    )
+
+
+def cannot_go_on(
+    group: str, seq: int, call: Call | None, epoch: Epoch, gone: Mapping[Seat, str], left: int
+) -> PeerLost:
+    """The error of an op that has no result and cannot be run again.
+
+    Args:
+        call: of any rank; ``None`` if none has called it.
+        epoch: in which it was run.
+        gone: the seats of that epoch that were lost since.
+        left: how many ranks the group still has.
+    """
+    what = f"op {seq} of group '{group}'" + (f", {call.fingerprint.describe()}," if call else "")
+    lost = _name_lost(epoch, gone)
+    details = {"seq": seq, "group": group, "ranks": _ranks(epoch, gone)}
+    roots = {seat.session for seat in gone}
+    if call is not None and call.root in roots and may_shrink(call.kind):
+        return RootLost(f"{what} has lost its root: {lost}, and nobody has the result", **details)
+    if call is not None and not may_shrink(call.kind):
+        return WorldChanged(
+            f"{what} cannot be done: {lost}, and its tensors are made for {len(epoch.seats)} ranks",
+            **details,
+        )
+    return PeerLost(f"{what} cannot be done: {lost}", left=left, **details)
+
+
+def below_min_world(group: str, seq: int, left: int, min_world: int) -> BelowMinWorld:
+    """The error of an op that waits for more ranks than are left."""
+    return BelowMinWorld(
+        f"op {seq} of group '{group}' cannot be done: {left} ranks are left, and min_world is "
+        f"{min_world}",
+        seq=seq,
+        group=group,
+        left=left,
+        min_world=min_world,
+    )
+
+
+def _ranks(epoch: Epoch, gone: Mapping[Seat, str]) -> list[int]:
+    return [rank for rank, seat in enumerate(epoch.seats) if seat in gone]
+
+
+def _name_lost(epoch: Epoch, gone: Mapping[Seat, str]) -> str:
+    """``rank 3 on node b ended (exit status 1) and ranks 4, 5 on node c ...``."""
+    cases: dict[tuple[str, str], list[int]] = {}
+    for rank in _ranks(epoch, gone):
+        seat = epoch.seats[rank]
+        cases.setdefault((seat.node, gone[seat]), []).append(rank)
+    named = [f"{name_ranks(ranks)} on node {node} {how}" for (node, how), ranks in cases.items()]
+    return " and ".join(named) or "nobody"

@@ -1,0 +1,62 @@
+"""One op of one group on one node, as the agreement sees it. Values only."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+
+from allfold_core.survival.records import Stamp
+from allfold_core.survival.reports import Call, OpReport, OpState, is_replicated
+
+
+@dataclass(slots=True)
+class OpEntry:
+    """One op on this node.
+
+    Attributes:
+        stamp: of the epoch in which it runs, is to run, or whose result this is; ``None`` while no
+            epoch has it, because it was neither started nor decided upon: then it is the current.
+        started: it runs, or has run, in that epoch here.
+        complete: everything of its result is here; counts once the node is not frozen.
+        closed: so it is on all other nodes.
+        forward: a round has said that it has succeeded.
+        fetch: who holds its result, where this node is to get it from another one.
+        fetching: it is being fetched.
+        doubted: the leader was asked to judge it, for a stale view.
+    """
+
+    state: OpState = OpState.OPEN
+    stamp: Stamp | None = None
+    started: bool = False
+    complete: bool = False
+    closed: bool = False
+    forward: bool = False
+    fetch: tuple[str, ...] = ()
+    fetching: bool = False
+    doubted: bool = False
+    error: str = ""
+    ordinal: int = 0
+    calls: dict[str, Call] = field(default_factory=dict)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if the result at one node serves all; known once a rank has called."""
+        call = next(iter(self.calls.values()), None)
+        return call is None or is_replicated(call.kind)
+
+    @property
+    def is_final(self) -> bool:
+        """True if no error can come any more, or no result."""
+        return self.state is not OpState.OPEN and (
+            self.state is not OpState.HELD or self.is_replicated
+        )
+
+    def report(self) -> OpReport:
+        """What a round is told of it."""
+        return OpReport(self.state, self.stamp, dict(self.calls), self.error, self.ordinal)
+
+    def copy(self) -> OpEntry:
+        """Return an independent entry in the same state."""
+        other = copy(self)
+        other.calls = dict(self.calls)
+        return other

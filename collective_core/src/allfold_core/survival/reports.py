@@ -1,0 +1,174 @@
+"""What nodes tell each other in a round: reports, doubts, and the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.survival.records import Epoch, Stamp, Term
+
+
+class OpState(IntEnum):
+    """The state of one op on one node.
+
+    ==========  ========================================================================
+    OPEN        called by local ranks, perhaps running
+    HELD        everything of the result that the local ranks will get is here
+    HANDED      a rank's memory is being written for good, or a rank was told
+    FAILED      a round said so
+    ==========  ========================================================================
+    """
+
+    OPEN = 0
+    HELD = 1
+    HANDED = 2
+    FAILED = 3
+
+
+_REPLICATED = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER})
+_SHRINKING = frozenset({Kind.ALL_REDUCE, Kind.BARRIER, Kind.BROADCAST, Kind.REDUCE})
+
+
+def is_replicated(kind: Kind) -> bool:
+    """Return True if a copy of the result at one node serves every other node."""
+    return kind in _REPLICATED
+
+
+def may_shrink(kind: Kind) -> bool:
+    """Return True if no argument is shaped by the world size, so that fewer ranks can do it."""
+    return kind in _SHRINKING
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of one rank.
+
+    Attributes:
+        view: the ordinal of the newest epoch that the rank knew when it called.
+        fingerprint: of the call; its root is a rank of that epoch.
+        root: the session of the root, where the kind has one; ``""`` otherwise.
+    """
+
+    view: int
+    fingerprint: Fingerprint
+    root: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        return self.fingerprint.kind
+
+
+@dataclass(frozen=True)
+class OpReport:
+    """One op on one node.
+
+    Attributes:
+        stamp: of the newest epoch in which it has been started, or is to be, here.
+        calls: of the local ranks that have called it, by session.
+        error: of an op that has failed, as JSON.
+        ordinal: of the epoch that was current when it failed.
+    """
+
+    state: OpState
+    stamp: Stamp | None = None
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    error: str = ""
+    ordinal: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """One node's answer to a round (FROZEN).
+
+    Attributes:
+        epoch: the newest that is installed there.
+        older: installed before, and named by an op of the report.
+        dead: the local sessions of its epochs that are over, each with how that is known: a phrase
+            to follow "rank 3".
+        floor: up to which every op is known there to be final on all nodes.
+        called: by local session, the last op that it has called.
+        ops: above the floor, by number.
+    """
+
+    node: str
+    term: Term
+    round: int
+    epoch: Epoch
+    older: tuple[Epoch, ...]
+    dead: Mapping[str, str]
+    floor: int
+    called: Mapping[str, int]
+    ops: Mapping[int, OpReport]
+
+
+class Reason(IntEnum):
+    """Why a node doubts that an op can go on."""
+
+    DEADLINE = 0
+    MISMATCH = 1
+    FAILED = 2
+    STALE = 3
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A request to judge one op (DOUBT).
+
+    Attributes:
+        waited: the op's timeout in seconds, where its deadline has passed.
+        error: of a node that cannot do its part, as JSON.
+    """
+
+    seq: int
+    reason: Reason
+    waited: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The op has failed on every node: the same error, and the same epoch with it."""
+
+    error: str
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The op has succeeded in the epoch of a stamp; these nodes hold its result."""
+
+    stamp: Stamp
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The op is to be run in the epoch of a stamp; where it runs in that already, it goes on."""
+
+    stamp: Stamp
+
+
+Outcome = Fail | Forward | Run
+
+
+@dataclass(frozen=True)
+class Install:
+    """The decision of one round (INSTALL).
+
+    Attributes:
+        epoch: current from now on; that of before where no member was lost.
+        older: the other epochs that outcomes name.
+        floor: the highest that any node has reported.
+        outcomes: of every op above it that any node has reported.
+        dead: the sessions that were left out, of all rounds of the term.
+    """
+
+    term: int
+    round: int
+    epoch: Epoch
+    older: tuple[Epoch, ...]
+    floor: int
+    outcomes: Mapping[int, Outcome]
+    dead: frozenset[str] = frozenset()
