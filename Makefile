@@ -3,18 +3,20 @@
 #   PYTHON    the Python that .venv is made of, 3.11 or newer
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
+#   CHAOS_ARGS  for `make chaos`, e.g. make chaos CHAOS_ARGS="--nodes 8 --seed 7"; see --help
 #   BENCH_ARGS  for `make bench`, e.g. make bench BENCH_ARGS="--shapes 1x4 --sizes 4K,64M"; see --help
 #   TORCH     the torch of `make test-torch`, e.g. make test-torch TORCH=2.14.1
 #   WORKERS   how many test files run at once; 0 is one after the other in one process
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage lint types bench up down clean wheels lock version test-torch test-clients
+.PHONY: help demo test chaos coverage lint types bench up down clean wheels lock version test-torch test-clients
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
+CHAOS_ARGS ?=
 BENCH_ARGS ?=
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -50,6 +52,9 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 
 test: lint types $(BEFORE) ## check style and types, then run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(TESTS)
+
+chaos: .venv/.installed-dev ## ten minutes of faults on real processes; every op is compared afterwards
+	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
 
 # Without the long proofs, which run no line that others do not: tracing makes them three times longer.
 coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership

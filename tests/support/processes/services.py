@@ -107,10 +107,14 @@ class Services:
 
     def start_orchestrator(self, host: str = "127.0.0.1") -> None:
         """Returns once it answers, at the same port every time."""
+        self.launch_orchestrator(host)
+        assert self.orchestrator is not None
+        self._await_ready_file("orchestrator", self.orchestrator)
+
+    def launch_orchestrator(self, host: str = "127.0.0.1") -> None:
+        """Start it without waiting for it."""
         options = ["--listen", f"{host}:{self.port}", "--redis-url", self.redis_url]
-        child = self._spawn("orchestrator", "allfold_orchestrator", *options)
-        self.orchestrator = child
-        self._await_ready_file("orchestrator", child)
+        self.orchestrator = self._spawn("orchestrator", "allfold_orchestrator", *options)
 
     def launch_agent(self, name: str, orchestrator: str | None = None) -> AgentProcess:
         """Start an agent without waiting for it.

@@ -1,0 +1,236 @@
+"""A whole Allfold of real processes: Redis, orchestrator, agents behind a proxy, and ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from allfold.cli._processes import Child, stop_all
+from benchmarks.redis_server import RedisServer
+from tests.chaos import records
+from tests.chaos.proxy import Pair
+from tests.chaos.rank_program import Orders
+from tests.chaos.records import CRASHED, HUNG, KILLED, RankLog
+from tests.support.processes.services import ROOT, AgentProcess, Services
+from tests.support.waiting import wait_until
+
+# The host that agents advertise. They listen on 127.0.0.1, where nobody looks for them: neither is
+# there a Unix socket for this address, by which agents of one machine would go past the proxy.
+_PROXY_HOST = "127.0.0.2"
+_START_SECONDS = 90.0
+_PROXY_SECONDS = 10.0
+
+
+class ProxyProcess:
+    """The proxy in a process of its own."""
+
+    def __init__(self, log: Path) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(_PROXY_SECONDS)
+        with theirs, log.open("ab") as output:
+            self._child = Child(
+                "proxy",
+                [sys.executable, "-m", "tests.chaos.proxy"],
+                env={"PYTHONPATH": str(ROOT)},
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+            )
+        self._answers = self._channel.makefile("rb")
+
+    def close(self) -> None:
+        """End it."""
+        self._answers.close()
+        self._channel.close()
+        stop_all([self._child])
+
+    def listen(self, agent: AgentProcess) -> None:
+        """Stand in front of both ports of an agent, which need not listen yet."""
+        routes = [
+            (f"{_PROXY_HOST}:{address.rpartition(':')[2]}", address, framed)
+            for address, framed in zip(agent.ports, (False, True), strict=True)
+        ]
+        self.ask("listen", node=agent.name, pid=agent.pid, routes=routes)
+
+    def ask(self, do: str, pairs: Iterable[Pair] = (), **arguments: Any) -> Any:
+        """Let the proxy do something; its answer."""
+        command = {"do": do, "pairs": list(pairs), **arguments}
+        self._channel.sendall(json.dumps(command).encode() + b"\n")
+        return json.loads(self._answers.readline())
+
+
+@dataclass
+class RankProcess:
+    """One rank of the present life."""
+
+    orders: Orders
+    node: str
+    child: Child
+    output: Path
+    killed: bool = False
+
+    @property
+    def lives(self) -> bool:
+        return not self.child.ended
+
+    @property
+    def is_ready(self) -> bool:
+        return self.output.read_text().startswith("ready")
+
+    def log(self) -> RankLog:
+        """Read its log, after its end."""
+        otherwise = KILLED if self.killed else CRASHED if self.child.ended else HUNG
+        return records.read(Path(self.orders.log), self.orders.seat, self.node, otherwise)
+
+
+class Fleet:
+    """The services, and the ranks of one life after the other."""
+
+    def __init__(self, nodes: int, ranks_per_node: int, *, variables: dict[str, str]) -> None:
+        self.nodes = [f"node{number}" for number in range(nodes)]
+        self.ranks_per_node = ranks_per_node
+        self.ranks: list[RankProcess] = []
+        self.services = Services(variables=variables)
+        self.services.agent_variables["ALLFOLD_AGENT_ADVERTISE"] = _PROXY_HOST
+        self.redis = RedisServer(self.services.folder)
+        self.services.redis_url = self.redis.url
+        self.proxy = ProxyProcess(self.services.folder / "proxy.log")
+
+    def start(self) -> None:
+        """Start everything but ranks."""
+        self.redis.start()
+        self.services.start_orchestrator()
+        self.start_agents()
+
+    def start_agents(self) -> None:
+        """Start those that do not run, and wait until the orchestrator knows all."""
+        agents = self.services.agents
+        dead = [name for name in self.nodes if name not in agents or agents[name].child.ended]
+        for name in dead:
+            self.proxy.listen(self.services.launch_agent(name))
+        for name in self.nodes:
+            self.services.await_agent(name)
+        self.services.await_all_registered()
+
+    def close(self) -> None:
+        """End everything, whatever it does."""
+        with ExitStack() as ending:
+            ending.callback(self.services.__exit__)
+            ending.callback(self.redis.stop)
+            ending.callback(self.proxy.close)
+            self.end_ranks()
+
+    # Ranks
+
+    @property
+    def world(self) -> int:
+        return len(self.nodes) * self.ranks_per_node
+
+    @property
+    def stop_file(self) -> Path:
+        return self.services.folder / "stop"
+
+    def start_ranks(self, group: str, seed: int, timeout: float, on_loss: str) -> None:
+        """Begin a life: all ranks, which play until they are told to stop."""
+        self.stop_file.unlink(missing_ok=True)
+        self.ranks = [
+            self._start_rank(group, seat, seed, timeout, on_loss) for seat in range(self.world)
+        ]
+        for rank in self.ranks:
+            wait_until(partial(_ready_or_ended, rank), "the ranks play", _START_SECONDS)
+            assert rank.lives, f"{rank.output.read_text()}\n{self.services.log_tails()}"
+
+    def _start_rank(
+        self, group: str, seat: int, seed: int, timeout: float, on_loss: str
+    ) -> RankProcess:
+        # Neighbours in number are on different nodes, so that every op crosses them.
+        node = self.nodes[seat % len(self.nodes)]
+        folder = self.services.folder
+        log, output = folder / f"{group}-{seat}.jsonl", folder / f"{group}-{seat}.log"
+        orders = Orders(
+            seat=seat,
+            world=self.world,
+            group=group,
+            agent=self.services.socket_of(node),
+            seed=seed,
+            timeout=timeout,
+            on_loss=on_loss,
+            stop=str(self.stop_file),
+            log=str(log),
+        )
+        with output.open("wb") as file:
+            child = Child(
+                f"{group}-{seat}",
+                [sys.executable, "-m", "tests.chaos.rank_program", json.dumps(asdict(orders))],
+                env=self.services.environment() | {"PYTHONPATH": str(ROOT)},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return RankProcess(orders, node, child, output)
+
+    @property
+    def living(self) -> list[RankProcess]:
+        """The ranks that play, on nodes whose agent lives."""
+        agents = self.services.agents
+        return [each for each in self.ranks if each.lives and not agents[each.node].child.ended]
+
+    def await_end(self, lost: frozenset[int], seconds: float) -> list[RankLog]:
+        """Wait for the ranks that are not lost, which have been told to stop; all ranks' logs."""
+        left = [rank for rank in self.ranks if rank.orders.seat not in lost]
+        with suppress(AssertionError):
+            wait_until(lambda: not any(rank.lives for rank in left), "all ended", seconds)
+        hanging = [rank for rank in left if rank.lives]
+        for rank in hanging:
+            rank.child.signal(signal.SIGCONT)
+            rank.child.signal(signal.SIGUSR1)  # its log gets the stacks
+        logs = [rank.log() for rank in self.ranks]
+        self.end_ranks()
+        return logs
+
+    def end_ranks(self) -> None:
+        """Kill the ranks that are left."""
+        for rank in self.ranks:
+            rank.child.signal(signal.SIGKILL)
+        stop_all([rank.child for rank in self.ranks])
+
+    # Nodes
+
+    def between(self, node: str) -> list[Pair]:
+        """Return both directions between a node and all others."""
+        return [pair for pair in permutations(self.nodes, 2) if node in pair]
+
+    def away_from(self, node: str) -> list[Pair]:
+        """Return the directions from a node to all others."""
+        return [(node, other) for other in self.nodes if other != node]
+
+    def kill_agent(self, node: str) -> None:
+        """Its port refuses from now on, as it would without a proxy."""
+        self.services.kill_agent(node)
+        self.proxy.ask("refuse", node=node)
+
+
+def _ready_or_ended(rank: RankProcess) -> bool:
+    return rank.is_ready or not rank.lives
+
+
+@contextmanager
+def fleet(
+    nodes: int, ranks_per_node: int, variables: dict[str, str] | None = None
+) -> Iterator[Fleet]:
+    """A fleet that is ready for its first life; nothing is left of it afterwards."""
+    found = Fleet(nodes, ranks_per_node, variables=variables or {})
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()

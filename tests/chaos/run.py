@@ -1,0 +1,120 @@
+"""Lives of groups on one fleet, one after the other, under a schedule of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from allfold.cli._processes import wait_for
+from tests.chaos.faults import Kind, schedule
+from tests.chaos.fleet import Fleet, fleet
+from tests.chaos.injector import Injector
+from tests.chaos.judge import RAISE, Life, judge
+from tests.chaos.leaks import Held, leaks
+from tests.chaos.report import Tally
+from tests.support.waiting import wait_until
+
+# A life that loses nobody ends after this, so that the logs stay short.
+_LIFE_SECONDS = 60.0
+_WARM_UP_SECONDS = 1.0
+_END_SECONDS = 30.0
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        seconds: of play, about.
+        timeout: of every op; one that takes longer than this and a little is a hang.
+    """
+
+    seconds: float
+    seed: int
+    nodes: int
+    ranks: int
+    kinds: Sequence[Kind]
+    on_loss: str = RAISE
+    timeout: float = 20.0
+
+
+def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
+    """Play, and judge every life; ``tell`` gets a line for each, and each broken promise."""
+    tally = Tally()
+    with fleet(plan.nodes, plan.ranks) as found:
+        _live(plan, found, 0, _WARM_UP_SECONDS, (), tally, tell)
+        before = {node: _held(found, node) for node in found.nodes}
+        until, number = monotonic() + plan.seconds, 0
+        while (left := until - monotonic()) > 0:
+            number += 1
+            _live(plan, found, number, min(left, _LIFE_SECONDS), plan.kinds, tally, tell)
+        for node in found.nodes:
+            for finding in leaks(node, before[node], _held(found, node)):
+                tell(str(finding))
+                tally.findings.append(finding)
+        tell(_through_the_proxy(found))
+    return tally
+
+
+def _live(
+    plan: Plan,
+    found: Fleet,
+    number: int,
+    seconds: float,
+    kinds: Sequence[Kind],
+    tally: Tally,
+    tell: Callable[[str], None],
+) -> None:
+    """One group from its opening to its end, and its judgement."""
+    seed, name = plan.seed * 1000 + number, f"life{number}"
+    found.start_agents()
+    found.start_ranks(name, seed, plan.timeout, plan.on_loss)
+    injector = Injector(found)
+    _play(found, injector, seed, seconds, kinds)
+    injector.end_all()
+    found.stop_file.touch()
+    losses = [done.loss for done in injector.done if done.loss is not None]
+    lost = frozenset[int]().union(*(loss.seats for loss in losses))
+    logs = found.await_end(lost, plan.timeout + _END_SECONDS)
+    life = Life(name, logs, losses, plan.on_loss, plan.timeout + 1.0)
+    findings = judge(life)
+    tally.add(life, injector.done, findings)
+    counts = [len(log.records) for log in life.survivors]
+    tell(f"# {name}: {len(injector.done)} faults, {min(counts, default=0)} ops per survivor")
+    for finding in findings:
+        tell(str(finding))
+
+
+def _play(
+    found: Fleet, injector: Injector, seed: int, seconds: float, kinds: Sequence[Kind]
+) -> None:
+    """Let faults happen until time is up, or fewer than half of the ranks are left."""
+    until = monotonic() + seconds
+    faults = schedule(seed, kinds)
+    fault = next(faults, None)
+    due = monotonic() + fault.after if fault else until
+    while (now := monotonic()) < until and len(found.living) * 2 >= found.world:
+        injector.end_due(now)
+        if fault and now >= due:
+            injector.inject(fault)
+            fault = next(faults)
+            due = monotonic() + fault.after
+        wake = min(until, due, injector.next_ending)
+        wait_for([rank.child for rank in found.living], max(0.0, wake - monotonic()))
+
+
+def _held(found: Fleet, node: str) -> Held:
+    """Return what an agent holds once it has closed its groups, or has not in time."""
+    with suppress(AssertionError):
+        wait_until(lambda: not found.services.status(node)["groups"], "closed", _CLOSE_SECONDS)
+    return Held.of(found.services.agents[node].pid)
+
+
+def _through_the_proxy(found: Fleet) -> str:
+    """Return how much went each way; fails if a pair of nodes has found a way past the proxy."""
+    counts = {(one, other): count for one, other, count in found.proxy.ask("bytes")}
+    quiet = [pair for node in found.nodes for pair in found.between(node) if not counts.get(pair)]
+    return f"# {sum(counts.values()) >> 20} MiB went through the proxy; nothing on {quiet}"
