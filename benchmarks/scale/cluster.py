@@ -91,7 +91,8 @@ class Cluster:
         return request("DELETE", f"/v1/nodes/{node['node']}?{query}")
 
     def leaves(self) -> Iterator[bytes]:
-        for rank in range(self.world_size):
+        """The ranks that node 0 does not take along."""
+        for rank in range(self.ranks_per_node, self.world_size):
             query = urlencode({"session": self.session(rank), "reason": "finished"})
             yield request("DELETE", f"/v1/groups/{GROUP}/ranks/{rank}?{query}")
 

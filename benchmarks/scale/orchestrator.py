@@ -136,12 +136,12 @@ async def _life(cluster: Cluster, phases: Phases) -> None:
     await phases.run("heartbeat", cluster.heartbeats(1))
     await phases.run("view", [VIEW])
     await phases.run("node_lost", [cluster.loss()], 1)
+    await phases.run("leave", cluster.leaves())
     first_life = dict(phases.results)
     survivors = cluster.without_the_first()
     await _form(survivors, phases, epoch=2)
     again = {f"again_{name}": phases.results[name] for name in ("join", "plan")}
-    await phases.run("leave", survivors.leaves())
-    phases.results = {**first_life, **again, "leave": phases.results["leave"]}
+    phases.results = {**first_life, **again}
 
 
 async def _form(cluster: Cluster, phases: Phases, epoch: int) -> None:

@@ -308,6 +308,22 @@ def test_a_name_is_used_again_at_once_with_other_counts_and_other_nodes(
             assert job.run(programs.call, op="mean") == [[mean] * 4] * job.world_size
 
 
+def test_a_rank_that_comes_alone_hears_who_still_has_the_name_and_gets_it_once_they_left(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.job([0, 0, 1], timeout=OP_SECONDS) as job:
+        first, *others = job.ranks
+        first.run(rank_worker.close_group, name=job.name)
+        error = join(services, first, job.name, 0, 2, init_timeout=1.0).failure().error
+        assert type(error) is PeerMissing
+        assert error.details["held_by"] == {"node0": [1], "node1": [2]}
+        assert "that still has rank 1 on node node0; rank 2 on node node1. A group" in error.message
+        waits = join(services, first, job.name, 0, 1)
+        for rank in others:
+            rank.run(rank_worker.close_group, name=job.name)
+        assert waits.result()["epoch"] > 1
+
+
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1, 1], [0, 1, 2]])
 def test_ranks_may_leave_and_come_back_at_once(
     pool: RankPool, services: Services, nodes: list[int]

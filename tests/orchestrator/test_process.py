@@ -123,7 +123,7 @@ def test_nodes_outlive_an_outage_of_the_orchestrator(own_redis: RedisServer) -> 
 
         wait_until(dead_is_lost, "the node that is really dead is lost")
         view = orchestrator.http.get("/v1/groups/train").json()
-        assert view["lost"] == [{"rank": 1, "node": "dead"}]
+        assert view["lost"] == [{"rank": 1, "node": "dead", "reason": "node_lost"}]
         assert view["present"] == [{"rank": 0, "node": "fine"}]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import background, wire
-from allfold_orchestrator.membership.group_state import Formation, Leave, LinkSettings, Reason
+from allfold_orchestrator.membership.group_state import GroupState, Leave, LinkSettings, Reason
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store import keys, retention
 from allfold_orchestrator.store.failures import Refusal
@@ -216,7 +216,7 @@ async def test_who_waits_for_a_plan_on_a_lost_node_is_told(
 ) -> None:
     await replica.register("a")
     await replica.join(0, "a")
-    assert isinstance(await replica.service.plan(GROUP, 1, "s0", 0), Formation)
+    assert isinstance(await replica.service.plan(GROUP, 1, "s0", 0), GroupState)
     waiting = asyncio.create_task(replica.service.plan(GROUP, 1, "s0", 30))
     await until(lambda: replica.store.notifications._waiting, "the long-poll waits")
     assert await run_for(replica, clock, LEASE_SECONDS + 2) == ["a"]

@@ -13,8 +13,8 @@ from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
 from allfold_orchestrator import wire
 from allfold_orchestrator.membership.group_state import (
+    Epoch,
     Event,
-    Formation,
     GroupParams,
     GroupState,
     Instruction,
@@ -27,7 +27,6 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     RankSeat,
-    Reason,
     Rejected,
     Seated,
     SeatsFreed,
@@ -179,8 +178,8 @@ class Orchestrator:
         """Take a rank's seat back."""
         await self._apply(group, leave)
 
-    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | Formation:
-        """Return the plan of the caller's epoch once it is complete, else the formation.
+    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | GroupState:
+        """Return the plan of the caller's epoch once it is complete, else the group as it forms.
 
         Waits for at most ``wait`` seconds.
 
@@ -219,7 +218,7 @@ class Orchestrator:
                 log.error("%s", error.message, extra={"group": name})
                 views.append(unreadable_group(name))
                 continue
-            if state.forming is None and not state.epochs:
+            if state.forming is None and state.current is None:
                 await self._store.groups.prune(name)
             else:
                 views.append(group_view(state))
@@ -250,7 +249,7 @@ class Orchestrator:
                 facts = {"group": group, "epoch": plan.epoch, "nodes": nodes}
                 log.info("group complete", extra={**facts, "ranks": plan.world_size})
             case SeatsFreed(epoch, ranks, reason) | RanksDeparted(epoch, ranks, reason):
-                level = logging.WARNING if reason is Reason.LOST else logging.INFO
+                level = logging.WARNING if reason.is_loss else logging.INFO
                 facts = {"group": group, "epoch": epoch, "ranks": list(ranks)}
                 log.log(level, "ranks %s", reason.value, extra=facts)
             case _:
@@ -272,21 +271,26 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan | Formation:
-    """Return the plan or the formation in which the session has a seat.
+def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan | GroupState:
+    """Return the plan in which the session has a seat, or the group if it has one in its formation.
 
     The number of a forming epoch may rise while it forms (see ``NodeHolds``), never fall.
     """
     current, forming = state.current, state.forming
     if current is not None and current.plan.epoch >= epoch:
         rank = finders.current.rank_of(current.seats, session)
-        if rank is not None and current.departed.get(rank) is not Reason.LOST:
+        if rank is not None and not _is_lost(current, rank):
             return current.plan
     if forming is not None and forming.epoch >= epoch:
         rank = finders.forming.rank_of(forming.seats, session)
         if rank is not None:
-            return forming
+            return state
     raise Refusal(410, _seat_gone(state.group, epoch, session))
+
+
+def _is_lost(epoch: Epoch, rank: int) -> bool:
+    reason = epoch.departed.get(rank)
+    return reason is not None and reason.is_loss
 
 
 def _concerns_waiters(before: GroupState, now: GroupState) -> bool:

@@ -7,34 +7,36 @@ from collections.abc import Mapping
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     Formation,
-    GroupParams,
     GroupState,
     RankSeat,
     Reason,
 )
 from allfold_orchestrator.store.node_store import NodeStatus
-from allfold_orchestrator.wire import GroupView, NodeView, Phase, RankLeft, RankPlace
+from allfold_orchestrator.wire import GroupView, NodeView, Phase, RankLeft, RankLost, RankPlace
 
 
 def group_view(state: GroupState) -> GroupView:
-    """Return the view of a group."""
+    """Return the view of a group: of the epoch that runs, else of the one that forms."""
     forming, current = state.forming, state.current
-    params = _params(forming, current)
+    shown = current if forming is None or not state.is_free else forming
+    waiting = forming if shown is current else None
+    params = shown.params if shown else None
     nodes = [member.node for member in current.plan.members] if current else []
     return GroupView(
         group=state.group,
         phase=phase_of(state),
-        epoch=_epoch_number(state),
+        epoch=_number(shown) if shown else state.last_epoch,
         last_epoch=state.last_epoch,
         world_size=params.world_size if params else None,
         timeout=params.timeout if params else None,
         strategies=dict(params.strategies) if params else {},
         on_loss=params.on_loss if params else None,
         min_world=params.min_world if params else None,
-        present=_present(forming, current),
-        missing=forming.missing if forming else [],
+        present=places(_present(shown)) if shown else [],
+        missing=shown.missing if isinstance(shown, Formation) else [],
         left=_left(current) if current else [],
         lost=_lost(current) if current else [],
+        waiting=places(waiting.seats) if waiting else [],
         ring_order=nodes,
         tree_order=[nodes[index] for index in current.plan.tree_order] if current else [],
         links=current.plan.links if current else None,
@@ -48,52 +50,40 @@ def unreadable_group(name: str) -> GroupView:
 
 def phase_of(state: GroupState) -> Phase:
     """Return the phase of a group."""
-    if state.current is not None and state.current.intact:
+    current = state.current
+    if current is None or current.closed:
+        return "gone" if state.forming is None else "forming"
+    if current.intact:
         return "ready"
-    if state.forming is not None:
-        return "forming"
-    if state.current is None or state.current.closed:
-        return "gone"
-    return "broken" if state.current.broken else "closing"
+    return "broken" if current.broken else "reduced"
 
 
-def _epoch_number(state: GroupState) -> int:
-    if state.forming is not None:
-        return state.forming.epoch
-    return state.current.plan.epoch if state.current else state.last_epoch
-
-
-def _params(forming: Formation | None, current: Epoch | None) -> GroupParams | None:
-    if forming is not None:
-        return forming.params
-    return current.params if current is not None else None
-
-
-def _present(forming: Formation | None, current: Epoch | None) -> list[RankPlace]:
-    if forming is not None:
-        return _places(forming.seats)
-    if current is None:
-        return []
-    return _places({r: seat for r, seat in current.seats.items() if r not in current.departed})
-
-
-def _places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:
+def places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:
+    """Return ranks with their nodes, in their order."""
     return [RankPlace(rank=rank, node=seat.node.node) for rank, seat in sorted(seats.items())]
+
+
+def _number(shown: Epoch | Formation) -> int:
+    return shown.epoch if isinstance(shown, Formation) else shown.plan.epoch
+
+
+def _present(shown: Epoch | Formation) -> Mapping[int, RankSeat]:
+    return shown.seats if isinstance(shown, Formation) else shown.present
 
 
 def _left(epoch: Epoch) -> list[RankLeft]:
     return [
         RankLeft(rank=rank, node=epoch.seats[rank].node.node, reason=reason.value)
         for rank, reason in sorted(epoch.departed.items())
-        if reason is not Reason.LOST
+        if reason is Reason.FINISHED or reason is Reason.WITHDRAWN
     ]
 
 
-def _lost(epoch: Epoch) -> list[RankPlace]:
+def _lost(epoch: Epoch) -> list[RankLost]:
     return [
-        RankPlace(rank=rank, node=epoch.seats[rank].node.node)
+        RankLost(rank=rank, node=epoch.seats[rank].node.node, reason=reason.value)
         for rank, reason in sorted(epoch.departed.items())
-        if reason is Reason.LOST
+        if reason is Reason.LOST or reason is Reason.NODE_LOST
     ]
 
 

@@ -46,6 +46,7 @@ def _has_a_port(address: str) -> str:
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1-128 of A-Z a-z 0-9 . _ -")]
 Rank = Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]
 EpochNumber = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+LeaveReason = Literal["finished", "withdrawn", "lost"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), AfterValidator(_has_a_port)]
 
@@ -215,6 +216,13 @@ class Joined(Answer):
     ready: bool = Field(description="True once it is complete.")
 
 
+class RankPlace(Shown):
+    """A rank and the node it is on."""
+
+    rank: int
+    node: str
+
+
 class PlanWaiting(Answer):
     """The state of a formation whose ranks are not all there: ask again."""
 
@@ -225,6 +233,9 @@ class PlanWaiting(Answer):
     gave_up: list[int] = Field(
         description="The missing ranks that came before, and withdrew because others were late."
     )
+    held_by: list[RankPlace] = Field(
+        description="The ranks of the group's last opening: the name is free once all have left."
+    )
 
 
 class PlanComplete(Answer):
@@ -234,36 +245,37 @@ class PlanComplete(Answer):
     plan: Plan
 
 
-class RankPlace(Shown):
-    """A rank and the node it is on."""
-
-    rank: int
-    node: str
-
-
 class RankLeft(RankPlace):
     """A rank that left on its own."""
 
     reason: Literal["finished", "withdrawn"]
 
 
-Phase = Literal["forming", "ready", "closing", "broken", "gone", "unreadable"]
+class RankLost(RankPlace):
+    """A rank that was lost: its process alone, or its whole node."""
+
+    reason: Literal["lost", "node_lost"]
+
+
+Phase = Literal["forming", "ready", "reduced", "broken", "gone", "unreadable"]
 
 
 class GroupView(Shown):
     """The state of one group, for people.
 
-    ``present`` and ``missing`` belong to ``epoch``. While a group is forming, ``left`` and
-    ``lost`` belong to the epoch before, if some of its ranks have not left it yet.
+    While a group runs, ``present``, ``left`` and ``lost`` are the ranks of its epoch, all of them
+    together, and ``waiting`` those that have come for the next one: it begins when the last rank of
+    this one has left. While a group is forming, ``left`` and ``lost`` belong to the epoch before.
     """
 
     group: str
     phase: Phase = Field(
-        description="forming: waits for the missing ranks. ready: complete. closing: some ranks "
-        "have finished. broken: some ranks were lost. gone: nobody is there. unreadable: the "
-        "record is damaged or of another version; the log says more."
+        description="forming: waits for the missing ranks. ready: all ranks are there. reduced: "
+        "it goes on without some, which have left or were lost. broken: a node was lost. gone: "
+        "nobody is there. unreadable: the record is damaged or of another version; the log says "
+        "more."
     )
-    epoch: int = Field(description="The epoch that is forming, or the last one.")
+    epoch: int = Field(description="The epoch that runs or is forming, or the last one.")
     last_epoch: int = Field(description="The last epoch that was ever complete.")
     world_size: int | None
     timeout: float | None
@@ -273,7 +285,8 @@ class GroupView(Shown):
     present: list[RankPlace]
     missing: list[int]
     left: list[RankLeft]
-    lost: list[RankPlace]
+    lost: list[RankLost]
+    waiting: list[RankPlace]
     ring_order: list[str] = Field(description="Nodes in the order of the ring.")
     tree_order: list[str] = Field(description="Nodes from the root of the trees downwards.")
     links: LinkModel | None = Field(description="The link model from which auto decides.")

@@ -43,6 +43,7 @@ async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: Api
         "present": [1],
         "missing": [0, 2, 3],
         "gave_up": [],
+        "held_by": [],
     }
 
 
@@ -217,13 +218,13 @@ async def test_a_group_is_shown_through_its_whole_life(api: ApiClient) -> None:
     assert sorted(view["tree_order"]) == ["a", "b"]
     await api.leave(0)
     view = await api.group()
-    assert view["phase"] == "closing"
+    assert view["phase"] == "reduced"
     assert view["left"] == [{"rank": 0, "node": "b", "reason": "finished"}]
     assert view["present"] == [{"rank": 1, "node": "a"}]
     await api.leave(1, reason="lost")
     view = await api.group()
     assert view["phase"] == "gone"
-    assert view["lost"] == [{"rank": 1, "node": "a"}]
+    assert view["lost"] == [{"rank": 1, "node": "a", "reason": "lost"}]
     assert body_of(await api.http.get("/v1/groups")) == {"groups": [view], "next": None}
 
 
@@ -232,13 +233,39 @@ async def test_while_a_group_forms_anew_the_fate_of_the_last_epoch_is_shown(
 ) -> None:
     await form(api)
     await api.leave(1, reason="lost")
-    assert (await api.group())["phase"] == "broken"
-    await api.leave(0)
-    await api.join(0)
+    await api.join(0, session="new")
     view = await api.group()
+    assert (view["phase"], view["epoch"]) == ("reduced", 1)
+    assert (view["present"], view["missing"]) == ([{"rank": 0, "node": "a"}], [])
+    assert view["waiting"] == [{"rank": 0, "node": "a"}]
+    await api.leave(0)
+    view = await api.group()
+    assert view["waiting"] == []
     assert (view["phase"], view["epoch"], view["last_epoch"]) == ("forming", 2, 1)
     assert view["missing"] == [1]
-    assert view["lost"] == [{"rank": 1, "node": "b"}]
+    assert view["lost"] == [{"rank": 1, "node": "b", "reason": "lost"}]
+
+
+async def test_who_waits_for_a_name_gets_the_plan_as_soon_as_its_last_holder_has_left(
+    api: ApiClient,
+) -> None:
+    await form(api)
+    await api.leave(0)
+    for rank in (0, 1):
+        joined = body_of(await api.join(rank, session=f"new{rank}"))
+        assert joined == {"epoch": 2, "ready": False}
+    waiting = (await api.plan("new0", epoch=2)).json()
+    assert (waiting["ready"], waiting["missing"]) == (False, [])
+    assert waiting["held_by"] == [{"rank": 1, "node": "b"}]
+    asked = asyncio.create_task(api.plan("new0", wait=20, epoch=2))
+    await until(lambda: api.store.notifications._waiting, "the long-poll waits")
+    await api.leave(1)
+    assert (await within(5, asked)).json()["plan"]["epoch"] == 2
+
+
+async def test_a_rank_cannot_claim_that_its_node_is_lost(api: ApiClient) -> None:
+    await form(api)
+    error_of(await api.leave(0, reason="node_lost"), 400, "AF101")
 
 
 async def test_a_formation_that_was_given_up_leaves_no_group(api: ApiClient) -> None:

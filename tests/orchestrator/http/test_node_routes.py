@@ -62,7 +62,7 @@ async def test_a_restarted_agent_comes_back_and_loses_its_ranks(api: ApiClient) 
     assert (await api.register("b", "2")).status_code == 200
     view = await api.group()
     assert view["phase"] == "broken"
-    assert view["lost"] == [{"rank": 1, "node": "b"}]
+    assert view["lost"] == [{"rank": 1, "node": "b", "reason": "node_lost"}]
     assert (await api.join(1, "b")).status_code == 404  # the old incarnation has no say any more
 
 
@@ -135,7 +135,7 @@ async def test_an_administrator_removes_a_node_by_force(monkeypatch: pytest.Monk
         error_of(await api.http.delete("/v1/nodes/b", params=force), 403, "AF100")
         api.http.headers["authorization"] = "Bearer admin"
         assert (await api.http.delete("/v1/nodes/b", params=force)).status_code == 200
-        assert (await api.group())["lost"] == [{"rank": 1, "node": "b"}]
+        assert (await api.group())["lost"] == [{"rank": 1, "node": "b", "reason": "node_lost"}]
         error_of(await api.http.delete("/v1/nodes/b", params=force), 404, "AF100")
         error_of(await api.http.delete("/v1/nodes/nobody", params=force), 404, "AF100")
 

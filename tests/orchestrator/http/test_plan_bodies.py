@@ -11,8 +11,8 @@ import pytest
 from allfold_core.plan import Plan
 from allfold_orchestrator.http import plan_bodies
 from allfold_orchestrator.http.plan_bodies import PlanBodies
-from allfold_orchestrator.membership.group_state import Formation, GroupState
-from tests.orchestrator.builders import join, play, ready
+from allfold_orchestrator.membership.group_state import GroupState
+from tests.orchestrator.builders import join, leave, play, ready
 
 
 def plan_of(world_size: int) -> Plan:
@@ -24,18 +24,13 @@ def plan_of(world_size: int) -> Plan:
     return state.current.plan
 
 
-def forming(state: GroupState) -> Formation:
-    assert state.forming is not None
-    return state.forming
-
-
 def test_a_plan_is_encoded_and_compressed_once_for_all_who_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
     encode, compress = plan_bodies._encode, gzip.compress
 
-    def counted_encode(found: Plan | Formation) -> bytes:
+    def counted_encode(found: Plan | GroupState) -> bytes:
         calls.append("encode")
         return encode(found)
 
@@ -81,10 +76,20 @@ def test_who_waits_is_told_of_the_present_formation() -> None:
     state, _ = play([join(2, of=4)])
     for events, present in (([], [2]), ([join(0, of=4)], [0, 2])):
         state, _ = play(events, state)
-        answer = json.loads(bytes(bodies.response("train", forming(state), "gzip").body))
+        answer = json.loads(bytes(bodies.response("train", state, "gzip").body))
         assert answer["ready"] is False
         assert answer["present"] == present
         assert answer["missing"] == [rank for rank in range(4) if rank not in present]
+
+
+def test_who_waits_is_told_of_the_ranks_that_still_hold_the_name() -> None:
+    bodies = PlanBodies()
+    state, _ = play([leave(0), join(0)], ready(3))
+    for events, held in (([], [1, 2]), ([leave(1)], [2])):
+        state, _ = play(events, state)
+        answer = json.loads(bytes(bodies.response("train", state, "gzip").body))
+        assert [place["rank"] for place in answer["held_by"]] == held
+        assert {place["node"] for place in answer["held_by"]} == {"abc"[rank] for rank in held}
 
 
 def test_answers_are_kept_for_a_bounded_number_of_groups() -> None:

@@ -25,7 +25,7 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.membership.membership import MAX_OLDER_EPOCHS, step
+from allfold_orchestrator.membership.membership import step
 from tests.orchestrator.builders import GROUP, join, leave, node, play, ready
 
 EMPTY = GroupState(GROUP)
@@ -284,6 +284,60 @@ def test_once_a_rank_has_left_the_next_epoch_can_form() -> None:
     assert state.current.plan.epoch == 1
 
 
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_rank_that_leaves_breaks_nothing_and_the_name_stays_taken(reason: Reason) -> None:
+    state, _ = play([leave(0, reason)], ready(3))
+    assert state.current is not None
+    assert sorted(state.current.present) == [1, 2]
+    assert not state.is_free
+    assert state.current.broken is (reason is Reason.NODE_LOST)
+
+
+def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_epoch_before() -> None:
+    state, instructions = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
+    assert instructions == (Seated(1, epoch=2, ready=False),)
+    assert state.forming is not None
+    assert state.forming.full
+    assert state.current is not None
+    assert state.current.plan.epoch == 1
+    after, instructions = play([leave(1)], state)
+    assert after.forming is None
+    assert after.current is not None
+    assert after.current.plan.epoch == 2
+    assert instructions == (
+        RanksDeparted(1, (1,), Reason.FINISHED),
+        PlanReady(after.current.plan),
+    )
+
+
+def test_a_formation_with_all_its_ranks_also_begins_when_the_last_one_before_is_lost() -> None:
+    state, _ = play([leave(0), join(0), join(1, "c", session="new")], ready(2))
+    after, instructions = play([NodeLost("b", "1")], state)
+    assert after.current is not None
+    assert instructions == (
+        RanksDeparted(1, (1,), Reason.NODE_LOST),
+        PlanReady(after.current.plan),
+    )
+    assert [member.node for member in after.current.plan.members] == ["a", "c"]
+
+
+def test_a_node_that_is_lost_with_the_last_old_rank_and_a_new_one_completes_nothing() -> None:
+    state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
+    after, _ = play([NodeLost("b", "1")], state)
+    assert after.is_free
+    assert after.forming is not None
+    assert after.forming.missing == [1]
+
+
+def test_a_rank_that_waits_for_the_name_may_give_up() -> None:
+    state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
+    state, _ = play([leave(1, Reason.WITHDRAWN, session="new"), leave(1)], state)
+    assert state.forming is not None
+    assert state.forming.gave_up == [1]
+    assert state.current is not None
+    assert state.current.closed
+
+
 def test_a_group_registers_again_with_another_size() -> None:
     # Upstream never reset its count of nodes, and node ids collided.
     state, _ = play([leave(0), leave(1)], ready(2))
@@ -291,27 +345,6 @@ def test_a_group_registers_again_with_another_size() -> None:
     assert instructions[0] == Seated(4, epoch=2, ready=True)
     assert state.current is not None
     assert state.current.plan.world_size == 5
-    assert state.older == ()
-
-
-def test_a_rank_may_finish_an_epoch_that_has_been_followed_by_another() -> None:
-    # Ranks 0 and 1 are faster and register anew, as a group of two, before rank 2 has left.
-    state, _ = play([leave(0), leave(1), join(0), join(1, "b")], ready(3))
-    assert state.current is not None
-    assert state.current.plan.epoch == 2
-    assert [epoch.plan.epoch for epoch in state.older] == [1]
-    after, instructions = play([leave(2)], state)
-    assert instructions == (RanksDeparted(1, (2,), Reason.FINISHED),)
-    assert after.older == ()
-    assert after.current is state.current
-
-
-def test_epochs_that_nobody_ever_leaves_do_not_pile_up() -> None:
-    state = GroupState(GROUP)
-    for number in range(MAX_OLDER_EPOCHS + 5):
-        state, _ = play([join(0), join(1, "b", session=f"silent {number}"), leave(0)], state)
-    assert len(state.older) <= MAX_OLDER_EPOCHS
-    assert state.last_epoch == MAX_OLDER_EPOCHS + 5
 
 
 # Nodes
@@ -320,7 +353,7 @@ def test_epochs_that_nobody_ever_leaves_do_not_pile_up() -> None:
 def test_a_lost_node_gives_its_seats_in_a_formation_back() -> None:
     state, _ = play([join(0, "a", of=4), join(1, "b", of=4), join(2, "a", of=4)])
     after, instructions = play([NodeLost("a", "1")], state)
-    assert instructions == (SeatsFreed(1, (0, 2), Reason.LOST),)
+    assert instructions == (SeatsFreed(1, (0, 2), Reason.NODE_LOST),)
     assert after.forming is not None
     assert list(after.forming.seats) == [1]
 
@@ -332,7 +365,7 @@ def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
 
 def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
     state, instructions = play([NodeLost("b", "1")], ready(3))
-    assert instructions == (RanksDeparted(1, (1,), Reason.LOST),)
+    assert instructions == (RanksDeparted(1, (1,), Reason.NODE_LOST),)
     assert state.current is not None
     assert state.current.broken
     assert not state.current.closed
@@ -348,18 +381,15 @@ def test_losing_another_incarnation_means_nothing() -> None:
     assert step(state, NodeLost("a", "1")) == (state, ())
 
 
-def test_a_lost_node_is_lost_in_every_epoch_at_once() -> None:
-    state, _ = play([leave(0), leave(2), join(0), join(1, "b", session="new")], ready(3))
-    state, _ = play([leave(0), join(0), join(1, "b", of=2, session="newer")], state)
-    forming, _ = play([leave(0), join(1, "b", of=2, session="newest")], state)
-    after, instructions = step(forming, NodeLost("b", "1"))
+def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() -> None:
+    state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(3))
+    after, instructions = step(state, NodeLost("b", "1"))
     assert instructions == (
-        RanksDeparted(3, (1,), Reason.LOST),
-        RanksDeparted(2, (1,), Reason.LOST),
-        RanksDeparted(1, (1,), Reason.LOST),
-        SeatsFreed(4, (1,), Reason.LOST),
+        RanksDeparted(1, (1,), Reason.NODE_LOST),
+        SeatsFreed(2, (1,), Reason.NODE_LOST),
     )
-    assert after.idle
+    assert after.current is not None
+    assert sorted(after.current.present) == [2]
 
 
 def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:

@@ -19,6 +19,7 @@ from allfold_orchestrator.membership.group_state import (
     NodeHolds,
     NodeLost,
     PlanReady,
+    RanksDeparted,
     Reason,
     Rejected,
     Seated,
@@ -129,7 +130,8 @@ def whoever_is_told_that_it_has_a_seat_has_it(moments: list[Moment]) -> None:
         for told in moment.all_of(Seated):
             assert isinstance(moment.event, Join)
             forming = moment.after.forming
-            seats = {epoch.plan.epoch: epoch.seats for epoch in moment.after.epochs}
+            current = moment.after.current
+            seats = {current.plan.epoch: current.seats} if current else {}
             if forming:
                 seats[forming.epoch] = forming.seats
             assert seats[told.epoch][told.rank].session == moment.event.seat.session
@@ -138,10 +140,9 @@ def whoever_is_told_that_it_has_a_seat_has_it(moments: list[Moment]) -> None:
 
 def nobody_comes_back_into_an_epoch_it_left(moments: list[Moment]) -> None:
     for moment in moments:
-        departed = {epoch.plan.epoch: epoch.departed for epoch in moment.after.epochs}
-        for epoch in moment.before.epochs:
-            known = departed.get(epoch.plan.epoch)
-            assert known is None or epoch.departed.items() <= known.items()
+        before, after = moment.before.current, moment.after.current
+        if before and after and before.plan is after.plan:
+            assert before.departed.items() <= after.departed.items()
 
 
 def a_lost_node_sits_nowhere(moments: list[Moment]) -> None:
@@ -150,17 +151,29 @@ def a_lost_node_sits_nowhere(moments: list[Moment]) -> None:
         if isinstance(lost, NodeLost):
             forming = moment.after.forming
             seated = list(forming.seats.values()) if forming else []
-            for epoch in moment.after.epochs:
-                seated += [s for rank, s in epoch.seats.items() if rank not in epoch.departed]
+            if moment.after.current:
+                seated += moment.after.current.present.values()
             lives = {(seat.node.node, seat.node.incarnation) for seat in seated}
             assert (lost.node, lost.incarnation) not in lives
 
 
-def a_formation_always_has_somebody_and_always_lacks_somebody(moments: list[Moment]) -> None:
+def a_formation_has_somebody_and_waits_for_somebody(moments: list[Moment]) -> None:
     for moment in moments:
         forming = moment.after.forming
-        assert forming is None or (forming.seats and forming.missing)
-        assert not any(epoch.closed for epoch in moment.after.older)
+        assert forming is None or (forming.seats and (forming.missing or not moment.after.is_free))
+
+
+def an_epoch_ends_only_when_its_last_rank_has_left(moments: list[Moment]) -> None:
+    left: set[int] = set()
+    for moment in moments:
+        current = moment.before.current
+        for departed in moment.all_of(RanksDeparted):
+            assert current
+            assert departed.epoch == current.plan.epoch
+            left |= set(departed.ranks)
+        if moment.all_of(PlanReady):
+            assert current is None or left == set(current.seats)
+            left = set()
 
 
 @given(HISTORIES)
@@ -174,7 +187,8 @@ def test_every_history_keeps_every_rule(events: list[Event]) -> None:
     whoever_is_told_that_it_has_a_seat_has_it(moments)
     nobody_comes_back_into_an_epoch_it_left(moments)
     a_lost_node_sits_nowhere(moments)
-    a_formation_always_has_somebody_and_always_lacks_somebody(moments)
+    a_formation_has_somebody_and_waits_for_somebody(moments)
+    an_epoch_ends_only_when_its_last_rank_has_left(moments)
 
 
 @given(HISTORIES)

@@ -99,15 +99,16 @@ def _node_table(nodes: Iterable[Json]) -> Table:
 
 
 def _group_table(groups: Iterable[Json]) -> Table:
-    columns = ("group", "phase", "epoch", "ranks", "present", "missing", "lost")
+    columns = ("group", "phase", "epoch", "ranks", "present", "missing", "left", "lost")
     rows = (
         (
             group["group"],
             group["phase"],
             group["epoch"],
-            group["world_size"] or "-",
+            _how_many(group),
             _by_node(group["present"]),
             ", ".join(map(str, group["missing"])) or "-",
+            _by_node(group["left"]),
             _by_node(group["lost"]),
         )
         for group in groups
@@ -129,6 +130,14 @@ def _agent_table(agents: Iterable[Json]) -> Table:
 
 def _ranks_here(group: Json) -> str:
     return f"{group['name']}: {', '.join(map(str, group['ranks']))}"
+
+
+def _how_many(group: Json) -> str:
+    """``4``, or ``3 of 4`` of a group that goes on without some."""
+    size, present = group["world_size"], len(group["present"])
+    if group["phase"] in ("reduced", "broken"):
+        return f"{present} of {size}"
+    return str(size or "-")
 
 
 def _by_node(places: Iterable[Json]) -> str:

@@ -61,13 +61,21 @@ class _Seat(BaseModel):
     epoch: int
 
 
+class _Place(BaseModel):
+    """A rank and its node."""
+
+    rank: int
+    node: str
+
+
 class _Formation(BaseModel):
-    """The answer to a question for the plan: the plan, or the ranks that are not there."""
+    """The answer to a question for the plan: the plan, or what it waits for."""
 
     ready: bool
     plan: dict[str, Any] = {}
     missing: list[int] = []
     gave_up: list[int] = []
+    held_by: list[_Place] = []
 
 
 def _plan(data: dict[str, Any]) -> Plan:
@@ -311,7 +319,11 @@ class Registration:
             formation = parsed(_Formation, answer)
             if formation.ready:
                 return _plan(formation.plan)
-        raise _incomplete(request, formation.missing, formation.gave_up)
+        raise (
+            _name_is_held(request, formation)
+            if formation.held_by
+            else _incomplete(request, formation)
+        )
 
     async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
@@ -340,13 +352,33 @@ class Registration:
             self._owed.pop((group, rank, session), None)
 
 
-def _incomplete(request: dict[str, Any], missing: list[int], gave_up: list[int]) -> PeerMissing:
+def _name_is_held(request: dict[str, Any], formation: _Formation) -> PeerMissing:
+    """Return the error of a rank whose group could not open, as an earlier one has not ended."""
+    ranks_on: dict[str, list[int]] = {}
+    for place in formation.held_by:
+        ranks_on.setdefault(place.node, []).append(place.rank)
+    holders = "; ".join(f"{name_ranks(ranks)} on node {node}" for node, ranks in ranks_on.items())
+    return PeerMissing(
+        f"group '{request['group']}' could not open within {request['init_timeout']:g} s: its name "
+        f"is held by an earlier opening that still has {holders}. A group opens anew when the last "
+        "rank of the one before has left: end those processes, wait longer for them with "
+        "ALLFOLD_INIT_TIMEOUT or init_timeout=, or give this group another name.",
+        held_by={node: list(ranks) for node, ranks in ranks_on.items()},
+        missing_ranks=formation.missing,
+        gave_up_ranks=formation.gave_up,
+        group=request["group"],
+        timeout=request["init_timeout"],
+    )
+
+
+def _incomplete(request: dict[str, Any], formation: _Formation) -> PeerMissing:
     """Return the error of a rank whose group was not complete in time.
 
     Ranks do not start at the same moment, so their time is not over at the same moment either:
     the last one to give up must not name those that were there all along.
     """
-    never_came = [rank for rank in missing if rank not in gave_up]
+    gave_up = formation.gave_up
+    never_came = [rank for rank in formation.missing if rank not in gave_up]
     reasons = []
     if never_came:
         reasons.append(f"{name_ranks(never_came)} of {request['world_size']} did not come")

@@ -183,10 +183,10 @@ async def leave(
     rank: RankNumber,
     session: Session,
     service: Service,
-    reason: Annotated[Reason, Query(description="Why the rank leaves.")] = Reason.FINISHED,
+    reason: Annotated[wire.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
 ) -> wire.Empty:
-    """Take a rank out of a group that is forming or complete."""
-    await service.leave(group, Leave(rank, session, reason))
+    """Take a rank out of a group that is forming or complete, which goes on with the others."""
+    await service.leave(group, Leave(rank, session, Reason(reason)))
     return wire.Empty()
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 
 from allfold_core.plan import Plan
-from allfold_orchestrator.membership.group_state import Formation
+from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.views import places
 from allfold_orchestrator.wire import PlanComplete, PlanWaiting
 
 MAX_ANSWERS = 64
@@ -27,7 +28,7 @@ _VARIES = {"Vary": "Accept-Encoding"}
 class _Encoded:
     """One answer; ``source`` is the value that it encodes."""
 
-    source: Plan | Formation
+    source: Plan | GroupState
     body: bytes
     _compressed: bytes = field(default=b"")
 
@@ -44,8 +45,8 @@ class PlanBodies:
     def __init__(self) -> None:
         self._answers: dict[str, _Encoded] = {}
 
-    def response(self, group: str, found: Plan | Formation, accept_encoding: str) -> Response:
-        """``PlanComplete`` for a plan, ``PlanWaiting`` for a formation."""
+    def response(self, group: str, found: Plan | GroupState, accept_encoding: str) -> Response:
+        """``PlanComplete`` for a plan, ``PlanWaiting`` for a group that forms."""
         encoded = self._answers.get(group)
         if encoded is None or encoded.source is not found:
             encoded = _Encoded(found, _encode(found))
@@ -63,13 +64,16 @@ class PlanBodies:
         self._answers[group] = encoded
 
 
-def _encode(found: Plan | Formation) -> bytes:
+def _encode(found: Plan | GroupState) -> bytes:
     if isinstance(found, Plan):
         return PlanComplete(plan=found).model_dump_json().encode()
+    forming, current = found.forming, found.current
+    assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(
-        epoch=found.epoch,
-        present=sorted(found.seats),
-        missing=found.missing,
-        gave_up=found.gave_up,
+        epoch=forming.epoch,
+        present=sorted(forming.seats),
+        missing=forming.missing,
+        gave_up=forming.gave_up,
+        held_by=places(current.present) if current else [],
     )
     return waiting.model_dump_json().encode()

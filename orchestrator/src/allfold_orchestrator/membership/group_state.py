@@ -1,8 +1,9 @@
 """The state of one group, its events and its instructions. Values only, no behaviour.
 
-A group lives in *epochs*. Ranks take seats in a :class:`Formation`; when every seat is taken it
-becomes an :class:`Epoch` with a plan, which stays as it is until its ranks have left. The next
-formation may open as soon as the first of them left.
+Ranks take seats in a :class:`Formation`; when every seat is taken it becomes an :class:`Epoch` with
+a plan. When a rank leaves the epoch goes on with the others, and it is over when the last one has
+left. The next formation may open as soon as the first one left, but becomes an epoch only when the
+last one has: until then the name is taken.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ class Reason(Enum):
     FINISHED = "finished"
     WITHDRAWN = "withdrawn"
     LOST = "lost"
+    NODE_LOST = "node_lost"
+
+    @property
+    def is_loss(self) -> bool:
+        """True unless the rank left on its own."""
+        return self in (Reason.LOST, Reason.NODE_LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,11 @@ class Formation:
         return [rank for rank in range(self.params.world_size) if rank not in self.seats]
 
     @property
+    def full(self) -> bool:
+        """True if every rank has its seat."""
+        return len(self.seats) == self.params.world_size
+
+    @property
     def gave_up(self) -> list[int]:
         """The missing ranks that came before and withdrew, because others did not come in time."""
         return sorted(r for r, reason in self.departed.items() if reason is Reason.WITHDRAWN)
@@ -159,8 +171,13 @@ class Epoch:
 
     @property
     def broken(self) -> bool:
-        """True once a rank was lost."""
-        return Reason.LOST in self.departed.values()
+        """True once a node was lost: its ranks cannot go on without it."""
+        return Reason.NODE_LOST in self.departed.values()
+
+    @property
+    def present(self) -> dict[int, RankSeat]:
+        """The seats of the ranks that have not left."""
+        return {rank: seat for rank, seat in self.seats.items() if rank not in self.departed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +189,8 @@ class GroupState:
         last_epoch: the highest epoch ever used under this name; never falls.
         recalled: the highest epoch that is known from the agents' reports alone, because the
             orchestrator lost its own state; 0 if there is none.
-        forming: the next epoch, while ranks are missing.
+        forming: the next epoch, while ranks are missing or the current one still has some.
         current: the last epoch that was completed.
-        older: earlier epochs that some rank has not left yet, oldest first.
     """
 
     group: str
@@ -182,18 +198,16 @@ class GroupState:
     recalled: int = 0
     forming: Formation | None = None
     current: Epoch | None = None
-    older: tuple[Epoch, ...] = ()
 
     @property
-    def epochs(self) -> tuple[Epoch, ...]:
-        """All completed epochs that are still remembered, the newest first."""
-        current = (self.current,) if self.current else ()
-        return (*current, *reversed(self.older))
+    def is_free(self) -> bool:
+        """True if no rank of a completed epoch has the name."""
+        return self.current is None or self.current.closed
 
     @property
     def idle(self) -> bool:
         """True if no rank has a seat."""
-        return self.forming is None and all(epoch.closed for epoch in self.epochs)
+        return self.forming is None and self.is_free
 
 
 # Events: what can happen to a group.
@@ -211,7 +225,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A rank gives up its seat, in the newest epoch in which its session has one."""
+    """A rank gives up its seat."""
 
     rank: int
     session: str

@@ -40,9 +40,6 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.planning import make_plan
 
-# A rank that never leaves, on an agent that lives on, must not keep all epochs.
-MAX_OLDER_EPOCHS = 8
-
 _PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
 
@@ -108,24 +105,19 @@ def _take_seat(state: GroupState, join: Join) -> Outcome:
         seats=forming.seats.updated({join.rank: join.seat}),
         departed=forming.departed.without((join.rank,)),
     )
-    if len(forming.seats) == forming.params.world_size:
-        return _complete(state, forming, join.rank)
-    return replace(state, forming=forming), (Seated(join.rank, forming.epoch, ready=False),)
+    state, completed = _complete_if_possible(replace(state, forming=forming))
+    return state, (Seated(join.rank, forming.epoch, ready=bool(completed)), *completed)
 
 
-def _complete(state: GroupState, forming: Formation, rank: int) -> Outcome:
+def _complete_if_possible(state: GroupState) -> Outcome:
+    """Make an epoch of a formation that has all its ranks, once the name is free."""
+    forming = state.forming
+    if forming is None or not forming.full or not state.is_free:
+        return state, ()
     plan = make_plan(state.group, forming)
-    older = state.older
-    if state.current is not None and not state.current.closed:
-        older = (*older, state.current)[-MAX_OLDER_EPOCHS:]
-    completed = replace(
-        state,
-        last_epoch=forming.epoch,
-        forming=None,
-        current=Epoch(plan, forming.seats),
-        older=older,
-    )
-    return completed, (Seated(rank, forming.epoch, ready=True), PlanReady(plan))
+    current = Epoch(plan, forming.seats)
+    completed = replace(state, last_epoch=forming.epoch, forming=None, current=current)
+    return completed, (PlanReady(plan),)
 
 
 # Leaving
@@ -135,9 +127,11 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
     forming = state.forming
     if forming is not None and _holds(forming.seats, leave.rank, leave.session):
         return _free_seats(state, forming, (leave.rank,), leave.reason)
-    for epoch in state.epochs:
-        if _holds(epoch.seats, leave.rank, leave.session):
-            return _depart(state, epoch, (leave.rank,), leave.reason)
+    current = state.current
+    if current is not None and _holds(current.seats, leave.rank, leave.session):
+        state, departed = _depart(state, current, (leave.rank,), leave.reason)
+        state, completed = _complete_if_possible(state)
+        return state, departed + completed
     if leave.reason is not Reason.FINISHED or _forgotten(state):
         return state, ()
     return _reject(state, _not_registered(state.group, leave))
@@ -163,31 +157,24 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
     if not fresh:
         return state, ()
     after = replace(epoch, departed=epoch.departed.updated(dict.fromkeys(fresh, reason)))
-    number = epoch.plan.epoch
-    return _with_epoch(state, epoch, after), (RanksDeparted(number, fresh, reason),)
-
-
-def _with_epoch(state: GroupState, before: Epoch, after: Epoch) -> GroupState:
-    if state.current is before:
-        return replace(state, current=after)
-    kept = tuple(after if epoch is before else epoch for epoch in state.older)
-    return replace(state, older=tuple(epoch for epoch in kept if not epoch.closed))
+    return replace(state, current=after), (RanksDeparted(epoch.plan.epoch, fresh, reason),)
 
 
 # Nodes
 
 
 def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
-    instructions: tuple[Instruction, ...] = ()
-    for epoch in state.epochs:
-        state, more = _depart(state, epoch, epoch.ranks_of(lost.life), Reason.LOST)
-        instructions += more
-    forming = state.forming
+    departed: tuple[Instruction, ...] = ()
+    freed: tuple[Instruction, ...] = ()
+    current, forming = state.current, state.forming
+    if current is not None:
+        ranks = current.ranks_of(lost.life)
+        state, departed = _depart(state, current, ranks, Reason.NODE_LOST)
     ranks = forming.ranks_of(lost.life) if forming else ()
     if forming is not None and ranks:
-        state, more = _free_seats(state, forming, ranks, Reason.LOST)
-        instructions += more
-    return state, instructions
+        state, freed = _free_seats(state, forming, ranks, Reason.NODE_LOST)
+    state, completed = _complete_if_possible(state)
+    return state, departed + freed + completed
 
 
 def _node_holds(state: GroupState, holds: NodeHolds) -> Outcome:

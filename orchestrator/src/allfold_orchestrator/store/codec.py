@@ -49,12 +49,11 @@ def changes(old: GroupState, new: GroupState) -> Changes:
         result.delete.extend(f"{name}:{key}" for key in before[name])
     for name, table in after.items():
         _table_changes(result, name, before.get(name, _NONE), table)
-    known = {epoch.plan.epoch for epoch in old.epochs}
-    for epoch in new.epochs:
-        if epoch.plan.epoch not in known:
-            result.write[f"plan:{epoch.plan.epoch}"] = _dump(epoch.plan.to_dict())
-    gone = known - {epoch.plan.epoch for epoch in new.epochs}
-    result.delete.extend(f"plan:{number}" for number in gone)
+    known, current = old.current and old.current.plan.epoch, new.current
+    if current is not None and current.plan.epoch != known:
+        result.write[f"plan:{current.plan.epoch}"] = _dump(current.plan.to_dict())
+        if known is not None:
+            result.delete.append(f"plan:{known}")
     return result
 
 
@@ -67,9 +66,9 @@ def _tables(state: GroupState) -> dict[str, _Table]:
     if state.forming:
         tables[f"seat:{state.forming.epoch}"] = state.forming.seats
         tables[f"left:{state.forming.epoch}"] = state.forming.departed
-    for epoch in state.epochs:
-        tables[f"seat:{epoch.plan.epoch}"] = epoch.seats
-        tables[f"left:{epoch.plan.epoch}"] = epoch.departed
+    if state.current:
+        tables[f"seat:{state.current.plan.epoch}"] = state.current.seats
+        tables[f"left:{state.current.plan.epoch}"] = state.current.departed
     return tables
 
 
@@ -99,7 +98,6 @@ def _meta(state: GroupState) -> str:
             "last_epoch": state.last_epoch,
             "recalled": state.recalled,
             "current": state.current.plan.epoch if state.current else None,
-            "older": [epoch.plan.epoch for epoch in state.older],
             "forming": forming
             and {
                 "epoch": forming.epoch,
@@ -125,12 +123,16 @@ def patch(state: GroupState, made: Changes) -> GroupState:
         KeyError, TypeError, ValueError: they are damaged.
     """
     meta = schemas.load(schemas.GROUP, made.write["meta"])
-    seats = {epoch.plan.epoch: epoch.seats for epoch in state.epochs}
-    left = {epoch.plan.epoch: epoch.departed for epoch in state.epochs}
+    seats: dict[int, RankMap[RankSeat]] = {}
+    left: dict[int, RankMap[Reason]] = {}
+    plans: dict[int, Plan] = {}
     if state.forming is not None:
         seats[state.forming.epoch] = state.forming.seats
         left[state.forming.epoch] = state.forming.departed
-    plans = {epoch.plan.epoch: epoch.plan for epoch in state.epochs}
+    if state.current is not None:
+        number = state.current.plan.epoch
+        seats[number], left[number] = state.current.seats, state.current.departed
+        plans[number] = state.current.plan
     new_seats: _ByEpoch[RankSeat] = defaultdict(dict)
     new_left: _ByEpoch[Reason] = defaultdict(dict)
     for table, epoch, rank, value in _entries(made.write):
@@ -177,7 +179,6 @@ def _assemble(
         recalled=meta["recalled"],
         forming=_formation(meta["forming"], seats, left) if meta["forming"] else None,
         current=None if meta["current"] is None else epoch(meta["current"]),
-        older=tuple(epoch(number) for number in meta["older"]),
     )
 
 

@@ -255,16 +255,17 @@ def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
     forming = state.forming
     if forming is not None and forming.epoch == epoch:
         return {forming.seats[rank].life for rank in ranks}
-    seats = next(each.seats for each in state.epochs if each.plan.epoch == epoch)
-    return {seats[rank].life for rank in ranks}
+    assert state.current is not None, "ranks left an epoch that is not there"
+    return {state.current.seats[rank].life for rank in ranks}
 
 
 def _still_seated(state: GroupState, lives: set[Life], finders: Finders) -> set[Life]:
     """Return those of ``lives`` that hold a seat in the group."""
     forming = state.forming
     seated = {life for life in lives if forming and finders.forming.has(forming.seats, life)}
-    for epoch in state.epochs:
+    current = state.current
+    if current is not None:
         for life in lives:
-            if any(rank not in epoch.departed for rank in epoch.ranks_of(life)):
+            if any(rank not in current.departed for rank in current.ranks_of(life)):
                 seated.add(life)
     return seated

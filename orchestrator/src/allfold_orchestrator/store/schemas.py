@@ -16,9 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from allfold_core.errors import ServiceError
-from allfold_core.schema import Schema, unchanged
+from allfold_core.schema import Schema
 
-GROUP = Schema("record of a group", 2, {1: unchanged})
+
+def _one_epoch(group: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade to groups of which one epoch at a time has ranks."""
+    return {name: value for name, value in group.items() if name != "older"}
+
+
+GROUP = Schema("record of a group", 2, {1: _one_epoch})
 LOG = Schema("entry of a group's log", 1)
 TOMBSTONE = Schema("tombstone of a group", 1)
 NODE = Schema("record of a node", 1)
