@@ -26,29 +26,18 @@ def call(*shape: int, op: ReduceOp = ReduceOp.SUM) -> Fingerprint:
     return Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, shape, -1, "auto")
 
 
-PLAN = Plan(
-    group="g",
-    epoch=1,
-    world_size=4,
-    members=(
-        Member("a", "http://a", "a:1", (0, 1)),
-        Member("b", "http://b", "b:1", (2, 3)),
-    ),
-    tree_order=(0, 1),
-    links=LinkModel(),
-    strategies={},
-    timeout=5.0,
-)
+GROUP = "g"
+NODES = ("a", "a", "b", "b")
 
 
 def test_equal_calls_are_no_mismatch() -> None:
-    assert judge_mismatch(PLAN, Evidence(3, {0: call(4), 2: call(4)}, {})) is None
-    assert judge_mismatch(PLAN, Evidence(3, {}, {})) is None
+    assert judge_mismatch(GROUP, NODES, Evidence(3, {0: call(4), 2: call(4)}, {})) is None
+    assert judge_mismatch(GROUP, NODES, Evidence(3, {}, {})) is None
 
 
 def test_the_minority_is_the_odd_side() -> None:
     calls = {0: call(1436), 1: call(1435), 2: call(1436), 3: call(1436)}
-    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [1]
     assert "rank 1 (node a) called all_reduce(sum, float32[1435])" in error.message
@@ -57,7 +46,7 @@ def test_the_minority_is_the_odd_side() -> None:
 
 
 def test_in_a_tie_the_side_of_the_lowest_rank_is_expected() -> None:
-    error = judge_mismatch(PLAN, Evidence(0, {1: call(2, op=ReduceOp.MAX), 3: call(2)}, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(0, {1: call(2, op=ReduceOp.MAX), 3: call(2)}, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [3]
     assert "differs in reduce_op" in error.message
@@ -65,7 +54,7 @@ def test_in_a_tie_the_side_of_the_lowest_rank_is_expected() -> None:
 
 def test_three_sides_are_all_shown() -> None:
     calls = {0: call(1), 1: call(1), 2: call(2), 3: call(3)}
-    error = judge_mismatch(PLAN, Evidence(0, calls, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(0, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [2, 3]
     assert all(text in error.message for text in ("float32[1]", "float32[2]", "float32[3]"))
@@ -86,7 +75,7 @@ def test_whatever_differs_is_named(change: dict[str, Any], field: str, shown: st
     counts = (1, 2, 3, 4) if kind.has_blocks else ()
     right = replace(call(8, op=ReduceOp.PREMUL_SUM), kind=kind, factor=0.25, counts=counts)
     calls = {0: right, 1: right, 2: replace(right, **change), 3: right}
-    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [2]
     assert f"which differs in {field};" in error.message
@@ -109,7 +98,7 @@ def test_an_all_to_all_whose_pairs_agree_is_no_mismatch(
 ) -> None:
     calls = {rank: exchange(rank, matrix) for rank in present}
     assert unmatched_pair(calls) is None
-    assert judge_mismatch(PLAN, Evidence(3, calls, {})) is None
+    assert judge_mismatch(GROUP, NODES, Evidence(3, calls, {})) is None
 
 
 @given(matrix=matrices, giver=st.integers(0, 3), taker=st.integers(0, 3), more=st.integers(1, 5))
@@ -122,7 +111,7 @@ def test_an_all_to_all_whose_pair_disagrees_names_both_ranks(
     counts[4 + giver] += more
     calls[taker] = replace(calls[taker], counts=tuple(counts))
     assert unmatched_pair(calls) == (giver, taker)
-    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == sorted({giver, taker})
     sent = matrix[giver][taker]
@@ -146,7 +135,7 @@ def test_of_an_all_to_all_what_all_must_agree_on_comes_before_the_pairs() -> Non
     """The ranks of another type are odd, whatever sizes they have."""
     calls = {rank: exchange(rank, [[1] * 4] * 4) for rank in range(4)}
     calls[1] = exchange(1, [[5] * 4] * 4, DType.FLOAT64)
-    error = judge_mismatch(PLAN, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [1]
     assert "which differs in dtype;" in error.message
@@ -154,25 +143,25 @@ def test_of_an_all_to_all_what_all_must_agree_on_comes_before_the_pairs() -> Non
 
 def test_a_missed_deadline_names_the_missing_rank_its_node_and_its_last_op() -> None:
     evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6})
-    error = judge_deadline(PLAN, evidence, 1.5)
+    error = judge_deadline(GROUP, NODES, evidence, 1.5)
     assert error.details["missing_ranks"] == [3]
     assert "missed its timeout of 1.5 s" in error.message
     assert "rank 3 on node b has not called it (its last op was 6)" in error.message
 
 
 def test_a_rank_that_never_called_anything_is_said_to_be_so() -> None:
-    error = judge_deadline(PLAN, Evidence(0, {0: call(4)}, {1: -1, 2: -1, 3: -1}), 1.0)
+    error = judge_deadline(GROUP, NODES, Evidence(0, {0: call(4)}, {1: -1, 2: -1, 3: -1}), 1.0)
     assert "rank 1 on node a has not called it (it has called no op yet)" in error.message
 
 
 def test_a_silent_node_is_told_apart_from_a_late_rank() -> None:
-    error = judge_deadline(PLAN, Evidence(0, {0: call(4), 1: call(4)}, {}, ("b",)), 1.0)
+    error = judge_deadline(GROUP, NODES, Evidence(0, {0: call(4), 1: call(4)}, {}, ("b",)), 1.0)
     assert "rank 2 on node b is unknown, its agent does not answer" in error.message
     assert error.details["silent_nodes"] == ["b"]
 
 
 def test_when_all_have_called_the_links_are_to_blame() -> None:
-    error = judge_deadline(PLAN, Evidence(0, dict.fromkeys(range(4), call(4)), {}), 1.0)
+    error = judge_deadline(GROUP, NODES, Evidence(0, dict.fromkeys(range(4), call(4)), {}), 1.0)
     assert error.details["missing_ranks"] == []
     assert "the data did not arrive in time" in error.message
 
@@ -183,14 +172,21 @@ def test_long_lists_of_ranks_are_cut() -> None:
 
 
 def test_a_rank_whose_gpu_is_busy_has_called_but_cannot_begin() -> None:
-    error = judge_deadline(PLAN, Evidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0)
+    error = judge_deadline(
+        GROUP, NODES, Evidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0
+    )
     assert "the GPU of rank 1 on node a is busy with what it was given before" in error.message
 
 
 def test_a_large_odd_side_is_named_without_nodes() -> None:
-    members = tuple(Member(f"n{rank}", "", "", (rank,)) for rank in range(30))
-    plan = replace(PLAN, world_size=30, members=members)
+    nodes = [f"n{rank}" for rank in range(30)]
     calls = {rank: call(1 if rank < 16 else 2) for rank in range(30)}
-    error = judge_mismatch(plan, Evidence(0, calls, {}))
+    error = judge_mismatch(GROUP, nodes, Evidence(0, calls, {}))
     assert error is not None
     assert "ranks 16, 17, 18, 19, 20, 21, 22, 23 and 6 more called" in error.message
+
+
+def test_a_plan_knows_the_node_of_each_rank() -> None:
+    members = (Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2)))
+    plan = Plan("g", 1, 4, members, (0, 1), LinkModel(), {}, 5.0)
+    assert plan.nodes_by_rank == ("a", "b", "b", "a")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from allfold_core.errors import MismatchError, PeerMissing
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.plan import Plan
 
 _NAMED = 8
 
@@ -48,31 +47,35 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
-def judge_mismatch(plan: Plan, evidence: Evidence) -> MismatchError | None:
+def judge_mismatch(group: str, nodes: Sequence[str], evidence: Evidence) -> MismatchError | None:
     """The error where the arrivals disagree, ``None`` where they are all the same.
 
     The side with most ranks is taken for right; in a tie it is the side of the lowest rank.
+
+    Args:
+        group: its name.
+        nodes: the node of each rank.
     """
     sides: dict[Fingerprint, list[int]] = defaultdict(list)
     for rank in sorted(evidence.arrivals):
         sides[evidence.arrivals[rank].common].append(rank)
     if len(sides) < 2:
         pair = unmatched_pair(evidence.arrivals)
-        return None if pair is None else _mismatch_of_pair(plan, evidence, *pair)
+        return None if pair is None else _mismatch_of_pair(group, nodes, evidence, *pair)
     expected = min(sides, key=lambda side: (-len(sides[side]), sides[side][0]))
     odd = {side: ranks for side, ranks in sides.items() if side != expected}
     more = f"; and {len(odd) - _NAMED} other calls" if len(odd) > _NAMED else ""
     named = "; ".join(
-        f"{_name_with_nodes(plan, ranks)} called {side.describe()}, "
+        f"{_name_with_nodes(nodes, ranks)} called {side.describe()}, "
         f"which differs in {', '.join(side.differences(expected))}"
         for side, ranks in list(odd.items())[:_NAMED]
     )
     return MismatchError(
-        f"op {evidence.seq} of group '{plan.group}': {named}{more}; "
+        f"op {evidence.seq} of group '{group}': {named}{more}; "
         f"expected, as {name_ranks(sides[expected])} called it: {expected.describe()}. "
         "No tensor was changed and the group is usable; make the calls of all ranks agree.",
         seq=evidence.seq,
-        group=plan.group,
+        group=group,
         odd_ranks=sorted(rank for ranks in odd.values() for rank in ranks),
         expected=expected.describe(),
         got={
@@ -92,35 +95,45 @@ def unmatched_pair(arrivals: Mapping[int, Fingerprint]) -> tuple[int, int] | Non
     return None
 
 
-def _mismatch_of_pair(plan: Plan, evidence: Evidence, giver: int, taker: int) -> MismatchError:
+def _mismatch_of_pair(
+    group: str, nodes: Sequence[str], evidence: Evidence, giver: int, taker: int
+) -> MismatchError:
     """An all-to-all is a contract of pairs, so no majority can say who of the two is right."""
     gives, takes = evidence.arrivals[giver], evidence.arrivals[taker]
     return MismatchError(
-        f"op {evidence.seq} of group '{plan.group}': {_name_with_nodes(plan, [giver])} sends "
-        f"{gives.sent()[taker]} rows to {_name_with_nodes(plan, [taker])}, which expects "
+        f"op {evidence.seq} of group '{group}': {_name_with_nodes(nodes, [giver])} sends "
+        f"{gives.sent()[taker]} rows to {_name_with_nodes(nodes, [taker])}, which expects "
         f"{takes.received()[giver]}: {gives.describe()} against {takes.describe()}. "
         "Nothing was moved and the group is usable; make the sizes of both ranks agree.",
         seq=evidence.seq,
-        group=plan.group,
+        group=group,
         odd_ranks=sorted({giver, taker}),
         expected=gives.describe(),
         got={str(taker): takes.describe()},
     )
 
 
-def judge_deadline(plan: Plan, evidence: Evidence, waited: float) -> PeerMissing:
-    """The error for a deadline that has passed, naming who did not come."""
+def judge_deadline(
+    group: str, nodes: Sequence[str], evidence: Evidence, waited: float
+) -> PeerMissing:
+    """The error for a deadline that has passed, naming who did not come.
+
+    Args:
+        group: its name.
+        nodes: the node of each rank.
+        waited: the timeout, in seconds.
+    """
     absent = [
         rank
-        for rank in range(plan.world_size)
+        for rank in range(len(nodes))
         if rank not in evidence.arrivals and evidence.last_seq.get(rank, -1) < evidence.seq
     ]
     called = next(iter(evidence.arrivals.values()), None)
-    what = f"op {evidence.seq} of group '{plan.group}'" + (
-        f", {called.describe()}," if called else ""
-    )
+    what = f"op {evidence.seq} of group '{group}'" + (f", {called.describe()}," if called else "")
     if absent:
-        reason = "; ".join(_describe_absent(plan, evidence, rank) for rank in absent[:_NAMED])
+        reason = "; ".join(
+            _describe_absent(nodes[rank], evidence, rank) for rank in absent[:_NAMED]
+        )
         more = f"; and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
         advice = f"Look at what {name_ranks(absent)} did instead, or give the op more time."
         reason = f"{reason}{more}"
@@ -130,15 +143,14 @@ def judge_deadline(plan: Plan, evidence: Evidence, waited: float) -> PeerMissing
     return PeerMissing(
         f"{what} missed its timeout of {waited:g} s: {reason}. {advice}",
         seq=evidence.seq,
-        group=plan.group,
+        group=group,
         missing_ranks=absent,
         silent_nodes=list(evidence.silent),
         timeout=waited,
     )
 
 
-def _describe_absent(plan: Plan, evidence: Evidence, rank: int) -> str:
-    node = plan.members[plan.index_of_rank(rank)].node
+def _describe_absent(node: str, evidence: Evidence, rank: int) -> str:
     if node in evidence.silent:
         return f"rank {rank} on node {node} is unknown, its agent does not answer"
     if rank in evidence.held:
@@ -148,9 +160,7 @@ def _describe_absent(plan: Plan, evidence: Evidence, rank: int) -> str:
     return f"rank {rank} on node {node} has not called it ({before})"
 
 
-def _name_with_nodes(plan: Plan, ranks: Sequence[int]) -> str:
+def _name_with_nodes(nodes: Sequence[str], ranks: Sequence[int]) -> str:
     if len(ranks) > _NAMED:
         return name_ranks(ranks)
-    return ", ".join(
-        f"rank {rank} (node {plan.members[plan.index_of_rank(rank)].node})" for rank in ranks
-    )
+    return ", ".join(f"rank {rank} (node {nodes[rank]})" for rank in ranks)

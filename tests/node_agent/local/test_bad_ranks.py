@@ -35,7 +35,7 @@ from allfold_core.wire.local_wire import (
     unpack_outcome,
 )
 from tests.support.descriptors import no_descriptors_left
-from tests.support.fakes.local_groups import LocalRank, local_groups, make_plan
+from tests.support.fakes.local_groups import LocalRank, local_groups
 from tests.support.waiting import wait_until
 
 NOWHERE = Region(0, 0)
@@ -178,8 +178,8 @@ def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
         rank: Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.INT8, (rank,), -1, "auto")
         for rank in ranks
     }
-    plan = make_plan([[rank] for rank in ranks])
-    error = judge_mismatch(plan, Evidence(0, calls, dict.fromkeys(ranks, 0)))
+    nodes = [f"n{rank}" for rank in ranks]
+    error = judge_mismatch("g", nodes, Evidence(0, calls, dict.fromkeys(ranks, 0)))
     assert error is not None
     packed = pack_outcome(Message.FAILED, 0, 0, error.to_dict())
     assert len(packed) < MAX_MESSAGE

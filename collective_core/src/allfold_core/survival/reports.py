@@ -90,6 +90,7 @@ class Report:
         floor: up to which every op is known there to be final on all nodes.
         called: by local session, the last op that it has called.
         ops: above the floor, by number.
+        deferred: by local session, its first call that waits for the session's GPU.
     """
 
     node: str
@@ -101,6 +102,7 @@ class Report:
     floor: int
     called: Mapping[str, int]
     ops: Mapping[int, OpReport]
+    deferred: Mapping[str, int] = field(default_factory=dict)
 
 
 class Reason(IntEnum):

@@ -202,11 +202,11 @@ class FailureProtocol:
     ) -> AllfoldError | None:
         evidence = await self._gather(group, seq, _ARRIVAL_SECONDS if reason == "mismatch" else 0.0)
         plan = group.epoch_of(seq).plan
-        mismatch = judge_mismatch(plan, evidence)
+        mismatch = judge_mismatch(plan.group, plan.nodes_by_rank, evidence)
         if mismatch is not None:
             return mismatch
         if reason == "deadline":
-            return judge_deadline(plan, evidence, waited)
+            return judge_deadline(plan.group, plan.nodes_by_rank, evidence, waited)
         if reason.startswith("incoherent"):
             return PeerSentIncoherentTensor(reason.removeprefix("incoherent: "), seq=seq)
         if reason.startswith("failed"):
