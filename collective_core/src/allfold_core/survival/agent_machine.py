@@ -299,6 +299,7 @@ class AgentMachine:
         for seq, outcome in install.outcomes.items():
             if seq > self.floor:
                 done += self._apply(seq, outcome)
+        self._drop_calls_of_the_lost()
         done += self.learn_floor(install.floor)
         for seq in sorted(self.ops):
             if seq in self.ops:
@@ -316,6 +317,17 @@ class AgentMachine:
             entry.stamp = outcome.stamp
             if not self.epochs[outcome.stamp].sessions_on(self.node):
                 del self.ops[seq]
+
+    def _drop_calls_of_the_lost(self) -> None:
+        """Forget what a rank had called that is not in the epoch of the op.
+
+        In its place the others may do something else: it says nothing about the kind of their op.
+        """
+        for entry in self.ops.values():
+            if entry.state is OpState.OPEN and not entry.fetch:
+                epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+                for session in entry.calls.keys() - epoch.sessions:
+                    del entry.calls[session]
 
     def _fail(self, seq: int, entry: OpEntry, outcome: Fail) -> Iterator[Instruction]:
         if entry.state is OpState.FAILED:

@@ -6,16 +6,17 @@ apply to an op:
 1. A node reports that it has failed: the same error everywhere.
 2. A node has the result, and a copy of it serves all (all-reduce, all-gather, broadcast, barrier),
    or every node that is left has its own part of it: the op has succeeded.
-3. It is judged, because somebody doubts it or its calls do not fit together: an error.
-4. Everybody whose input it needs is here, or has called it before dying: it goes on.
-5. It can be done by those who are left: it is run again with them, from inputs that are untouched.
-6. An error that says who was lost.
+3. A call relies on another membership: the error that tells of the loss between them.
+4. It is judged, because somebody doubts it or its calls do not fit together: an error.
+5. Everybody whose input it needs is here, or has called it before dying: it goes on.
+6. It can be done by those who are left: it is run again with them, from inputs that are untouched.
+7. An error that says who was lost.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from allfold_core.errors import AllfoldError, from_dict
@@ -62,11 +63,13 @@ class GroupPolicy:
     min_world: int = 1
 
     def is_stale(self, call: Call, epoch: Epoch) -> bool:
-        """Return True if a call relies on a membership from before an epoch.
+        """Return True if a call relies on another membership than that of an epoch.
 
-        An op whose arguments do not depend on it is run with those who are left all the same.
+        Mostly on one from before. On a later one, where the op had begun when a member was lost,
+        and went on with what that member had given. An op whose arguments do not depend on the
+        membership is run all the same.
         """
-        return call.view < epoch.ordinal and not (self.shrink and may_shrink(call.kind))
+        return call.view != epoch.ordinal and not (self.shrink and may_shrink(call.kind))
 
 
 Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError | None]
@@ -134,11 +137,14 @@ class _Round:
 
     def outcome(self, seq: int) -> Outcome:
         said = {node: r.ops[seq] for node, r in self.reports.items() if seq in r.ops}
+        attempt = _newest_attempt(said)
+        epoch = self.known[attempt] if attempt else self.epoch
         return (
             _adopt_error(seq, said)
             or self._go_forward(seq, said)
-            or self._judged(seq, said)
-            or self._go_on(seq, said)
+            or self._of_other_view(epoch, said)
+            or self._judged(seq, epoch)
+            or (self._go_on(seq, epoch, said) if attempt else self._begin(seq, said))
         )
 
     def _go_forward(self, seq: int, said: Mapping[str, OpReport]) -> Outcome | None:
@@ -147,41 +153,41 @@ class _Round:
             return None
         stamps = {report.stamp for report in held.values()}
         (stamp,) = stamps if len(stamps) == 1 else (None,)
-        call = _any_call(held.values())
-        if stamp is None or call is None:
+        calls = _calls(held, self.known[stamp]) if stamp else []
+        if stamp is None or not calls:
             raise ProtocolViolation(f"op {seq} has results of several epochs: {said}")
         members = self.known[stamp].nodes.intersection(self.reports)
-        if is_replicated(call.kind) or members <= held.keys():
+        if is_replicated(calls[0].kind) or members <= held.keys():
             return Forward(stamp, tuple(node for node in self.term.voters if node in held))
         if any(report.state is OpState.HANDED for report in held.values()):
             raise ProtocolViolation(f"op {seq} was handed out, and others cannot get it: {said}")
         return None
 
-    def _judged(self, seq: int, said: Mapping[str, OpReport]) -> Fail | None:
-        attempt = _newest_attempt(said)
-        epoch = self.known[attempt] if attempt else self.epoch
+    def _of_other_view(self, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:
+        calls = _calls(said, epoch)
+        if not any(self.policy.is_stale(call, epoch) for call in calls):
+            return None
+        is_old = any(call.view < epoch.ordinal for call in calls)
+        return Fail((epoch if is_old else self.epoch).loss, self.epoch.ordinal)
+
+    def _judged(self, seq: int, epoch: Epoch) -> Fail | None:
         error = self.judge(seq, epoch, self.reports, self.doubts.get(seq))
         return self._fail(error) if error else None
 
-    def _go_on(self, seq: int, said: Mapping[str, OpReport]) -> Outcome:
-        attempt, call = _newest_attempt(said), _any_call(said.values())
-        if attempt is None:
-            return self._begin(seq, call, said)
-        epoch = self.known[attempt]
-        if self._has_stale_view(said, epoch):
-            return Fail(epoch.loss, self.epoch.ordinal)
+    def _go_on(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
+        """The outcome of an op that has been started in an epoch."""
+        call = next(iter(_calls(said, epoch)), None)
         if self._is_viable(epoch, said):
-            return Run(attempt)
+            return Run(epoch.stamp)
         if self.policy.shrink and call is not None and self._can_shrink(call):
             return self._run_with_those_left(seq)
         return self._fail(self._loss(seq, call, epoch))
 
-    def _begin(self, seq: int, call: Call | None, said: Mapping[str, OpReport]) -> Outcome:
+    def _begin(self, seq: int, said: Mapping[str, OpReport]) -> Outcome:
         """The outcome of an op that no node has started: it begins in the new epoch."""
+        call = next(iter(_calls(said, self.epoch)), None)
         if call is not None and call.root and call.root not in self.epoch.sessions:
             return self._fail(self._loss(seq, call, self.base))
-        if self._has_stale_view(said, self.epoch):
-            return Fail(self.epoch.loss, self.epoch.ordinal)
         return self._run_with_those_left(seq)
 
     def _run_with_those_left(self, seq: int) -> Outcome:
@@ -189,10 +195,6 @@ class _Round:
         if left < least:
             return self._fail(below_min_world(self.policy.group, seq, left, least))
         return Run(self.epoch.stamp)
-
-    def _has_stale_view(self, said: Mapping[str, OpReport], epoch: Epoch) -> bool:
-        calls = (call for report in said.values() for call in report.calls.values())
-        return any(self.policy.is_stale(call, epoch) for call in calls)
 
     def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
         """Return True if every input of an epoch's op is here.
@@ -234,5 +236,11 @@ def _newest_attempt(said: Mapping[str, OpReport]) -> Stamp | None:
     return max((r.stamp for r in said.values() if r.stamp is not None), default=None)
 
 
-def _any_call(reports: Iterable[OpReport]) -> Call | None:
-    return next((call for report in reports for call in report.calls.values()), None)
+def _calls(said: Mapping[str, OpReport], epoch: Epoch) -> list[Call]:
+    """The calls of the members of an epoch. Those of a rank that is not in it bind nobody."""
+    return [
+        call
+        for report in said.values()
+        for session, call in report.calls.items()
+        if session in epoch.sessions
+    ]
