@@ -130,12 +130,12 @@ def link_group() -> str:
 
 def op_message() -> str:
     names = ["type, 9", "group", "seq", "timeout", "source segment", "target segment"]
-    return layout(local_wire._OP, [*names, "source offset", "target offset", "fence"])
+    return layout(local_wire._OP, [*names, "source offset", "target offset", "fence", "view"])
 
 
 def p2p_message() -> str:
     names = ["type, 12 or 13", "dtype", "group", "seq", "timeout", "peer", "segment", "tag"]
-    return layout(local_wire._PAIR, [*names, "offset", "nbytes", "fence"])
+    return layout(local_wire._PAIR, [*names, "offset", "nbytes", "fence", "view"])
 
 
 def fence() -> str:
@@ -143,7 +143,7 @@ def fence() -> str:
 
 
 def outcome() -> str:
-    return layout(local_wire.OUTCOME, ["type, 10 or 11", "group", "seq"])
+    return layout(local_wire.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants"])
 
 
 def segment() -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import allfold
 from allfold_core.errors import InvalidArgument
-from allfold_core.wire.local_wire import MAX_MESSAGE, MAX_OPEN_OPS, Message, OpMessage, pack_outcome
+from allfold_core.wire.local_wire import MAX_MESSAGE, MAX_OPEN_OPS, Message, OpMessage, Outcome
 from tests.support.fakes.fake_agent import FakeAgent
 
 
@@ -42,7 +42,7 @@ def taken_op(agent: FakeAgent) -> OpMessage:
 
 def answer(agent: FakeAgent, op: OpMessage) -> None:
     assert agent.connected is not None
-    agent.connected.sendall(pack_outcome(Message.DONE, op.group, op.seq))
+    agent.connected.sendall(Outcome(Message.DONE, op.group, op.seq, op.view, 1).pack())
 
 
 def test_a_rank_that_never_waits_is_held_back_until_its_oldest_op_is_done(

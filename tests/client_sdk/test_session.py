@@ -23,7 +23,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     PeerMissing,
 )
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, OpMessage, pack_outcome
+from allfold_core.wire.local_wire import MAX_MESSAGE, Message, OpMessage, Outcome
 from tests.support.fakes.fake_agent import FakeAgent
 
 LONG = 60.0
@@ -60,7 +60,7 @@ def taken_op(agent: FakeAgent) -> OpMessage:
 
 def answer(agent: FakeAgent, op: OpMessage) -> None:
     assert agent.connected is not None
-    agent.connected.sendall(pack_outcome(Message.DONE, op.group, op.seq))
+    agent.connected.sendall(Outcome(Message.DONE, op.group, op.seq, op.view, 1).pack())
 
 
 def leave(agent: FakeAgent, group: allfold.Group) -> None:

@@ -171,7 +171,7 @@ def test_every_node_records_the_strategy_that_it_was_asked_for(
     for strategy in STRATEGIES:
         job.run(programs.call, strategy=strategy)
     records = [
-        [(op["seq"], op["strategy"]) for op in services.ops(node, job.name, job.epoch)]
+        [(op["seq"], op["strategy"]) for op in services.ops(node, job.name, job.opening)]
         for node in job.node_names
     ]
     assert all(record == records[0] for record in records)

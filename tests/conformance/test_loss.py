@@ -56,7 +56,7 @@ def works(job: Job) -> None:
 def streaming(job: Job, services: Services) -> None:
     """Return once a stream of ops is under way: amid one of them, or between two."""
     node = job.nodes[0]
-    wait_until(lambda: len(services.ops(node, job.name, job.epoch)) >= 20, "ops are done")
+    wait_until(lambda: len(services.ops(node, job.name, job.opening)) >= 20, "ops are done")
 
 
 def call_all(job: Job, ranks: list[int], services: Services) -> list[Call]:

@@ -342,9 +342,9 @@ def test_ranks_may_leave_and_come_back_at_once(
             )
             for number, rank in enumerate(job.ranks)
         ]
-        epochs = results(calls)
-        assert all(each == epochs[0] for each in epochs)
-        assert len(set(epochs[0])) == 10
+        openings = results(calls)
+        assert all(each == openings[0] for each in openings)
+        assert len(set(openings[0])) == 10
         works(job)
 
 

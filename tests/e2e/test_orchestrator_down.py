@@ -81,10 +81,10 @@ def test_a_running_job_does_not_notice_that_the_orchestrator_is_killed(
         services.start_orchestrator()
         services.await_all_registered()
         goes_on(job)
-        epoch = job.epoch
+        opening = job.opening
     with job_of(pool, "survivor") as job:
         goes_on(job)
-        assert job.epoch > epoch, "an orchestrator without memory uses no epoch twice"
+        assert job.opening > opening, "an orchestrator without memory uses no number twice"
     a_new_job_starts(pool, "another")
 
 

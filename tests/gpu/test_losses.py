@@ -100,7 +100,7 @@ def test_a_rank_that_is_killed_amid_many_ops_costs_only_its_group(
         works(job)
         calls = job.start_all(programs.for_ever, device="cuda")
         wait_until(
-            lambda: len(services.ops("node0", job.name, job.epoch)) > 5,
+            lambda: len(services.ops("node0", job.name, job.opening)) > 5,
             "ops are done",
             WAIT_SECONDS,
         )

@@ -7,7 +7,7 @@ from itertools import count
 from threading import Lock
 from time import monotonic
 
-from allfold._calls.call import Call, P2PCall
+from allfold._calls.call import Call, EpochView, P2PCall
 from allfold._connection import GRACE_SECONDS
 from allfold._membership import Membership
 from allfold._staging.choice import stage
@@ -40,7 +40,7 @@ class Channel:
 
     # Starting
 
-    def start_op(self, call: Call, fingerprint: bytes, timeout: float) -> Work:
+    def start_op(self, view: EpochView, call: Call, fingerprint: bytes, timeout: float) -> Work:
         """Start a collective, which the agent gives so many seconds.
 
         While ``MAX_OPEN_OPS`` of them have no outcome, it waits for the oldest.
@@ -51,19 +51,20 @@ class Channel:
 
         def message(number: int, staged: Staged) -> bytes:
             group = self._membership.number
+            source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(
-                group, number, timeout, staged.source, staged.target, fingerprint, staged.fence
+                group, number, timeout, source, target, fingerprint, fence, view.epoch
             ).pack()
 
         return self._start(call, self._op_numbers, message, timeout, self._ops, self._await_room)
 
-    def start_pair(self, call: P2PCall, timeout: float) -> Work:
+    def start_pair(self, view: EpochView, call: P2PCall, timeout: float) -> Work:
         """Start a send or a receive.
 
         Raises:
             InvalidArgument: too many of them have no outcome.
         """
-        (view,) = call.inputs + call.outputs
+        (tensor,) = call.inputs + call.outputs
 
         def message(number: int, staged: Staged) -> bytes:
             return P2PMessage(
@@ -73,10 +74,11 @@ class Channel:
                 timeout=timeout,
                 peer=call.peer,
                 tag=call.tag,
-                dtype=view.dtype.code,
+                dtype=tensor.dtype.code,
                 memory=staged.source if call.inputs else staged.target,
-                nbytes=view.nbytes,
+                nbytes=tensor.nbytes,
                 fence=staged.fence,
+                view=view.epoch,
             ).pack()
 
         return self._start(
@@ -102,8 +104,8 @@ class Channel:
                 packed = message(number, staged)
                 pending = connection.expect((Message.OP, group.number, number))
                 connection.send(packed, timeout + GRACE_SECONDS)
-                name = group.view.group
-                work = Work(connection, pending, name, number, staged, timeout, in_flight)
+                epochs = group.epochs
+                work = Work(connection, pending, epochs, number, staged, timeout, in_flight)
         except BaseException:
             staged.free()
             raise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from allfold._calls import movement, point_to_point, reductions, unrooted
-from allfold._calls.call import AUTO, CollectiveCall, P2PCall, Seat
+from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
 from allfold._options import Options, check_names, with_checked_names
 from allfold_core.operations import ReduceOp
 
@@ -17,12 +17,13 @@ class Collectives(ABC):
 
     @property
     @abstractmethod
-    def _seat(self) -> Seat:
-        """The rank and the size of the group, at the time of the call."""
+    def _view(self) -> EpochView:
+        """The epoch whose numbers a call has: that of the time of the call."""
 
     @abstractmethod
     def _run(
         self,
+        view: EpochView,
         call: CollectiveCall,
         *,
         timeout: float | None = None,
@@ -34,7 +35,9 @@ class Collectives(ABC):
         """Start a collective, and wait for it unless the caller wants to do so."""
 
     @abstractmethod
-    def _exchange(self, call: P2PCall, timeout: float | None, async_op: bool) -> Any:
+    def _exchange(
+        self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
+    ) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""
 
     def all_reduce(
@@ -57,7 +60,7 @@ class Collectives(ABC):
             factor: of a ``"premul_sum"``.
         """
         check_names(self.all_reduce, options)
-        return self._run(reductions.all_reduce(tensor, op, factor), **options)
+        return self._run(self._view, reductions.all_reduce(tensor, op, factor), **options)
 
     def reduce(
         self,
@@ -70,7 +73,8 @@ class Collectives(ABC):
     ) -> Any:
         """Reduce the tensors of all ranks; ``root`` gets the result, the others keep their own."""
         check_names(self.reduce, options)
-        return self._run(reductions.reduce(self._seat, tensor, root, op, factor), **options)
+        view = self._view
+        return self._run(view, reductions.reduce(view, tensor, root, op, factor), **options)
 
     def broadcast(
         self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
@@ -90,10 +94,11 @@ class Collectives(ABC):
             BroadcastMultipleTensors: several did; names them.
         """
         check_names(self.broadcast, options)
+        view = self._view
         if root is None:
-            tensor, root = self._find_source(tensor, options.get("timeout"))
-        call = movement.broadcast(self._seat, tensor, root, options.get("wire"))
-        return self._run(call, **options)
+            view, tensor, root = self._find_source(tensor, options.get("timeout"))
+        call = movement.broadcast(view, tensor, root, options.get("wire"))
+        return self._run(view, call, **options)
 
     def all_gather(
         self,
@@ -114,7 +119,8 @@ class Collectives(ABC):
                 rank.
         """
         check_names(self.all_gather, options)
-        return self._run(movement.all_gather(self._seat, tensor, output, counts), **options)
+        view = self._view
+        return self._run(view, movement.all_gather(view, tensor, output, counts), **options)
 
     def gather(
         self,
@@ -130,7 +136,8 @@ class Collectives(ABC):
         The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
         """
         check_names(self.gather, options)
-        return self._run(movement.gather(self._seat, tensor, root, output, counts), **options)
+        view = self._view
+        return self._run(view, movement.gather(view, tensor, root, output, counts), **options)
 
     def scatter(
         self,
@@ -151,7 +158,8 @@ class Collectives(ABC):
                 rank.
         """
         check_names(self.scatter, options)
-        return self._run(movement.scatter(self._seat, output, inputs, root, counts), **options)
+        view = self._view
+        return self._run(view, movement.scatter(view, output, inputs, root, counts), **options)
 
     def reduce_scatter(
         self,
@@ -173,8 +181,9 @@ class Collectives(ABC):
                 rank.
         """
         check_names(self.reduce_scatter, options)
-        call = reductions.reduce_scatter(self._seat, inputs, output, op, factor, counts)
-        return self._run(call, **options)
+        view = self._view
+        call = reductions.reduce_scatter(view, inputs, output, op, factor, counts)
+        return self._run(view, call, **options)
 
     def all_to_all(
         self,
@@ -195,8 +204,9 @@ class Collectives(ABC):
                 sends to rank j must be what j expects of i.
         """
         check_names(self.all_to_all, options)
-        call = movement.all_to_all(self._seat, inputs, output, send_counts, receive_counts)
-        return self._run(call, **options)
+        view = self._view
+        call = movement.all_to_all(view, inputs, output, send_counts, receive_counts)
+        return self._run(view, call, **options)
 
     @with_checked_names
     def send(
@@ -219,8 +229,9 @@ class Collectives(ABC):
             PeerMissing: the rank has not received it in time.
             MismatchError: its receive has another dtype or size; it gets the same error.
         """
-        call = point_to_point.send(self._seat, tensor, to, tag)
-        return self._exchange(call, timeout, async_op)
+        view = self._view
+        call = point_to_point.send(view, tensor, to, tag)
+        return self._exchange(view, call, timeout, async_op)
 
     @with_checked_names
     def recv(
@@ -241,21 +252,30 @@ class Collectives(ABC):
             source: another rank; ``None`` for whichever sends first.
             tag: as in :meth:`send`.
         """
-        call = point_to_point.recv(self._seat, tensor, source, tag)
-        return self._exchange(call, timeout, async_op)
+        view = self._view
+        call = point_to_point.recv(view, tensor, source, tag)
+        return self._exchange(view, call, timeout, async_op)
 
     @with_checked_names
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        return self._run(movement.barrier(), timeout=timeout, async_op=async_op)
+        return self._run(self._view, movement.barrier(), timeout=timeout, async_op=async_op)
 
-    def _find_source(self, tensor: Any, timeout: float | None) -> tuple[Any, int]:
-        """Agree on the one rank that brought a tensor; return this rank's tensor, and that rank."""
-        record, unfit = unrooted.record_of(self._seat, tensor)
-        self.all_reduce(record, timeout=timeout)
+    def _find_source(self, tensor: Any, timeout: float | None) -> tuple[EpochView, Any, int]:
+        """Agree on the one rank that brought a tensor; return its number, and this rank's tensor.
+
+        And the epoch that it is a number of: where the ranks change meanwhile, they agree again.
+        """
+        while True:
+            view = self._view
+            record, unfit = unrooted.record_of(view, tensor)
+            work = self.all_reduce(record, timeout=timeout, async_op=True)
+            work.wait()
+            if work.epoch == view.epoch:
+                break
         if unfit is not None:
             raise unfit
-        source = unrooted.source_in(self._seat, record)
+        source = unrooted.source_in(view, record)
         if tensor is None:
-            tensor = unrooted.new_target(self._seat, record, source)
-        return tensor, source
+            tensor = unrooted.new_target(view, record, source)
+        return view, tensor, source

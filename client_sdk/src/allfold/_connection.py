@@ -18,6 +18,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold._epochs import Epochs
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -29,9 +30,9 @@ from allfold_core.wire.local_wire import (
     MAX_MESSAGE,
     PROTOCOL_VERSION,
     Message,
+    Outcome,
     pack_json,
     unpack_json,
-    unpack_outcome,
 )
 
 log = logging.getLogger("allfold")
@@ -51,14 +52,21 @@ GRACE_SECONDS = 5.0
 
 
 class Pending:
-    """A request to the agent that may have no answer yet."""
+    """A request to the agent that may have no answer yet.
 
-    __slots__ = ("answer", "done", "error")
+    Attributes:
+        epoch: of a call, the ordinal that its outcome carries.
+        participants: of a call, the number of ranks that took part; 0 of an error.
+    """
+
+    __slots__ = ("answer", "done", "epoch", "error", "participants")
 
     def __init__(self) -> None:
         self.done = False
         self.answer: dict[str, Any] = {}
         self.error: AllfoldError | None = None
+        self.epoch: int | None = None
+        self.participants: int | None = None
 
     def outcome(self) -> dict[str, Any]:
         """Return the answer, or raise the error that came instead."""
@@ -92,6 +100,7 @@ class Connection:
         self._changed = Condition(self._lock)
         self._reading = False
         self._pending: dict[Hashable, Pending] = {}
+        self._epochs: dict[int, Epochs] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
         try:
@@ -167,6 +176,14 @@ class Connection:
                 reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
                 raise self.lose(f"the node agent at {self.path} {reason}")
             room.poll(min(left, _LONGEST_WAIT) * 1000)
+
+    def follow(self, number: int, epochs: Epochs) -> None:
+        """Take in what the agent says of a group, by its number; before the first call."""
+        self._epochs[number] = epochs
+
+    def unfollow(self, number: int) -> None:
+        """Ignore what the agent says of a group that was left."""
+        self._epochs.pop(number, None)
 
     # Waiting
 
@@ -251,21 +268,37 @@ class Connection:
     def _dispatch(self, data: bytes) -> None:
         kind = data[0]
         if kind in (Message.DONE, Message.FAILED):
-            number, seq, body = unpack_outcome(data)
-            key = (Message.OP, number, seq)
-            if kind == Message.FAILED:
-                self._settle(key, {}, from_dict(body or {}))
-            else:
-                self._settle(key, body or {}, None)
+            self._settle_call(Outcome.unpack(data))
             return
         body = unpack_json(data)
-        if kind == Message.REFUSED:
+        if kind in (Message.EPOCH, Message.HOLD):
+            self._take_news(kind, body)
+        elif kind == Message.REFUSED:
             error_key = self._refused(body)
             self._settle(error_key, {}, from_dict(body))
         elif kind == Message.WELCOME:
             self._settle(Message.HELLO, body, None)
         elif kind in _ANSWERS:
             self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
+
+    def _settle_call(self, outcome: Outcome) -> None:
+        key = (Message.OP, outcome.group, outcome.seq)
+        if (pending := self._pending.get(key)) is not None:
+            pending.epoch, pending.participants = outcome.epoch, outcome.participants
+        if outcome.kind is Message.FAILED:
+            self._settle(key, {}, from_dict(outcome.body or {}))
+        else:
+            self._settle(key, outcome.body or {}, None)
+
+    def _take_news(self, kind: int, body: dict[str, Any]) -> None:
+        """Take in what the agent says of a group unasked, unless the group was left."""
+        epochs = self._epochs.get(body["number"])
+        if epochs is None:
+            return
+        if kind == Message.EPOCH:
+            epochs.announce(body)
+        else:
+            epochs.hold(body)
 
     def _refused(self, body: dict[str, Any]) -> Hashable:
         """Return the key of what was refused: a request by its number, else the greeting."""

@@ -66,7 +66,7 @@ class Group(Collectives):
         return f"<allfold.Group {self.name!r}: rank {self.rank} of {self.world_size}>"
 
     @property
-    def _seat(self) -> EpochView:
+    def _view(self) -> EpochView:
         return self.membership.view
 
     @property
@@ -81,7 +81,7 @@ class Group(Collectives):
 
     @property
     def epoch(self) -> int:
-        """The membership generation of the group."""
+        """How often the group has changed its ranks: 0 at first, one more with every change."""
         return self.membership.view.epoch
 
     @property
@@ -169,6 +169,7 @@ class Group(Collectives):
 
     def _run(
         self,
+        view: EpochView,
         call: CollectiveCall,
         *,
         timeout: float | None = None,
@@ -181,14 +182,16 @@ class Group(Collectives):
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
         fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)
-        work = self._channel.start_op(call, fingerprint, self._seconds(timeout))
+        work = self._channel.start_op(view, call, fingerprint, self._seconds(timeout))
         return work if async_op else work.wait()
 
-    def _exchange(self, call: P2PCall, timeout: float | None, async_op: bool) -> Any:
+    def _exchange(
+        self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
+    ) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""
         seconds = self._seconds(timeout)
         self.membership.check()
-        work = self._channel.start_pair(call, seconds)
+        work = self._channel.start_pair(view, call, seconds)
         return work if async_op else work.wait()
 
     def _seconds(self, timeout: float | None) -> float:

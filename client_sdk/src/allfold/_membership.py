@@ -13,6 +13,7 @@ from typing import Any, Self
 from allfold._calls.arguments import checked_rank
 from allfold._calls.call import EpochView, Seat
 from allfold._connection import GRACE_SECONDS
+from allfold._epochs import Epochs
 from allfold._parting import Parting
 from allfold._session import Session
 from allfold._settings import GroupSettings
@@ -38,7 +39,8 @@ class Membership:
 
     Attributes:
         session: the connection to the agent, and the memory shared with it.
-        view: the group in its epoch, as the agent reported it.
+        epochs: those of the group, as the agent reports them.
+        opening: the number of this life of the group, of all that had its name.
         number: what the agent calls the group, for this process.
         timeout: seconds until an op fails, as the ranks have agreed.
         left: whether the seat was given up.
@@ -47,14 +49,23 @@ class Membership:
     def __init__(self, session: Session, seat: Seat, answer: Mapping[str, Any]) -> None:
         self.session = session
         self._connection = session.connection
-        self.view = EpochView(
-            seat.group, answer["rank"], answer["world_size"], answer["epoch"], answer["nodes"]
+        self.epochs = Epochs(
+            EpochView(
+                seat.group, answer["rank"], answer["world_size"], answer["epoch"], answer["nodes"]
+            )
         )
+        self.opening: int = answer["opening"]
         self.number: int = answer["number"]
         self.timeout: float = answer["timeout"]
         self.left = False
         self._leaving = Lock()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
+        self._connection.follow(self.number, self.epochs)
+
+    @property
+    def view(self) -> EpochView:
+        """The group in the epoch that this rank is in."""
+        return self.epochs.view
 
     @classmethod
     def join(cls, session: Session, seat: Seat, settings: GroupSettings) -> Self:
@@ -114,6 +125,8 @@ class Membership:
                 self.view.group,
                 error or f"none came within {seconds:g} s",
             )
+        finally:
+            self._connection.unfollow(self.number)
 
     def explain(self, kind: str, nbytes: int) -> str:
         """The strategy that ``"auto"`` stands for."""
@@ -136,10 +149,14 @@ class Membership:
 
     def subgroup_name(self, members: tuple[int, ...]) -> str:
         """The name of the next sub-group of these ranks: the same on all of them."""
-        name = self.view.group
-        key = f"{name} {self.view.epoch} {members} {self._subgroups[members]}"
-        return f"{name[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
+        group, numbered = self.view.group, self._numbered(members)
+        key = f"{group} {self.opening} {numbered} {self._subgroups[numbered]}"
+        return f"{group[:_NAME_KEPT]}.{hashlib.blake2b(key.encode(), digest_size=10).hexdigest()}"
 
     def count_subgroup(self, members: tuple[int, ...]) -> None:
         """A sub-group of these ranks has been made."""
-        self._subgroups[members] += 1
+        self._subgroups[self._numbered(members)] += 1
+
+    def _numbered(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The members and the epoch that they are numbers of: in another one, they are others."""
+        return (self.view.epoch, *members)

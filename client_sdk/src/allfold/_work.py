@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from allfold._connection import GRACE_SECONDS, Connection, Pending
+from allfold._epochs import Epochs
 from allfold._staging.host import Staged, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.wire.local_wire import FIRST_PAIR
@@ -20,7 +21,7 @@ class Work:
     """A handle of an op with ``async_op=True``. Leave the tensor alone until it is done.
 
     Args:
-        group: its name.
+        epochs: of the group.
         number: of the op in the group, or of the message.
         staged: its memory. Whoever waits first brings the result home, and gives the memory back.
         timeout: seconds that the agent gives it.
@@ -31,7 +32,7 @@ class Work:
         self,
         connection: Connection,
         pending: Pending,
-        group: str,
+        epochs: Epochs,
         number: int,
         staged: Staged,
         timeout: float,
@@ -39,11 +40,11 @@ class Work:
     ) -> None:
         self._connection = connection
         self._pending = pending
-        self._group = group
+        self._epochs = epochs
         self._number = number
         self._staged: Staged | None = staged
         self._timeout = timeout
-        self._deadline = monotonic() + timeout + GRACE_SECONDS
+        self._began = monotonic()
         self._in_flight = in_flight
         self._settling = Lock()
         self._settled = False
@@ -55,6 +56,23 @@ class Work:
     def __repr__(self) -> str:
         state = "settled" if self._settled else "done" if self._pending.done else "in flight"
         return f"<allfold.Work {self._name}: {state}>"
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the group that the outcome belongs to; ``None`` before there is one.
+
+        The group's ranks and ``Group.epoch`` are those of this epoch, or of a later one, as soon as
+        :meth:`wait` has returned or raised.
+        """
+        return self._pending.epoch
+
+    @property
+    def participants(self) -> int | None:
+        """The number of ranks whose tensors are in the result; ``None`` before there is one.
+
+        0 where the op has failed, and of a send or a receive.
+        """
+        return self._pending.participants
 
     def is_completed(self) -> bool:
         """Return True if :meth:`wait` would return, or raise, at once."""
@@ -77,8 +95,9 @@ class Work:
         Raises:
             AgentLost: the agent gave none although the op's deadline is over.
         """
-        if not self.settle_within(self._patience()):
-            raise self._overdue(None)
+        while not self.settle_within(self._patience()):
+            if self.is_overdue():  # else the deadline was moved meanwhile
+                raise self._overdue(None)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
@@ -94,11 +113,12 @@ class Work:
                 again. Or the op's own deadline has passed: the message names who did not come.
             AllfoldError: the op has failed, for every rank alike.
         """
-        if not self._settled:
-            limit = self._patience() if timeout is None else timeout
-            if not self._connection.wait_for(self._pending, limit):
-                raise self._overdue(timeout)
-            self._settle()
+        if timeout is None:
+            self.settle()
+        elif not self.settle_within(timeout):
+            raise self._overdue(timeout)
+        if self._pending.epoch is not None:
+            self._epochs.enter(self._pending.epoch)
         if self._error is not None:
             raise _copy(self._error)
         self._show()
@@ -107,6 +127,11 @@ class Work:
     def is_overdue(self) -> bool:
         """Return True if the agent is overdue: the op's deadline and a grace period have passed."""
         return not self._settled and monotonic() > self._deadline
+
+    @property
+    def _deadline(self) -> float:
+        """The time at which the agent is overdue, which starts anew whenever the group is held."""
+        return max(self._began, self._epochs.held_at) + self._timeout + GRACE_SECONDS
 
     def _patience(self) -> float:
         """Return the seconds to wait; some even if it is overdue: the answer may be unread."""
@@ -128,7 +153,7 @@ class Work:
         kind, number = "op", self._number
         if number >= FIRST_PAIR:
             kind, number = "message", number - FIRST_PAIR
-        return f"{kind} {number} of group '{self._group}'"
+        return f"{kind} {number} of group '{self._epochs.view.group}'"
 
     def _settle(self) -> None:
         """Take the outcome, once, in whichever of several threads comes first."""

@@ -22,14 +22,13 @@ from allfold_core.wire.local_wire import (
     Fence,
     Message,
     OpMessage,
+    Outcome,
     P2PMessage,
     Region,
     check_timeout,
     default_socket,
     pack_json,
-    pack_outcome,
     unpack_json,
-    unpack_outcome,
 )
 
 U32 = st.integers(0, 2**32 - 1)
@@ -77,14 +76,23 @@ def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
     pair = P2PMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4)
     barrier = Fingerprint(Kind.BARRIER, None, DType.UINT8, (), -1, "auto")
     sizes = [len(each.pack()) for each in (op, pair, barrier)]
-    assert (PROTOCOL_VERSION, sizes) == (4, [64, 72, 64])
+    assert (PROTOCOL_VERSION, sizes) == (5, [72, 80, 64])
 
 
-@given(U32, U64, st.floats(0.001, 1e9), regions, regions, fences)
-def test_an_op_message_comes_out_as_it_went_in(
-    group: int, seq: int, timeout: float, source: Region, target: Region, fence: Fence
-) -> None:
-    message = OpMessage(group, seq, timeout, source, target, FINGERPRINT.pack(), fence)
+@given(
+    st.builds(
+        OpMessage,
+        group=U32,
+        seq=U64,
+        timeout=st.floats(0.001, 1e9),
+        source=regions,
+        target=regions,
+        fingerprint=st.just(FINGERPRINT.pack()),
+        fence=fences,
+        view=U32,
+    )
+)
+def test_an_op_message_comes_out_as_it_went_in(message: OpMessage) -> None:
     packed = message.pack()
     assert packed[0] == Message.OP
     assert OpMessage.unpack(packed) == message
@@ -92,7 +100,7 @@ def test_an_op_message_comes_out_as_it_went_in(
 
 
 def test_a_short_op_message_is_refused_with_both_sizes() -> None:
-    with pytest.raises(ValueError, match="at least 64 bytes, got 3"):
+    with pytest.raises(ValueError, match="at least 72 bytes, got 3"):
         OpMessage.unpack(b"\x09\0\0")
 
 
@@ -139,6 +147,7 @@ def test_the_calls_of_large_groups_fit_into_a_message() -> None:
         memory=regions,
         nbytes=U64,
         fence=fences,
+        view=U32,
     )
 )
 def test_a_send_or_receive_comes_out_as_it_went_in(message: P2PMessage) -> None:
@@ -156,17 +165,19 @@ def test_a_send_of_another_size_is_refused(more: int) -> None:
 
 
 def test_outcomes_carry_their_error() -> None:
-    assert unpack_outcome(pack_outcome(Message.DONE, 3, 9)) == (3, 9, None)
+    done = Outcome(Message.DONE, 3, 9, epoch=2, participants=4)
+    assert Outcome.unpack(done.pack()) == done
     error = AllfoldError("broken", rank=2).to_dict()
-    assert unpack_outcome(pack_outcome(Message.FAILED, 3, 9, error)) == (3, 9, error)
+    failed = Outcome(Message.FAILED, 3, 9, epoch=2, body=error)
+    assert Outcome.unpack(failed.pack()) == failed
 
 
 def test_an_outcome_that_fits_no_message_keeps_the_beginning_of_its_text() -> None:
     error = AllfoldError("x" * MAX_MESSAGE, rank=2).to_dict()
-    packed = pack_outcome(Message.FAILED, 3, 9, error)
+    packed = Outcome(Message.FAILED, 3, 9, epoch=2, body=error).pack()
     assert len(packed) <= MAX_MESSAGE
-    group, seq, body = unpack_outcome(packed)
-    assert (group, seq) == (3, 9)
+    *numbers, body = Outcome.unpack(packed)
+    assert numbers == [Message.FAILED, 3, 9, 2, 0]
     assert body is not None
     assert (body["code"], body["details"]) == (error["code"], {})
     assert set(body["message"]) == {"x"}

@@ -27,12 +27,11 @@ from allfold_core.wire.local_wire import (
     SEGMENT,
     Message,
     OpMessage,
+    Outcome,
     P2PMessage,
     Region,
     pack_json,
-    pack_outcome,
     unpack_json,
-    unpack_outcome,
 )
 from tests.support.descriptors import no_descriptors_left
 from tests.support.fakes.local_groups import LocalRank, local_groups
@@ -162,10 +161,10 @@ def test_sizes_that_would_keep_the_agent_busy_for_minutes_are_refused() -> None:
 
 def test_an_outcome_that_is_too_long_for_a_message_loses_its_details() -> None:
     error = MismatchError("x" * MAX_MESSAGE, got={str(rank): "y" * 100 for rank in range(1000)})
-    packed = pack_outcome(Message.FAILED, 1, 2, error.to_dict())
+    packed = Outcome(Message.FAILED, 1, 2, epoch=3, body=error.to_dict()).pack()
     assert len(packed) <= MAX_MESSAGE
-    group, seq, body = unpack_outcome(packed)
-    assert (group, seq) == (1, 2)
+    *numbers, body = Outcome.unpack(packed)
+    assert numbers == [Message.FAILED, 1, 2, 3, 0]
     assert body is not None
     assert body["code"] == error.code
     assert body["message"].startswith("xxx")
@@ -181,7 +180,7 @@ def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
     nodes = [f"n{rank}" for rank in ranks]
     error = judge_mismatch("g", nodes, Evidence(0, calls, dict.fromkeys(ranks, 0)))
     assert error is not None
-    packed = pack_outcome(Message.FAILED, 0, 0, error.to_dict())
+    packed = Outcome(Message.FAILED, 0, 0, epoch=0, body=error.to_dict()).pack()
     assert len(packed) < MAX_MESSAGE
     assert "; and 591 other calls" in error.message
     assert len(error.details["odd_ranks"]) == 599

@@ -107,4 +107,4 @@ def test_a_rank_hears_of_the_epoch_that_it_has_joined_though_another_one_is_inst
         answer = rank.recv(MAX_MESSAGE)
         assert answer[0] == Message.JOINED
         body = unpack_json(answer)
-        assert (body["epoch"], body["rank"]) == (joined.number, 0)
+        assert (body["epoch"], body["rank"]) == (joined.ordinal, 0)

@@ -27,7 +27,6 @@ from allfold_core.wire.local_wire import (
     OpMessage,
     P2PMessage,
     Region,
-    unpack_outcome,
 )
 from tests.support.fakes.local_groups import local_groups
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -177,8 +176,8 @@ def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
     gpu = Gpu()
     for seq in range(4):
         gpu.calls.add(gpu.process, call(seq, fence=1))
-    ((refusal,), _) = gpu.process.send.call_args
-    _, seq, body = unpack_outcome(refusal)
+    ((refusal,), _) = gpu.process.send_outcome.call_args
+    seq, body = refusal.seq, refusal.body
     assert seq == 3
     assert "3 calls of this process wait for its GPU" in (body or {})["message"]
     (session, abandoned, _), _ = gpu.process.memberships[0].group.abandon.call_args
@@ -195,7 +194,7 @@ def test_a_late_send_of_a_rank_that_is_not_in_the_new_epoch_is_refused() -> None
         local.install([[0], [1]], {1: 0, 2: 1}, first_seq=None)
         gpu.calls.add(gpu.process, send(0.0, fence=1))
         gpu.reach(0)
-    ((refusal,), _) = gpu.process.send.call_args
-    _, seq, body = unpack_outcome(refusal)
+    ((refusal,), _) = gpu.process.send_outcome.call_args
+    seq, body = refusal.seq, refusal.body
     assert seq == FIRST_PAIR
     assert "the GPU of rank 0 has not come to the call within 0 s" in (body or {})["message"]

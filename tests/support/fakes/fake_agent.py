@@ -10,8 +10,8 @@ from allfold_core.wire.local_wire import (
     MAX_MESSAGE,
     Message,
     OpMessage,
+    Outcome,
     pack_json,
-    pack_outcome,
     unpack_json,
 )
 
@@ -50,13 +50,13 @@ class FakeAgent:
         asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
         if as_rank is not None and of_ranks is not None:
             asked |= {"rank": as_rank, "world_size": of_ranks}
-        seat = {**asked, "number": number, "epoch": 1, "nodes": 1}
+        seat = {**asked, "number": number, "opening": 1, "epoch": 0, "nodes": 1}
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
 
     def finish_op(self) -> OpMessage:
         """Answer the next op as done, and return it."""
         message = OpMessage.unpack(self._await(Message.OP))
-        self._send(pack_outcome(Message.DONE, message.group, message.seq))
+        self._send(Outcome(Message.DONE, message.group, message.seq, message.view, 1).pack())
         return message
 
     def see_off(self) -> None:

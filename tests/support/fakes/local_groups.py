@@ -35,9 +35,9 @@ from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     Message,
     OpMessage,
+    Outcome,
     P2PMessage,
     Region,
-    unpack_outcome,
 )
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.relays import Dam, relay
@@ -89,12 +89,12 @@ class LocalRank:
     def mapping(self, segment: int) -> MappedMemory:
         raise AssertionError("no rank has memory on a GPU")
 
-    def send(self, message: bytes) -> None:
-        _, seq, body = unpack_outcome(message)
-        failed = message[0] == Message.FAILED
-        if not failed and body is not None:
+    def send_outcome(self, outcome: Outcome) -> None:
+        seq, body = outcome.seq, outcome.body or {}
+        failed = outcome.kind is Message.FAILED
+        if not failed and body:
             self.sources[seq] = body["source"]
-        self._outcomes.put((seq, from_dict(body or {}) if failed else None))
+        self._outcomes.put((seq, from_dict(body) if failed else None))
 
     def call(
         self,

@@ -57,7 +57,7 @@ def open_group(name: str, rank: int, world_size: int, agent: str, **options: Any
     """``allfold.init``; calls that name the group get it as their first argument."""
     group = allfold.init(rank=rank, world_size=world_size, group=name, agent=agent, **options)
     GROUPS[name] = group
-    return {"epoch": group.epoch, "nodes": group.nodes, "timeout": group.timeout}
+    return {"opening": group.membership.opening, "nodes": group.nodes, "timeout": group.timeout}
 
 
 def close_group(name: str) -> None:
@@ -67,13 +67,13 @@ def close_group(name: str) -> None:
 
 
 def reopen_group(name: str, times: int, **options: Any) -> list[int]:
-    """Leave and come back at once, so many times; the epochs. Each must be able to do an op."""
-    epochs = []
+    """Leave and come back at once, so many times; the openings. Each must be able to do an op."""
+    openings = []
     for _ in range(times):
         close_group(name)
-        epochs.append(open_group(name, **options)["epoch"])
+        openings.append(open_group(name, **options)["opening"])
         GROUPS[name].barrier()
-    return epochs
+    return openings
 
 
 def close_everything() -> None:

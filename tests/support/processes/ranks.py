@@ -207,7 +207,7 @@ class Job:
         self.name = name
         self.ranks = tuple(ranks)
         self.nodes = tuple(nodes)
-        self.epoch = -1
+        self.opening = -1
 
     @property
     def world_size(self) -> int:
@@ -250,7 +250,7 @@ class Job:
 
     def entered(self, calls: Sequence[Call]) -> None:
         """Wait until the ranks that were let in are in."""
-        self.epoch = results(calls)[0]["epoch"]
+        self.opening = results(calls)[0]["opening"]
 
     def leave(self) -> None:
         """Let all ranks shut the group down in order; those that have done so may do it again."""

@@ -28,7 +28,7 @@ class EpochView(Seat):
     """A group as one rank sees it during an epoch. Rank and size are read here and nowhere else.
 
     Attributes:
-        epoch: the membership generation that these numbers belong to.
+        epoch: how many epochs the group had before the one that these numbers belong to.
         nodes: how many machines the ranks are on.
     """
 

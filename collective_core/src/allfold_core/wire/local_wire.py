@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from allfold_core.errors import InvalidArgument
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
@@ -41,6 +41,8 @@ class Message(IntEnum):
     EXPLAINED = 15  # agent: JSON
     SHARE = 16  # rank: JSON, one file descriptor
     SHARED = 17  # agent: JSON
+    EPOCH = 18  # agent: JSON, before the first outcome that carries the epoch
+    HOLD = 19  # agent: JSON, every second while a group recovers
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -57,11 +59,11 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 
 
 SEGMENT = struct.Struct("<BxxxIQ")
-OUTCOME = struct.Struct("<BxxxIQ")
+OUTCOME = struct.Struct("<BxxxIQII")
 FENCE_WORD = struct.Struct("<I")
 _FENCE = struct.Struct("<IIQ")
-_OP = struct.Struct("<BxxxIQdIIQQ16s")
-_PAIR = struct.Struct("<BBxxIQdiIqQQ16s")
+_OP = struct.Struct("<BxxxIQdIIQQ16sIxxxx")
+_PAIR = struct.Struct("<BBxxIQdiIqQQ16sIxxxx")
 FIRST_PAIR = 1 << 63
 # How many calls of one rank in one group may be without an outcome. Of collectives, the SDK waits
 # for the oldest one before it starts another: all ranks call them in one order, so that one ends.
@@ -123,6 +125,7 @@ class OpMessage(NamedTuple):
         target: where the result is wanted.
         fingerprint: the packed fingerprint.
         fence: until when input and output are still in use.
+        view: the newest epoch that the rank knew when it called; a root is a number of this one.
     """
 
     group: int
@@ -132,6 +135,7 @@ class OpMessage(NamedTuple):
     target: Region
     fingerprint: bytes
     fence: Fence = NO_FENCE
+    view: int = 0
 
     def pack(self) -> bytes:
         head = _OP.pack(
@@ -144,6 +148,7 @@ class OpMessage(NamedTuple):
             self.source.offset,
             self.target.offset,
             _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
+            self.view,
         )
         return head + self.fingerprint
 
@@ -153,7 +158,7 @@ class OpMessage(NamedTuple):
         if len(data) < _OP.size:
             raise ValueError(f"an op message has at least {_OP.size} bytes, got {len(data)}")
         head = _OP.unpack_from(data)
-        _, group, seq, timeout, source, target, source_offset, target_offset, fence = head
+        _, group, seq, timeout, source, target, source_offset, target_offset, fence, view = head
         return cls(
             group,
             seq,
@@ -162,6 +167,7 @@ class OpMessage(NamedTuple):
             Region(target, target_offset),
             data[_OP.size :],
             NO_FENCE if fence == _NO_FENCE else Fence.unpack(fence),
+            view,
         )
 
 
@@ -180,6 +186,7 @@ class P2PMessage(NamedTuple):
         memory: the tensor.
         nbytes: its size.
         fence: until when it is still in use.
+        view: the newest epoch that the rank knew when it called; the peer is a number of this one.
     """
 
     kind: Message
@@ -192,6 +199,7 @@ class P2PMessage(NamedTuple):
     memory: Region
     nbytes: int
     fence: Fence = NO_FENCE
+    view: int = 0
 
     def pack(self) -> bytes:
         return _PAIR.pack(
@@ -206,6 +214,7 @@ class P2PMessage(NamedTuple):
             self.memory.offset,
             self.nbytes,
             _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
+            self.view,
         )
 
     @classmethod
@@ -214,10 +223,49 @@ class P2PMessage(NamedTuple):
         if len(data) != _PAIR.size:
             raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
         kind, dtype, group, seq, timeout, peer, segment, tag, *rest = _PAIR.unpack(data)
-        offset, nbytes, packed = rest
-        region = Region(segment, offset)
+        offset, nbytes, packed, view = rest
         fence = NO_FENCE if packed == _NO_FENCE else Fence.unpack(packed)
-        return cls(Message(kind), group, seq, timeout, peer, tag, dtype, region, nbytes, fence)
+        head = (Message(kind), group, seq, timeout, peer, tag, dtype)
+        return cls(*head, Region(segment, offset), nbytes, fence, view)
+
+
+class Outcome(NamedTuple):
+    """The outcome of a call: ``DONE``, or ``FAILED``.
+
+    Attributes:
+        kind: which of the two.
+        group: the number that the agent gave the group when the rank joined.
+        seq: the number of the call.
+        epoch: the ordinal of the epoch that the rank is in as soon as it is told.
+        participants: the number of ranks whose input the result is made from; 0 of an error, and
+            of a message.
+        body: of an error its JSON form; else whatever there is to say.
+    """
+
+    kind: Message
+    group: int
+    seq: int
+    epoch: int
+    participants: int = 0
+    body: dict[str, Any] | None = None
+
+    def pack(self) -> bytes:
+        """The packed message; an error that does not fit it loses details and the text's end."""
+        head = OUTCOME.pack(*self[:5])
+        if self.body is None:
+            return head
+        packed = head + json.dumps(self.body).encode()
+        if len(packed) <= MAX_MESSAGE:
+            return packed
+        text = str(self.body.get("message"))[:_SHORTENED]
+        return head + json.dumps({**self.body, "message": text, "details": {}}).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Outcome:
+        """The inverse of :meth:`pack`."""
+        kind, group, seq, epoch, participants = OUTCOME.unpack_from(data)
+        body = json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
+        return cls(Message(kind), group, seq, epoch, participants, body)
 
 
 def pack_json(kind: Message, body: dict[str, Any]) -> bytes:
@@ -233,28 +281,29 @@ def unpack_json(data: bytes) -> dict[str, Any]:
     return body
 
 
-def pack_outcome(kind: Message, group: int, seq: int, body: dict[str, Any] | None = None) -> bytes:
-    """``DONE``, with what there is to say, or ``FAILED`` with the error's JSON form.
-
-    What would not fit a message loses the details, and the end of its text.
-    """
-    head = OUTCOME.pack(kind, group, seq)
-    if body is None:
-        return head
-    packed = head + json.dumps(body).encode()
-    if len(packed) <= MAX_MESSAGE:
-        return packed
-    short = {**body, "message": str(body.get("message"))[:_SHORTENED], "details": {}}
-    return head + json.dumps(short).encode()
-
-
 def check_timeout(seconds: float) -> None:
     """Refuse a time limit that is none, also NaN; ``InvalidArgument``."""
     if not 0 < seconds <= LONGEST_TIMEOUT:
         raise InvalidArgument(f"a timeout is more than 0 s and at most {LONGEST_TIMEOUT:g} s")
 
 
-def unpack_outcome(data: bytes) -> tuple[int, int, dict[str, Any] | None]:
-    """(group, seq, body) of a ``DONE`` or ``FAILED`` message."""
-    _, group, seq = OUTCOME.unpack_from(data)
-    return group, seq, json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
+def pack_epoch(group: int, view: Mapping[str, Any]) -> bytes:
+    """An ``EPOCH`` message: a new epoch of a group as the rank will see it.
+
+    Args:
+        group: the number that the agent gave the group when the rank joined.
+        view: ``epoch`` (its ordinal), ``rank``, ``world_size`` and ``nodes``, as in ``JOINED``.
+    """
+    return pack_json(Message.EPOCH, {"number": group, **view})
+
+
+def pack_hold(group: int, waits_for: str, seconds: float) -> bytes:
+    """A ``HOLD`` message: the group recovers, and deadlines of its ops stand still.
+
+    Args:
+        group: the number that the agent gave the group when the rank joined.
+        waits_for: what it waits for, in words that follow "waits for".
+        seconds: for how long, in this recovery.
+    """
+    body = {"number": group, "waits_for": waits_for, "seconds": seconds}
+    return pack_json(Message.HOLD, body)

@@ -27,7 +27,7 @@ from allfold_core.operations import Fingerprint
 from allfold_core.schedules.parts import Part, Piece
 from allfold_core.schedules.schedule import Slice
 from allfold_core.verdict import unmatched_pair
-from allfold_core.wire.local_wire import OpMessage, Region
+from allfold_core.wire.local_wire import OpMessage, Outcome, Region
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class RankEndpoint(Protocol):
     def mapping(self, segment: int) -> MappedMemory:
         """Return the mapping of a segment of the arena in the host's memory."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message to the rank, without waiting."""
+    def send_outcome(self, outcome: Outcome) -> None:
+        """Send the rank the outcome of a call, without waiting."""
 
 
 @dataclass(slots=True)
@@ -94,6 +94,8 @@ class Op:
     Attributes:
         epoch: the number of the epoch in which it runs.
         ranks: the local ranks of that epoch, all of which must call it.
+        ordinal: the number of that epoch for the ranks.
+        participants: how many ranks that epoch has, on all nodes.
         arrivals: by rank.
         compiled: the tasks of ops of this spec on this node, once the op runs.
         operands: the memory that is computed with here, once the op runs.
@@ -110,6 +112,8 @@ class Op:
     seq: int
     epoch: int
     ranks: tuple[int, ...]
+    ordinal: int = 0
+    participants: int = 0
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     compiled: Compiled | None = None
     operands: Operands | None = None

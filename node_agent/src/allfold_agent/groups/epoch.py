@@ -61,6 +61,7 @@ class Epoch:
     rank's registration with the group.
 
     Args:
+        ordinal: how many epochs the group had before: the number of this one for its ranks.
         first_seq: the number of the first op that begins in this epoch.
         table: the ops of the group.
         outcomes: ends ops.
@@ -79,6 +80,7 @@ class Epoch:
     def __init__(
         self,
         plan: Plan,
+        ordinal: int,
         first_seq: int,
         resources: NodeResources,
         *,
@@ -90,6 +92,7 @@ class Epoch:
     ) -> None:
         self.plan = plan
         self.number = plan.epoch
+        self.ordinal = ordinal
         self.first_seq = first_seq
         self.me = plan.index_of_node(resources.node)
         self.ranks = plan.members[self.me].ranks
@@ -149,13 +152,12 @@ class Epoch:
         return {rank: session for session, rank in list(self._numbers.items())}
 
     def view(self, session: str) -> dict[str, Any]:
-        """The epoch as a rank sees it: its number and the size of the group."""
+        """The epoch as a rank sees it: its numbers, and the size of the group."""
         return {
-            "epoch": self.number,
+            "epoch": self.ordinal,
             "rank": self.rank_of(session),
             "world_size": self.plan.world_size,
             "nodes": len(self.plan.members),
-            "timeout": self.plan.timeout,
         }
 
     def explain(self, kind: str, nbytes: int) -> str:

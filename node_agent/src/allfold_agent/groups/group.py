@@ -95,6 +95,7 @@ class Group:
                 first_seq = max(self._called.values(), default=-1) + 1
             epoch = Epoch(
                 plan,
+                len(self.epochs),
                 first_seq,
                 self._resources,
                 table=self.table,
@@ -181,13 +182,13 @@ class Group:
             target = connection.place(message.target, spec.output_bytes[rank])
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
-            refuse(connection, number, seq, refusal)
+            refuse(connection, number, seq, refusal, epoch.ordinal)
             self.abandon(session, seq, refusal)
             return True
         except Exception as error:
             # It is not among those that called, so no verdict on the op would reach it.
             breakdown = self._cannot_be_done(seq, repr(error))
-            refuse(connection, number, seq, breakdown)
+            refuse(connection, number, seq, breakdown, epoch.ordinal)
             self.fail(seq, breakdown)
             raise
         now = monotonic()
@@ -201,7 +202,7 @@ class Group:
             self._called[session] = max(self._called.get(session, -1), seq)
             op = None if failure else self._arrive(epoch, arrival)
         if failure:
-            refuse(connection, number, seq, failure)
+            refuse(connection, number, seq, failure, epoch.ordinal)
         elif op is not None:
             epoch.runner.start(op)
             epoch.edges.resume_all()
@@ -215,7 +216,7 @@ class Group:
         try:
             rank = epoch.rank_of(session)
         except InvalidArgument as error:
-            refuse(connection, number, message.seq, error)
+            refuse(connection, number, message.seq, error, message.view)
             return
         if epoch.p2p.open_calls >= MAX_OPEN_MESSAGES * len(epoch.ranks):
             excess = InvalidArgument(
@@ -223,7 +224,7 @@ class Group:
                 f"{epoch.p2p.open_calls} messages of its node are in flight, the most there may "
                 "be; wait for some of them first"
             )
-            refuse(connection, number, message.seq, excess)
+            refuse(connection, number, message.seq, excess, message.view)
             return
         epoch.p2p.submit(rank, connection, number, message)
 
@@ -270,7 +271,9 @@ class Group:
         seq = arrival.message.seq
         op = self.table.in_flight.get(seq)
         if op is None:
-            op = self.table.in_flight[seq] = Op(seq, epoch.number, epoch.ranks)
+            members = epoch.plan.world_size
+            op = Op(seq, epoch.number, epoch.ranks, epoch.ordinal, members)
+            self.table.in_flight[seq] = op
         op.add(arrival)
         if not op.agrees():
             self.suspect(seq, "mismatch")

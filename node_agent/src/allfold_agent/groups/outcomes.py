@@ -10,7 +10,7 @@ from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, record
 from allfold_agent.groups.op_table import OpTable
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.wire.local_wire import Message, pack_outcome
+from allfold_core.wire.local_wire import Message, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,11 @@ class Outcomes:
             self._retire(op)
         for arrival in op.arrivals.values():
             if op.error is None:
-                outcome = pack_outcome(Message.DONE, arrival.group_number, op.seq)
-                arrival.connection.send(outcome)
+                number, members = arrival.group_number, op.participants
+                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members)
+                arrival.connection.send_outcome(outcome)
             else:
-                refuse(arrival.connection, arrival.group_number, op.seq, op.error)
+                refuse(arrival.connection, arrival.group_number, op.seq, op.error, op.ordinal)
 
     # Failure; called with the table's lock held
 
@@ -93,7 +94,7 @@ class Outcomes:
 
         def report() -> None:
             for arrival in op.arrivals.values():
-                refuse(arrival.connection, arrival.group_number, op.seq, error)
+                refuse(arrival.connection, arrival.group_number, op.seq, error, op.ordinal)
 
         self._cancel(op, report)
 
@@ -102,6 +103,14 @@ class Outcomes:
         self.recent.append(record(op))
 
 
-def refuse(connection: RankEndpoint, number: int, seq: int, error: AllfoldError) -> None:
-    """Send a rank the error of its call."""
-    connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
+def refuse(
+    connection: RankEndpoint, number: int, seq: int, error: AllfoldError, ordinal: int
+) -> None:
+    """Send a rank the error of its call.
+
+    Args:
+        number: what the rank calls the group.
+        ordinal: of the epoch that the rank is in once it has the error.
+    """
+    body = error.to_dict()
+    connection.send_outcome(Outcome(Message.FAILED, number, seq, ordinal, body=body))

@@ -30,8 +30,8 @@ from allfold_core.wire.local_wire import (
     MAX_OPEN_OPS,
     Message,
     OpMessage,
+    Outcome,
     P2PMessage,
-    pack_outcome,
 )
 
 _JUDGE_AGAIN_SECONDS = 1.0
@@ -142,8 +142,9 @@ class DeferredCalls:
 
 
 def refuse(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:
-    """Send a process the error of its call."""
-    process.send(pack_outcome(Message.FAILED, message.group, message.seq, error.to_dict()))
+    """Send a process the error of its call, which leaves it in the epoch that it knows."""
+    number, body = message.group, error.to_dict()
+    process.send_outcome(Outcome(Message.FAILED, number, message.seq, message.view, body=body))
 
 
 def reject(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:

@@ -28,8 +28,10 @@ from allfold_core.wire.local_wire import (
     Fence,
     Message,
     OpMessage,
+    Outcome,
     P2PMessage,
     Region,
+    pack_epoch,
     pack_json,
 )
 
@@ -41,15 +43,34 @@ _REMEMBERED = 1024
 
 @dataclass(slots=True)
 class Membership:
-    """One local rank of one group: a session, whose rank number is the epoch's to say."""
+    """One local rank of one group: a session, whose rank number is the epoch's to say.
+
+    Attributes:
+        told_ordinal: of the newest epoch that the rank was told of; under the connection's lock.
+    """
 
     session: str
     group: Group
+    told_ordinal: int = 0
 
     @property
     def epoch(self) -> Epoch | None:
         """The newest epoch in which the session has a rank, which need not be the current one."""
         return self.group.epoch_with(self.session)
+
+    def untold_epochs(self, ordinal: int) -> list[Epoch]:
+        """The epochs up to one that the rank is in and was not told of, which it is from now on.
+
+        All of them: the rank may wait first for an op of an older epoch than the newest.
+        """
+        if ordinal <= self.told_ordinal:
+            return []
+        older, self.told_ordinal = self.told_ordinal, ordinal
+        return [
+            epoch
+            for epoch in self.group.epochs.values()
+            if older < epoch.ordinal <= ordinal and epoch.has(self.session)
+        ]
 
 
 CallMessage = OpMessage | P2PMessage
@@ -180,12 +201,31 @@ class RankConnection:
     def send(self, message: bytes) -> None:
         """Send a message, now or as soon as the socket takes it."""
         with self._lock:
-            if self._closed:
-                return
-            if not self._outbox and self._try(message):
-                return
-            self._outbox.append(message)
-        self._want_write(self)
+            sent = self._send(message)
+        if not sent:
+            self._want_write(self)
+
+    def send_outcome(self, outcome: Outcome) -> None:
+        """Send the outcome of a call, after all of the epoch that it carries."""
+        with self._lock:
+            self._tell_epoch_if_new(outcome.group, outcome.epoch)
+            sent = self._send(outcome.pack())
+        if not sent:
+            self._want_write(self)
+
+    def _tell_epoch_if_new(self, number: int, ordinal: int) -> None:
+        """Tell the rank of an epoch, and of those before it, that it was not told of."""
+        membership = self.memberships.get(number)
+        if membership is not None:
+            for epoch in membership.untold_epochs(ordinal):
+                self._send(pack_epoch(number, epoch.view(membership.session)))
+
+    def _send(self, message: bytes) -> bool:
+        """Send or keep a message, with the lock; return False if it waits for room."""
+        if self._closed or (not self._outbox and self._try(message)):
+            return True
+        self._outbox.append(message)
+        return False
 
     def flush(self) -> bool:
         """Send what is kept; return True when all of it is sent."""

@@ -268,7 +268,9 @@ class LocalServer:
             refuse_request(process, request, error)
             return
         group = done.result()
-        membership = Membership(request["session"], group)
+        session = request["session"]
+        epoch = group.epoch_with(session) or group.current
+        membership = Membership(session, group, epoch.ordinal)
         if process.is_closed:  # its socket may be open still, for as long as a GPU takes
             self._registrar.lose(membership)
             return
@@ -279,7 +281,9 @@ class LocalServer:
         body = {
             "request": request["request"],
             "number": number,
-            **(membership.epoch or group.current).view(membership.session),
+            "opening": epoch.number,
+            "timeout": epoch.plan.timeout,
+            **epoch.view(session),
         }
         process.send(pack_json(Message.JOINED, body))
 

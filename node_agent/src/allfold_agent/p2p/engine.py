@@ -119,17 +119,17 @@ class P2PEngine(MessageSink):
             call = checked_call(self._plan, rank, connection, number, message)
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
-            send_outcome(connection, number, message.seq, refusal)
+            send_outcome(connection, number, message, refusal)
             return
         with self._turn():
             hopeless = self._broken or self._peer_has_left(call)
             if hopeless is not None:
-                send_outcome(connection, number, message.seq, hopeless)
+                send_outcome(connection, number, message, hopeless)
                 return
             try:
                 self._open_edges(call)
             except ServiceError as error:
-                send_outcome(connection, number, message.seq, error)
+                send_outcome(connection, number, message, error)
                 return
             self._calls.add(call)
             if call.is_send:

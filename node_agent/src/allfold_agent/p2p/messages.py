@@ -15,7 +15,7 @@ from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import ANY_SOURCE, Envelope
 from allfold_core.wire.frames import FrameHeader, FrameType
-from allfold_core.wire.local_wire import Message, P2PMessage, pack_outcome
+from allfold_core.wire.local_wire import Message, Outcome, P2PMessage
 
 PARCEL_BYTES = 512 * 1024
 
@@ -55,7 +55,7 @@ class PendingCall:
     def report(self, error: AllfoldError | None = None, source: int = -1) -> None:
         """Send the rank the outcome; that of a receive names the rank that sent the message."""
         body = None if self.is_send else {"source": source}
-        send_outcome(self.connection, self.group_number, self.message.seq, error, body)
+        send_outcome(self.connection, self.group_number, self.message, error, body)
 
     def describe(self) -> str:
         """For people: ``recv(float32[12], from rank 1, tag 0)``."""
@@ -171,15 +171,17 @@ def content_frames(number: int, memory: torch.Tensor) -> MessageSender:
 def send_outcome(
     connection: RankEndpoint,
     number: int,
-    seq: int,
+    message: P2PMessage,
     error: AllfoldError | None,
     body: dict[str, Any] | None = None,
 ) -> None:
-    """Send a rank the outcome of its call."""
-    if error is None:
-        connection.send(pack_outcome(Message.DONE, number, seq, body))
-    else:
-        connection.send(pack_outcome(Message.FAILED, number, seq, error.to_dict()))
+    """Send a rank the outcome of its call.
+
+    It leaves the rank in its epoch: only collectives are the same point of all programs.
+    """
+    kind = Message.DONE if error is None else Message.FAILED
+    said = body if error is None else error.to_dict()
+    connection.send_outcome(Outcome(kind, number, message.seq, message.view, body=said))
 
 
 def _nothing() -> None:

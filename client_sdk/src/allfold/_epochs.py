@@ -1,0 +1,82 @@
+"""The epochs of a group as one of its ranks sees them.
+
+The agent tells of an epoch before the first outcome that carries it. The rank is in it when the
+program waits for that outcome, and not before: so it is the same point of the program on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from allfold._calls.call import EpochView
+
+log = logging.getLogger("allfold")
+
+_WARN_AFTER_SECONDS = 5.0
+
+
+class Epochs:
+    """The epoch that a rank is in, and those that it will be in.
+
+    Args:
+        view: the epoch in which it joined.
+
+    Attributes:
+        view: the epoch that it is in. Replaced as a whole.
+        held_at: when the agent last said that the group recovers, and deadlines stand still
+            (monotonic).
+    """
+
+    def __init__(self, view: EpochView) -> None:
+        self.view = view
+        self.held_at = float("-inf")
+        self._upcoming: dict[int, EpochView] = {}
+        self._entering = Lock()
+        self._has_warned = False
+
+    def announce(self, body: Mapping[str, Any]) -> None:
+        """Take in an epoch that the rank will be in."""
+        self._upcoming[body["epoch"]] = EpochView(
+            self.view.group, body["rank"], body["world_size"], body["epoch"], body["nodes"]
+        )
+
+    def enter(self, ordinal: int) -> None:
+        """The program has waited for an outcome that carries this epoch, or an older one."""
+        if ordinal <= self.view.epoch:
+            return
+        with self._entering:
+            before, view = self.view, self._upcoming.get(ordinal)
+            if ordinal <= before.epoch:
+                return
+            if view is None:
+                log.error("group '%s': unknown epoch %d in an outcome", before.group, ordinal)
+                return
+            self.view = view
+            for older in [each for each in self._upcoming if each <= ordinal]:
+                del self._upcoming[older]
+        log.warning(
+            "group '%s' has %d of its %d ranks left: this process, rank %d until now, is rank %d",
+            view.group,
+            view.world_size,
+            before.world_size,
+            before.rank,
+            view.rank,
+        )
+
+    def hold(self, body: Mapping[str, Any]) -> None:
+        """The group recovers; say so once if that takes long."""
+        self.held_at = monotonic()
+        if body["seconds"] < _WARN_AFTER_SECONDS:
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "group '%s' waits for %s, for %d s now",
+                self.view.group,
+                body["waits_for"],
+                body["seconds"],
+            )
