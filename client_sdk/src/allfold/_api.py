@@ -38,6 +38,8 @@ def init(
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
+    on_loss: str | None = None,
+    min_world: int | None = None,
 ) -> Group:
     """Join a group as one of its ranks, and wait until every rank has joined.
 
@@ -58,6 +60,12 @@ def init(
             (``ALLFOLD_STRATEGY``). Must be the same on every rank.
         wire: how the data of reductions travels between nodes, where a call does not say
             (``ALLFOLD_WIRE``, else "native"). Must be the same on every rank.
+        on_loss: what becomes of ops that the loss of a rank stops: ``"raise"``: they fail alike on
+            every rank that is left; ``"shrink"``: those that can be are done again by the ranks
+            that are left, and succeed with fewer participants (``ALLFOLD_ON_LOSS``, else "raise").
+            Must be the same on every rank.
+        min_world: with fewer ranks than this left, no op is done any more (``ALLFOLD_MIN_WORLD``,
+            else 1). Must be the same on every rank.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
@@ -81,6 +89,8 @@ def init(
         init_timeout=init_timeout,
         strategies=strategies,
         wire=wire,
+        on_loss=on_loss,
+        min_world=min_world,
     )
 
 
@@ -93,6 +103,8 @@ def new_group(
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
+    on_loss: str | None = None,
+    min_world: int = 1,
 ) -> Group | None:
     """Make a group of some ranks of another one, numbered from 0 in the order given.
 
@@ -103,8 +115,8 @@ def new_group(
     Args:
         ranks: of ``group`` (by default the first group of the process), each once.
         group: the group that they are ranks of.
-        timeout, init_timeout, strategies, wire: as for :func:`init`; ``timeout`` and ``wire`` are
-            by default those of ``group``.
+        timeout, init_timeout, strategies, wire, on_loss, min_world: as for :func:`init`;
+            ``timeout``, ``wire`` and ``on_loss`` are by default those of ``group``.
 
     Raises:
         InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
@@ -122,6 +134,8 @@ def new_group(
         init_timeout=init_timeout,
         strategies=strategies,
         wire=parent.wire if wire is None else wire,
+        on_loss=parent.on_loss if on_loss is None else on_loss,
+        min_world=min_world,
     )
     parent.membership.count_subgroup(members)
     return opened

@@ -17,6 +17,7 @@ from allfold._elements import itemsize_of
 from allfold._membership import Membership
 from allfold._options import agreed, checked_seconds
 from allfold._parting import Parting, by_call
+from allfold._settings import GroupSettings
 from allfold_core.errors import AllfoldError, InvalidArgument, MultipleUnregister
 
 log = logging.getLogger("allfold")
@@ -54,10 +55,13 @@ class Group(Collectives):
         AgentLost: the node agent of this machine is gone.
     """
 
-    def __init__(self, membership: Membership, wire: str, on_left: Callable[[Group], None]) -> None:
+    def __init__(
+        self, membership: Membership, settings: GroupSettings, on_left: Callable[[Group], None]
+    ) -> None:
         self.name = membership.view.group
         self.timeout = membership.timeout
-        self.wire = wire
+        self.wire = settings.wire
+        self.on_loss = settings.on_loss
         self.membership = membership
         self._channel = Channel(membership)
         self._on_left = on_left

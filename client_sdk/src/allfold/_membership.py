@@ -79,6 +79,8 @@ class Membership:
             "timeout": settings.timeout,
             "init_timeout": patience,
             "strategies": settings.strategies,
+            "on_loss": settings.on_loss,
+            "min_world": settings.min_world,
         }
         try:
             answer = session.connection.request(Message.JOIN, body, patience + GRACE_SECONDS)

@@ -67,19 +67,19 @@ class Registry:
             self._opening[seat.group] = seat
         try:
             membership = Membership.join(session, seat, settings)
-            return self._opened(membership, settings.wire)
+            return self._opened(membership, settings)
         finally:
             with self._closing_if_idle():
                 if self._opening.get(seat.group) is seat:
                     del self._opening[seat.group]
 
-    def _opened(self, membership: Membership, wire: str) -> Group:
+    def _opened(self, membership: Membership, settings: GroupSettings) -> Group:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
         with self._lock:
             session, name = membership.session, membership.view.group
             if session.lost is not None:
                 raise session.lost
-            group = self._groups[name] = Group(membership, wire, self._forget)
+            group = self._groups[name] = Group(membership, settings, self._forget)
             return group
 
     def leave(self, group: Group | None = None, parting: Parting | None = None) -> None:
@@ -192,10 +192,20 @@ def open_group(
     init_timeout: float | None = None,
     strategies: str | Mapping[str, str] | None = None,
     wire: str | None = None,
+    on_loss: str | None = None,
+    min_world: int | None = None,
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
     For frameworks, which number the ranks of their groups themselves.
     """
-    settings = GroupSettings.resolve(timeout, init_timeout, strategies, wire)
+    settings = GroupSettings.resolve(
+        world_size,
+        timeout=timeout,
+        init_timeout=init_timeout,
+        strategies=strategies,
+        wire=wire,
+        on_loss=on_loss,
+        min_world=min_world,
+    )
     return registry.open(Seat(name, rank, world_size), settings, agent)

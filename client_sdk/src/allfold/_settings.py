@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast, get_args
 
 from allfold._gpu_path import wanted
 from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
+from allfold_core.plan import OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.wire.local_wire import default_socket
 
@@ -33,14 +34,20 @@ class GroupSettings:
     init_timeout: float
     strategies: dict[str, str]
     wire: str
+    on_loss: OnLoss
+    min_world: int
 
     @classmethod
     def resolve(
         cls,
-        timeout: float | None,
-        init_timeout: float | None,
-        strategies: str | Mapping[str, str] | None,
-        wire: str | None,
+        world_size: int,
+        *,
+        timeout: float | None = None,
+        init_timeout: float | None = None,
+        strategies: str | Mapping[str, str] | None = None,
+        wire: str | None = None,
+        on_loss: str | None = None,
+        min_world: int | None = None,
     ) -> Self:
         """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
 
@@ -52,6 +59,8 @@ class GroupSettings:
             _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT),
             _overrides(strategies),
             _wire(wire),
+            _on_loss(on_loss),
+            _min_world(min_world, world_size),
         )
 
 
@@ -82,6 +91,26 @@ def _wire(given: str | None) -> str:
         return checked_wire(given).label
     with _naming("ALLFOLD_WIRE"):
         return checked_wire(os.environ.get("ALLFOLD_WIRE") or Wire.NATIVE.label).label
+
+
+def _on_loss(given: str | None) -> OnLoss:
+    source, value = "on_loss", given
+    if given is None:
+        source, value = "ALLFOLD_ON_LOSS", os.environ.get("ALLFOLD_ON_LOSS") or "raise"
+    if value not in get_args(OnLoss):
+        raise InvalidArgument(f"{source} is one of {', '.join(get_args(OnLoss))}, got {value!r}")
+    return cast(OnLoss, value)
+
+
+def _min_world(given: int | None, world_size: int) -> int:
+    source, value = "min_world", str(given)
+    if given is None:
+        source, value = "ALLFOLD_MIN_WORLD", os.environ.get("ALLFOLD_MIN_WORLD") or "1"
+    if not value.isdecimal() or not 1 <= int(value) <= world_size:
+        raise InvalidArgument(
+            f"{source} is a number of ranks from 1 to {world_size}, the world size; got {value}"
+        )
+    return int(value)
 
 
 def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from allfold_core.errors import AllfoldError
 from allfold_core.wire.local_wire import (
     MAX_MESSAGE,
     Message,
     OpMessage,
     Outcome,
+    P2PMessage,
+    pack_epoch,
+    pack_hold,
     pack_json,
     unpack_json,
 )
@@ -44,20 +48,48 @@ class FakeAgent:
 
     def seat(
         self, number: int = 0, as_rank: int | None = None, of_ranks: int | None = None
-    ) -> None:
-        """Answer the next JOIN, with the numbers that it asks for or with others."""
+    ) -> dict[str, Any]:
+        """Answer the next JOIN, with the numbers that it asks for or with others; return it."""
         request = unpack_json(self._await(Message.JOIN))
         asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
         if as_rank is not None and of_ranks is not None:
             asked |= {"rank": as_rank, "world_size": of_ranks}
         seat = {**asked, "number": number, "opening": 1, "epoch": 0, "nodes": 1}
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
+        return request
 
     def finish_op(self) -> OpMessage:
         """Answer the next op as done, and return it."""
-        message = OpMessage.unpack(self._await(Message.OP))
-        self._send(Outcome(Message.DONE, message.group, message.seq, message.view, 1).pack())
+        message = self.next_op()
+        self.conclude(message, message.view)
         return message
+
+    def next_op(self) -> OpMessage:
+        """The next op, which is answered later."""
+        return OpMessage.unpack(self._await(Message.OP))
+
+    def conclude(
+        self,
+        call: OpMessage | P2PMessage,
+        epoch: int = 0,
+        participants: int = 1,
+        error: AllfoldError | None = None,
+    ) -> None:
+        """Answer a call, with its result or an error."""
+        kind, body = Message.DONE, None
+        if error is not None:
+            kind, participants, body = Message.FAILED, 0, error.to_dict()
+        outcome = Outcome(kind, call.group, call.seq, epoch, participants, body)
+        self._send(outcome.pack())
+
+    def announce(self, epoch: int, rank: int, world_size: int, number: int = 0) -> None:
+        """Tell of a new epoch."""
+        view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1}
+        self._send(pack_epoch(number, view))
+
+    def hold(self, seconds: float, number: int = 0) -> None:
+        """Say that the group recovers."""
+        self._send(pack_hold(number, "node-b to answer", seconds))
 
     def see_off(self) -> None:
         """Answer the next LEAVE."""

@@ -80,6 +80,7 @@ class LocalRank:
         self._inputs: dict[int, tuple[int, int]] = {}
         self._outcomes: SimpleQueue[tuple[int, AllfoldError | None]] = SimpleQueue()
         self.sources: dict[int, int] = {}
+        self.told: dict[int, Outcome] = {}
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         return self._bytes[region.offset : region.offset + nbytes]
@@ -91,6 +92,7 @@ class LocalRank:
 
     def send_outcome(self, outcome: Outcome) -> None:
         seq, body = outcome.seq, outcome.body or {}
+        self.told[seq] = outcome
         failed = outcome.kind is Message.FAILED
         if not failed and body:
             self.sources[seq] = body["source"]

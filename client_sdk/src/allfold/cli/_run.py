@@ -79,7 +79,8 @@ def run(
             "with --nnodes, give --agent: the machines' agents must be connected"
         )
     group = group_name(group or make_group_name())
-    GroupSettings.resolve(None, None, None, None)  # what the ranks' init would refuse
+    world_size = (nnodes or count) * nproc_per_node
+    GroupSettings.resolve(world_size)  # refuses what the ranks' init would refuse
     policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going)
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
