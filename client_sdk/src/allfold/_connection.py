@@ -11,14 +11,13 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from threading import Condition, Lock
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
-from allfold._epochs import Epochs
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -75,6 +74,16 @@ class Pending:
         return self.answer
 
 
+class GroupListener(Protocol):
+    """Takes in what the agent says of a group unasked; must not wait."""
+
+    def announce(self, body: Mapping[str, Any]) -> None:
+        """There is an epoch that an outcome will carry."""
+
+    def hold(self, body: Mapping[str, Any]) -> None:
+        """The group recovers, and deadlines stand still."""
+
+
 class Connection:
     """A connected socket, and what is being waited for.
 
@@ -100,7 +109,7 @@ class Connection:
         self._changed = Condition(self._lock)
         self._reading = False
         self._pending: dict[Hashable, Pending] = {}
-        self._epochs: dict[int, Epochs] = {}
+        self._listeners: dict[int, GroupListener] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
         try:
@@ -177,13 +186,13 @@ class Connection:
                 raise self.lose(f"the node agent at {self.path} {reason}")
             room.poll(min(left, _LONGEST_WAIT) * 1000)
 
-    def follow(self, number: int, epochs: Epochs) -> None:
-        """Take in what the agent says of a group, by its number; before the first call."""
-        self._epochs[number] = epochs
+    def listen(self, number: int, listener: GroupListener) -> None:
+        """Pass on what the agent says of a group, by its number; before the first call."""
+        self._listeners[number] = listener
 
-    def unfollow(self, number: int) -> None:
+    def ignore(self, number: int) -> None:
         """Ignore what the agent says of a group that was left."""
-        self._epochs.pop(number, None)
+        self._listeners.pop(number, None)
 
     # Waiting
 
@@ -292,13 +301,13 @@ class Connection:
 
     def _take_news(self, kind: int, body: dict[str, Any]) -> None:
         """Take in what the agent says of a group unasked, unless the group was left."""
-        epochs = self._epochs.get(body["number"])
-        if epochs is None:
+        listener = self._listeners.get(body["number"])
+        if listener is None:
             return
         if kind == Message.EPOCH:
-            epochs.announce(body)
+            listener.announce(body)
         else:
-            epochs.hold(body)
+            listener.hold(body)
 
     def _refused(self, body: dict[str, Any]) -> Hashable:
         """Return the key of what was refused: a request by its number, else the greeting."""

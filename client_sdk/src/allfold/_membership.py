@@ -60,7 +60,7 @@ class Membership:
         self.left = False
         self._leaving = Lock()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
-        self._connection.follow(self.number, self.epochs)
+        self._connection.listen(self.number, self.epochs)
 
     @property
     def view(self) -> EpochView:
@@ -128,7 +128,7 @@ class Membership:
                 error or f"none came within {seconds:g} s",
             )
         finally:
-            self._connection.unfollow(self.number)
+            self._connection.ignore(self.number)
 
     def explain(self, kind: str, nbytes: int) -> str:
         """The strategy that ``"auto"`` stands for."""
