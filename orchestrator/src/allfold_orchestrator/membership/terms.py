@@ -1,0 +1,316 @@
+"""The terms of a group as the orchestrator keeps them: who votes, and if the record is trusted.
+
+Pure: every function returns the next record. The caller writes it only if nobody else has written
+since it read the one before (compare-and-set), so the terms of a group are one chain.
+
+A *recalled* record may lack what was decided last, because the store lost something. Agents then
+register what they hold, and the record becomes the newest term of all; see :func:`register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from allfold_core.plan import Plan
+from allfold_core.survival.records import Seat, Term
+from allfold_orchestrator.membership.group_state import Epoch, Life
+
+GENERATION_BITS = 12
+LAST_GENERATION = (1 << GENERATION_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLife:
+    """One life of the store: its generation, and the server's own name for this life of it."""
+
+    generation: int
+    run_id: str
+
+
+def store_life(stored: StoreLife | None, run_id: str) -> StoreLife:
+    """Return the store's life as it is now; it is another one where the server was started anew."""
+    if stored is None:
+        return StoreLife(1, run_id)
+    return stored if stored.run_id == run_id else StoreLife(stored.generation + 1, run_id)
+
+
+def outgrow(store: StoreLife, reported: int) -> StoreLife:
+    """Return a life of the store above a generation that an agent has reported."""
+    return replace(store, generation=max(store.generation, reported) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """One node of a term: its life, and where it listens."""
+
+    incarnation: str
+    data_address: str
+    control_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The time in which agents report to a store that may have lost something.
+
+    Attributes:
+        until: the end of the grace; every living agent has registered by then.
+        registered: the voters that have.
+    """
+
+    until: float
+    registered: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TermRecord:
+    """The record of a group's term.
+
+    Attributes:
+        term: the newest term.
+        voters: its nodes by name.
+        seats: the ranks that have not left.
+        generation: of the store that keeps the record; ``term.generation`` is of the one that made
+            the term.
+        recall: set from the loss of a record until all its voters have registered.
+    """
+
+    term: Term
+    voters: Mapping[str, Voter]
+    seats: tuple[Seat, ...]
+    generation: int
+    recall: Recall | None = field(default=None)
+
+    def is_trusted(self, now: float) -> bool:
+        """Return True unless agents may still report a newer term."""
+        return self.recall is None or now >= self.recall.until
+
+    def has(self, life: Life) -> bool:
+        """Return True if this incarnation of a node is a voter."""
+        voter = self.voters.get(life[0])
+        return voter is not None and voter.incarnation == life[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, which :meth:`from_dict` reads."""
+        recall = self.recall
+        return {
+            "term": asdict(self.term),
+            "voters": {name: asdict(voter) for name, voter in self.voters.items()},
+            "seats": [list(seat) for seat in self.seats],
+            "generation": self.generation,
+            "recall": recall and {"until": recall.until, "registered": sorted(recall.registered)},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TermRecord:
+        """Return the record that :meth:`to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged.
+        """
+        term, recall = data["term"], data["recall"]
+        lost = tuple((node, how) for node, how in term["lost"])
+        lists = {"voters": tuple(term["voters"]), "joined": tuple(term["joined"]), "lost": lost}
+        return cls(
+            term=Term(**{**term, **lists}),
+            voters={name: Voter(**voter) for name, voter in data["voters"].items()},
+            seats=tuple(Seat(session, node) for session, node in data["seats"]),
+            generation=data["generation"],
+            recall=recall and Recall(recall["until"], frozenset(recall["registered"])),
+        )
+
+
+def first_term(epoch: Epoch, generation: int) -> TermRecord:
+    """Return the record of a group whose formation is complete: every node is a voter."""
+    plan: Plan = epoch.plan
+    nodes = tuple(member.node for member in plan.members)
+    lives = {seat.node.node: seat.node for seat in epoch.seats.values()}
+    return TermRecord(
+        term=Term(plan.epoch, generation, nodes, (plan.epoch,) * len(nodes)),
+        voters={
+            name: Voter(lives[name].incarnation, lives[name].data_address, lives[name].control_url)
+            for name in nodes
+        },
+        seats=tuple(
+            Seat(epoch.seats[rank].session, epoch.seats[rank].node.node)
+            for rank in range(plan.world_size)
+        ),
+        generation=generation,
+    )
+
+
+def without_seats(record: TermRecord, sessions: Collection[str]) -> TermRecord:
+    """Return the record after ranks have left; the term is the same, as its nodes are."""
+    seats = tuple(seat for seat in record.seats if seat.session not in sessions)
+    return record if len(seats) == len(record.seats) else replace(record, seats=seats)
+
+
+def evict(record: TermRecord, lost: Mapping[Life, str]) -> TermRecord | None:
+    """Return the record without these lives of nodes; ``None`` if no node with a rank is left.
+
+    Lives that the record does not have change nothing. Voters whose last rank has left go too.
+
+    Args:
+        lost: how the loss of each is known.
+    """
+    found = {life[0]: how for life, how in lost.items() if record.has(life)}
+    if not found:
+        return record
+    seated = {seat.node for seat in record.seats}
+    staying = [name for name in record.term.voters if name in seated and name not in found]
+    return _narrowed(record, staying, record.term.number + 1, found) if staying else None
+
+
+def _narrowed(
+    record: TermRecord, staying: Collection[str], number: int, lost: Mapping[str, str]
+) -> TermRecord:
+    """Return the record of a new term with some of the voters of the last one."""
+    joined = dict(zip(record.term.voters, record.term.joined, strict=True))
+    voters = tuple(name for name in record.term.voters if name in staying)
+    term = Term(
+        number=number,
+        generation=record.generation,
+        voters=voters,
+        joined=tuple(joined[name] for name in voters),
+        lost=tuple(sorted(lost.items())),
+    )
+    return replace(
+        record,
+        term=term,
+        voters={name: record.voters[name] for name in voters},
+        seats=tuple(seat for seat in record.seats if seat.node in voters),
+        recall=_after(record.recall, voters),
+    )
+
+
+# The loss of the record
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What an agent says of a group when it registers with the store.
+
+    Attributes:
+        life: the node, in its incarnation.
+        generation: of the store with which it registered last; 0 before the first time.
+        held: the newest term that it has taken, with the generation in which it was announced.
+        is_out: a term has left it out, so it takes part in nothing.
+    """
+
+    life: Life
+    generation: int
+    held: TermRecord
+    is_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What follows from a registration; ``is_out``: the agent is to leave the group."""
+
+    record: TermRecord | None
+    is_out: bool = False
+
+
+def shows_loss(record: TermRecord | None, store: StoreLife, report: Registration) -> bool:
+    """Return True if an agent knows more than a store that thinks it has lost nothing.
+
+    The store's generation then has to grow above the reported one (:func:`outgrow`), after which
+    all agents register again.
+    """
+    if report.generation > store.generation:
+        return True
+    if record is None or report.is_out:
+        return False
+    is_current = record.recall is None and record.generation == store.generation
+    return is_current and report.held.term.number > record.term.number
+
+
+def recalled(record: TermRecord, store: StoreLife, until: float) -> TermRecord:
+    """Return a record that is no longer trusted if the store has had another life since."""
+    if record.generation == store.generation:
+        return record
+    return replace(record, generation=store.generation, recall=Recall(until))
+
+
+def register(
+    record: TermRecord | None, store: StoreLife, report: Registration, until: float
+) -> Registered:
+    """Return the record after a registration with this life of the store.
+
+    Args:
+        until: the end of the grace, where one begins now.
+    """
+    if report.is_out:
+        return Registered(record and evict(recalled(record, store, until), _said_so(report)), True)
+    if record is None:
+        if not report.held.has(report.life):
+            return Registered(None, is_out=True)
+        held = replace(report.held, generation=store.generation, recall=Recall(until))
+        return _noted(held, report)
+    record = recalled(record, store, until)
+    if record.recall is None:
+        return Registered(record, is_out=not record.has(report.life))
+    met = _meet(record, report.held)
+    if met is None:
+        return Registered(record, is_out=True)
+    return _noted(met, report)
+
+
+def _noted(record: TermRecord, report: Registration) -> Registered:
+    if not record.has(report.life):
+        return Registered(record, is_out=True)
+    assert record.recall is not None
+    registered = record.recall.registered | {report.life[0]}
+    recall = _after(replace(record.recall, registered=registered), record.term.voters)
+    return Registered(replace(record, recall=recall))
+
+
+def _after(recall: Recall | None, voters: Collection[str]) -> Recall | None:
+    """Return ``None`` once all voters have registered."""
+    return None if recall is None or recall.registered.issuperset(voters) else recall
+
+
+def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
+    """Return the record in which a recalled one and a reported one meet.
+
+    Of one chain it is the newer one. Two terms of different chains go on with the nodes that are in
+    both: whatever one of them decided, all of these know. ``None`` if there are no such nodes.
+    """
+    mine, other = record.term, held.term
+    if mine == other or mine.may_follow(other):
+        return record
+    if other.may_follow(mine):
+        return replace(held, generation=record.generation, recall=record.recall)
+    common = [
+        name for name in mine.voters if name in other.voters and _same_life(record, held, name)
+    ]
+    if not common:
+        return None
+    how = "the orchestrator lost its record, and this node was not in all terms that were decided"
+    lost = {name: how for name in (*mine.voters, *other.voters) if name not in common}
+    return _narrowed(record, common, max(mine.number, other.number) + 1, lost)
+
+
+def _same_life(one: TermRecord, other: TermRecord, name: str) -> bool:
+    return one.voters[name].incarnation == other.voters[name].incarnation
+
+
+def _said_so(report: Registration) -> dict[Life, str]:
+    return {report.life: "the node says that it is out of the group"}
+
+
+def may_evict(record: TermRecord, node: str, *, is_proven: bool, now: float) -> bool:
+    """Return True if a voter may be evicted; after a loss of the record that takes more.
+
+    Args:
+        is_proven: the node is known to be gone, and not only silent.
+    """
+    recall = record.recall
+    if recall is None:
+        return True
+    if node in recall.registered:
+        return is_proven or now >= recall.until
+    if now < recall.until:
+        return False
+    return is_proven or 2 * len(recall.registered & set(record.voters)) > len(record.voters)

@@ -1,0 +1,70 @@
+"""The nodes that are left out where links are dead, against a search through all sets of nodes."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allfold_orchestrator.membership import cover
+from allfold_orchestrator.membership.cover import smallest_cover
+
+NODES = "abcdef"
+
+
+def links(*pairs: str) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in pairs}
+
+
+def test_of_one_dead_link_the_node_with_fewer_ranks_goes() -> None:
+    assert smallest_cover(links("ab"), {"a": 1, "b": 2}) == {"a"}
+    assert smallest_cover(links("ab"), {"a": 2, "b": 1}) == {"b"}
+
+
+def test_of_two_nodes_with_as_many_ranks_the_leader_stays() -> None:
+    assert smallest_cover(links("ab"), {"a": 1, "b": 1}, {"a"}) == {"b"}
+    assert smallest_cover(links("ab"), {"a": 1, "b": 1}, {"b"}) == {"a"}
+    assert smallest_cover(links("ab"), {}) == {"a"}, "and all replicas choose the same"
+
+
+def test_a_node_that_lost_all_its_links_goes_alone_however_many_ranks_it_has() -> None:
+    assert smallest_cover(links("ab", "ac", "ad"), {"a": 8, "b": 1, "c": 1, "d": 1}) == {"a"}
+
+
+def test_dead_links_that_have_nothing_in_common_are_covered_one_by_one() -> None:
+    assert smallest_cover(links("ab", "cd"), {"a": 2, "b": 1, "c": 1, "d": 2}) == {"b", "c"}
+    assert smallest_cover([], {}) == frozenset()
+
+
+def test_a_tangle_too_large_to_search_is_covered_all_the_same() -> None:
+    names = [f"n{number}" for number in range(cover.MAX_SEARCHED + 2)]
+    dead = {frozenset(pair) for pair in combinations(names, 2)}
+    found = smallest_cover(dead, {})
+    assert all(link & found for link in dead)
+    assert len(found) == len(names) - 1
+
+
+pairs = st.sampled_from([frozenset(pair) for pair in combinations(NODES, 2)])
+
+
+@given(
+    st.sets(pairs, max_size=10),
+    st.dictionaries(st.sampled_from(NODES), st.integers(1, 3)),
+    st.sets(st.sampled_from(NODES), max_size=2),
+)
+def test_no_set_of_nodes_is_a_better_cover(
+    dead: set[frozenset[str]], ranks: dict[str, int], leaders: set[str]
+) -> None:
+    def cost(nodes: frozenset[str]) -> tuple[int, int, int]:
+        return len(nodes), sum(ranks.get(n, 0) for n in nodes), len(nodes & leaders)
+
+    covers = (
+        frozenset(nodes)
+        for count in range(len(NODES) + 1)
+        for nodes in combinations(NODES, count)
+        if all(link & set(nodes) for link in dead)
+    )
+    found = smallest_cover(dead, ranks, leaders)
+    assert all(link & found for link in dead)
+    assert cost(found) == min(map(cost, covers))
