@@ -1,0 +1,311 @@
+"""The jury: which lives of nodes are over, from what agents accuse each other of and who answers.
+
+Pure: the time comes as an argument, and what is to be done goes back as instructions. One jury
+belongs to one replica; what it decides is written by compare-and-set, so two of them never decide
+twice.
+
+A life is over on *proof*: it says so itself, or it refuses connections at a replica that had
+reached it before and on a second path. Or for *silence*: accused, probed, and not heard by anybody
+until ``confirm`` is over. Where both ends of a link are alive and nothing passes between them for
+as long, the *link* is dead, and the fewest nodes go that have an end of every such link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from allfold_core.survival.suspicion import (
+    CLEARED_SECONDS,
+    LONGEST_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
+)
+from allfold_orchestrator.membership.cover import smallest_cover
+from allfold_orchestrator.membership.group_state import Life
+
+CONFIRM_SECONDS = 0.5
+LATELY_SECONDS = 1.0
+"""A member that has heard a node within this time is a witness that it lives."""
+PROMPT_SECONDS = 0.1
+"""A node whose thread for the links lags no more than this is not itself why they are silent."""
+
+
+class Charge(Enum):
+    """What an agent accuses another one of."""
+
+    REFUSED = "refused"
+    SILENT = "silent"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Look for a sign of life: ask the node, dial it, let ``members`` ping it."""
+
+    accused: Life
+    members: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Tell an accuser that the node lives, and how long it may be silent from now on."""
+
+    accuser: Life
+    accused: Life
+    patience: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """These lives are over, all at once; each with how that is known."""
+
+    lives: Mapping[Life, str]
+    is_proven: bool
+
+
+Instruction = Probe | Cleared | Evict
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question that is open from ``begun`` to ``until``."""
+
+    begun: float
+    until: float
+
+
+@dataclass(slots=True)
+class _Case(_Open):
+    """The accusations of one life that are not decided yet; without accusers it is our own."""
+
+    charges: dict[Life, Charge] = field(default_factory=dict)
+    link_ended: bool = False
+    dial_refused: bool = False
+
+    @property
+    def is_refused_twice(self) -> bool:
+        """True if a second path confirms what this replica found itself."""
+        confirmed = self.link_ended or Charge.REFUSED in self.charges.values()
+        return self.dial_refused and confirmed
+
+    @property
+    def is_stuck(self) -> bool:
+        return Charge.STUCK in self.charges.values()
+
+
+class Jury:
+    """All cases of one replica."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Life, _Case] = {}
+        self._links: dict[tuple[Life, Life], _Open] = {}  # by accuser and accused
+        self._reached: set[Life] = set()
+        self._prompt: dict[Life, float] = {}
+        self._heard: dict[Life, dict[Life, float]] = {}
+        self._told: dict[Life, float] = {}
+        self._patience: dict[Life, tuple[float, float]] = {}
+
+    def patience(self, life: Life, now: float) -> float:
+        """Return how long a node may be silent; twice as long after each false accusation."""
+        value, until = self._patience.get(life, (PATIENCE_SECONDS, now))
+        return value if now < until else PATIENCE_SECONDS
+
+    # What happens
+
+    def reached(self, life: Life) -> None:
+        """This replica has dialled the node, and it answered."""
+        self._reached.add(life)
+
+    def accused(
+        self, now: float, accuser: Life, life: Life, charge: Charge, members: Collection[Life]
+    ) -> list[Instruction]:
+        """An agent accuses another one. ``members`` are those who could hear it as well."""
+        case = self._open(now, life)
+        case.charges[accuser] = charge
+        if charge is not Charge.STUCK:
+            until = now + self._confirm(life, now)
+            self._links.setdefault((accuser, life), _Open(now, until))
+        return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
+
+    def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
+        """This replica's own control link to the node has ended."""
+        case = self._open(now, life)
+        case.link_ended = True
+        return self._proof(life, case) or [Probe(life, self._others(life, life, members))]
+
+    def dial_refused(self, life: Life) -> list[Instruction]:
+        """The node refuses connections of this replica."""
+        case = self._cases.get(life)
+        if case is None or life not in self._reached:
+            return []
+        case.dial_refused = True
+        return self._proof(life, case)
+
+    def answered(self, now: float, life: Life, lag: float) -> list[Instruction]:
+        """The node has answered; ``lag`` is how late its thread for the links is."""
+        if lag < PROMPT_SECONDS:
+            self._prompt[life] = now
+        return self._sign_of_life(now, life)
+
+    def linked(self, now: float, life: Life) -> list[Instruction]:
+        """The node has opened its control link, perhaps anew."""
+        case = self._cases.get(life)
+        if case is not None:
+            case.link_ended = False
+        return self._sign_of_life(now, life)
+
+    def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> list[Instruction]:
+        """A member says how long ago it heard each of the others."""
+        heard = {life: now - age for life, age in ages.items()}
+        self._heard[member], self._told[member] = heard, now
+        instructions: list[Instruction] = []
+        for life, at in heard.items():
+            link = self._links.get((member, life))
+            if link is not None and at > link.begun:
+                del self._links[member, life]
+            case = self._cases.get(life)
+            if case is not None and at > case.begun and not case.is_stuck:
+                instructions += self._sign_of_life(now, life)
+        return instructions
+
+    def lagged(self, seconds: float) -> None:
+        """This replica was itself late: nobody may suffer for answers that it has not read."""
+        for each in self._open_questions():
+            each.until += seconds
+
+    def gone(self, life: Life, how: str) -> list[Instruction]:
+        """The node itself says that it is over, or a new life of it has come in its place."""
+        self.forget(life)
+        return [Evict({life: how}, is_proven=True)]
+
+    def forget(self, life: Life) -> None:
+        """Drop all accusations by and of a life that is over."""
+        self._cases.pop(life, None)
+        self._links = {pair: link for pair, link in self._links.items() if life not in pair}
+        for case in self._cases.values():
+            case.charges.pop(life, None)
+        self._cases = {
+            each: case for each, case in self._cases.items() if case.charges or case.link_ended
+        }
+        for table in (self._prompt, self._heard, self._told, self._patience):
+            table.pop(life, None)
+        for heard in self._heard.values():
+            heard.pop(life, None)
+        self._reached.discard(life)
+
+    # What follows when the time is over
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nobody is accused: nothing is to be decided."""
+        return not any(self._open_questions())
+
+    def decide(
+        self, now: float, ranks: Mapping[str, int], leaders: Collection[str] = ()
+    ) -> list[Instruction]:
+        """Return the evictions that are due.
+
+        Args:
+            ranks: how many each node has.
+            leaders: the nodes that lead a group.
+        """
+        over = dict(self._silent(now))
+        for life in over:
+            self.forget(life)
+        dead = self._dead_links(now)
+        names = {life[0]: life for pair in dead for life in pair}
+        cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
+        for name in sorted(cover):
+            over[names[name]] = _cut_off(name, dead)
+            self.forget(names[name])
+        return [Evict(over, is_proven=False)] if over else []
+
+    def _silent(self, now: float) -> Iterator[tuple[Life, str]]:
+        for life, case in list(self._cases.items()):
+            if now < case.until:
+                continue
+            if case.charges:
+                charges = sorted({charge.value for charge in case.charges.values()})
+                by = ", ".join(sorted(accuser[0] for accuser in case.charges))
+                yield life, f"{' and '.join(charges)} to {by}, and gave no sign of life"
+            elif self._is_missed(now, life):
+                yield life, "its control link ended, and no member of its groups hears it"
+            else:
+                del self._cases[life]
+
+    def _is_missed(self, now: float, life: Life) -> bool:
+        """Return True if there are members who would hear the node, and none of them does."""
+        ages = [
+            now - heard[life]
+            for member, heard in self._heard.items()
+            if life in heard and now - self._told[member] <= LATELY_SECONDS
+        ]
+        return bool(ages) and min(ages) > LATELY_SECONDS
+
+    def _dead_links(self, now: float) -> list[tuple[Life, Life]]:
+        """Return the links that are dead, once all that died with the first have been judged."""
+        for pair, link in list(self._links.items()):
+            if now >= link.until and not self._both_live(now, *pair):
+                del self._links[pair]
+        dead = {pair: link for pair, link in self._links.items() if self._is_dead(pair, link)}
+        window = min((link.until for link in dead.values()), default=now)
+        undecided = [
+            pair for pair, link in self._links.items() if pair not in dead and link.begun <= window
+        ]
+        return [] if undecided else list(dead)
+
+    def _is_dead(self, pair: tuple[Life, Life], link: _Open) -> bool:
+        """Return True if the accuser says after the time that it has heard nothing since."""
+        accuser, accused = pair
+        heard = self._heard.get(accuser, {}).get(accused, float("-inf"))
+        return self._told.get(accuser, float("-inf")) >= link.until and heard <= link.begun
+
+    def _both_live(self, now: float, accuser: Life, accused: Life) -> bool:
+        prompt = now - self._prompt.get(accused, float("-inf")) <= LATELY_SECONDS
+        heard = any(
+            now - heard.get(accused, float("-inf")) <= LATELY_SECONDS
+            for heard in self._heard.values()
+        )
+        told = now - self._told.get(accuser, float("-inf")) <= LATELY_SECONDS
+        return told and (prompt or heard)
+
+    # Cases
+
+    def _open_questions(self) -> Iterator[_Open]:
+        yield from self._cases.values()
+        yield from self._links.values()
+
+    def _open(self, now: float, life: Life) -> _Case:
+        case = self._cases.get(life)
+        if case is None:
+            case = self._cases[life] = _Case(now, now + self._confirm(life, now))
+        return case
+
+    def _confirm(self, life: Life, now: float) -> float:
+        return max(CONFIRM_SECONDS, self.patience(life, now))
+
+    def _proof(self, life: Life, case: _Case) -> list[Instruction]:
+        if not case.is_refused_twice:
+            return []
+        return self.gone(life, "it refuses connections of the orchestrator and of others")
+
+    def _sign_of_life(self, now: float, life: Life) -> list[Instruction]:
+        """Close the case, and let the accusers be more patient with the node for a while."""
+        case = self._cases.get(life)
+        if case is None or case.is_stuck:
+            return []
+        del self._cases[life]
+        patience = min(2 * self.patience(life, now), LONGEST_PATIENCE_SECONDS)
+        self._patience[life] = patience, now + CLEARED_SECONDS
+        return [Cleared(accuser, life, patience) for accuser in case.charges]
+
+    @staticmethod
+    def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:
+        return tuple(each for each in members if each not in (life, accuser))[:2]
+
+
+def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:
+    others = sorted({end[0] for pair in dead for end in pair if name in (pair[0][0], pair[1][0])})
+    others.remove(name)
+    return f"nothing passes between it and {', '.join(others)}, although both ends live"

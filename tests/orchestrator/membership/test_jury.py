@@ -1,0 +1,339 @@
+"""The jury: proof, silence, signs of life, and links that are dead while both ends live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.jury import (
+    CONFIRM_SECONDS,
+    Charge,
+    Cleared,
+    Evict,
+    Instruction,
+    Jury,
+    Probe,
+)
+
+A, B, C, D = ((name, "1") for name in "abcd")
+MEMBERS = (A, B, C, D)
+RANKS = dict.fromkeys("abcd", 1)
+AFTER = CONFIRM_SECONDS + 0.01
+
+
+def silent(jury: Jury, now: float, accuser: Life, accused: Life) -> list[Instruction]:
+    return jury.accused(now, accuser, accused, Charge.SILENT, MEMBERS)
+
+
+def evicted(instructions: list[Instruction]) -> Mapping[Life, str]:
+    return {
+        life: how
+        for each in instructions
+        if isinstance(each, Evict)
+        for life, how in each.lives.items()
+    }
+
+
+def decided(jury: Jury, now: float, leaders: str = "") -> set[str]:
+    return {name for name, _ in evicted(jury.decide(now, RANKS, leaders))}
+
+
+# Proof
+
+
+def test_a_node_that_says_it_is_gone_is_evicted_at_once() -> None:
+    assert Jury().gone(A, "it leaves") == [Evict({A: "it leaves"}, is_proven=True)]
+
+
+def test_a_refused_dial_and_the_end_of_the_control_link_are_proof() -> None:
+    jury = Jury()
+    jury.reached(A)
+    assert jury.link_ended(0.0, A, MEMBERS) == [Probe(A, (B, C))]
+    (verdict,) = jury.dial_refused(A)
+    assert isinstance(verdict, Evict)
+    assert verdict.is_proven
+    assert jury.is_idle
+
+
+def test_a_refused_dial_and_an_accuser_that_was_refused_are_proof_in_either_order() -> None:
+    jury = Jury()
+    jury.reached(A)
+    jury.accused(0.0, B, A, Charge.REFUSED, MEMBERS)
+    assert set(evicted(jury.dial_refused(A))) == {A}
+    jury.reached(A)
+    silent(jury, 0.0, C, A)
+    assert jury.dial_refused(A) == [], "one path alone may be a firewall"
+    assert set(evicted(jury.accused(0.1, B, A, Charge.REFUSED, MEMBERS))) == {A}
+
+
+def test_a_refused_dial_of_a_node_that_was_never_reached_says_nothing() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.REFUSED, MEMBERS)
+    assert jury.dial_refused(A) == []
+    assert decided(jury, CONFIRM_SECONDS - 0.01) == set()
+    assert decided(jury, AFTER) == {"a"}, "for silence"
+
+
+def test_a_refused_dial_of_a_node_that_nobody_accuses_says_nothing() -> None:
+    jury = Jury()
+    jury.reached(A)
+    assert jury.dial_refused(A) == []
+
+
+# Silence
+
+
+def test_an_accused_node_is_probed_on_every_path_and_evicted_when_nobody_hears_it() -> None:
+    jury = Jury()
+    assert silent(jury, 0.0, B, A) == [Probe(A, (C, D))]
+    assert decided(jury, CONFIRM_SECONDS - 0.01) == set()
+    (verdict,) = jury.decide(AFTER, RANKS)
+    assert verdict == Evict({A: "silent to b, and gave no sign of life"}, is_proven=False)
+    assert jury.is_idle
+
+
+def test_an_answer_clears_the_node_and_its_accusers_are_twice_as_patient_for_a_while() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    silent(jury, 0.1, C, A)
+    assert jury.answered(0.2, A, 0.3) == [Cleared(B, A, 0.8), Cleared(C, A, 0.8)]
+    assert decided(jury, AFTER) == set()
+    assert jury.patience(A, 30.0) == 0.8
+    assert jury.patience(A, 31.0) == 0.4
+    silent(jury, 1.0, B, A)
+    assert decided(jury, 1.0 + AFTER) == set(), "confirm is not shorter than the node's patience"
+    assert decided(jury, 1.0 + 0.81) == {"a"}
+
+
+def test_patience_has_an_end() -> None:
+    jury = Jury()
+    for _ in range(10):
+        silent(jury, 0.0, B, A)
+        (cleared,) = jury.answered(0.0, A, 0.3)
+    assert isinstance(cleared, Cleared)
+    assert cleared.patience == 3.0
+
+
+def test_a_member_that_hears_the_node_after_the_accusation_clears_it() -> None:
+    jury = Jury()
+    silent(jury, 1.0, B, A)
+    assert jury.told(1.2, C, {A: 0.3}) == [], "that was before"
+    assert jury.told(1.3, C, {A: 0.1, B: 0.1}) == [Cleared(B, A, 0.8)]
+    assert decided(jury, 1.0 + AFTER) == set()
+
+
+def test_a_jury_that_was_late_itself_waits_longer() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    jury.lagged(2.0)
+    assert decided(jury, AFTER) == set()
+    assert decided(jury, 2.0 + AFTER) == {"a"}
+
+
+def test_a_stuck_node_is_not_saved_by_its_answers() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
+    assert jury.answered(0.1, A, 0.0) == []
+    assert jury.told(0.2, C, {A: 0.0}) == []
+    assert decided(jury, AFTER) == {"a"}
+
+
+def test_a_node_whose_accuser_is_gone_is_no_longer_accused() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    silent(jury, 0.0, A, C)
+    jury.told(0.1, D, {A: 0.0, B: 0.0})
+    jury.forget(B)
+    jury.forget(A)
+    assert jury.is_idle
+
+
+def test_another_life_of_a_node_starts_without_a_charge() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    jury.answered(0.1, ("a", "2"), 0.0)
+    assert decided(jury, AFTER) == {"a"}
+    assert jury.patience(("a", "2"), 0.2) == 0.4
+
+
+# The orchestrator's own silence
+
+
+def test_the_end_of_the_control_link_alone_evicts_nobody_whom_a_member_hears() -> None:
+    jury = Jury()
+    jury.link_ended(0.0, A, MEMBERS)
+    jury.told(0.1, B, {A: 0.5})
+    assert decided(jury, AFTER) == set()
+    assert jury.is_idle
+
+
+def test_nor_does_it_where_nobody_could_hear_the_node() -> None:
+    jury = Jury()
+    jury.link_ended(0.0, A, ())
+    jury.told(0.1, B, {C: 5.0})
+    assert decided(jury, AFTER) == set()
+
+
+def test_it_does_where_all_members_miss_the_node() -> None:
+    jury = Jury()
+    jury.link_ended(2.0, A, MEMBERS)
+    jury.told(2.1, B, {A: 0.9})
+    assert decided(jury, 2.0 + AFTER) == {"a"}
+
+
+def test_a_node_that_links_anew_is_cleared() -> None:
+    jury = Jury()
+    assert jury.linked(0.0, A) == []
+    jury.reached(A)
+    jury.link_ended(0.0, A, MEMBERS)
+    assert jury.linked(0.1, A) == []
+    assert jury.is_idle
+    jury.accused(0.2, B, A, Charge.STUCK, MEMBERS)
+    jury.link_ended(0.3, A, MEMBERS)
+    assert jury.linked(0.4, A) == []
+    assert jury.dial_refused(A) == [], "the link is there again, so that is no second path"
+    jury.forget(B)
+    assert jury.is_idle
+
+
+# Dead links
+
+
+def cut(jury: Jury, now: float, *pairs: tuple[Life, Life], leaders: str = "") -> set[str]:
+    """Each end accuses the other one; all live, and nothing comes back on these links."""
+    for one, other in pairs:
+        silent(jury, now, one, other)
+        silent(jury, now, other, one)
+    for life in {life for pair in pairs for life in pair}:
+        jury.answered(now + 0.01, life, 0.0)
+        jury.told(now + 0.01, life, {})
+    assert decided(jury, now + AFTER) == set(), "not before the accusers have said it again"
+    for life in {life for pair in pairs for life in pair}:
+        jury.told(now + AFTER, life, {peer: 1.0 for pair in pairs for peer in pair})
+    return decided(jury, now + AFTER, leaders)
+
+
+def test_of_a_dead_link_one_end_goes_and_the_leader_stays() -> None:
+    assert cut(Jury(), 5.0, (A, B), leaders="a") == {"b"}
+    assert cut(Jury(), 5.0, (A, B), leaders="b") == {"a"}
+
+
+def test_the_reason_names_the_other_ends_of_the_dead_links() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
+    jury.told(AFTER, A, {B: 2.0})
+    assert jury.decide(AFTER, RANKS, "a") == [
+        Evict({B: "nothing passes between it and a, although both ends live"}, is_proven=False)
+    ]
+
+
+def test_a_node_cut_off_from_all_others_goes_alone() -> None:
+    assert cut(Jury(), 5.0, (A, B), (A, C), (A, D), leaders="a") == {"a"}
+
+
+def test_a_link_that_came_back_is_not_dead() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
+    jury.told(AFTER, A, {B: 0.1})
+    assert decided(jury, AFTER) == set()
+    assert jury.is_idle
+
+
+def test_a_node_that_is_too_slow_to_read_its_links_does_not_make_them_dead() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.2)
+    jury.told(AFTER, A, {B: 2.0})
+    assert decided(jury, AFTER) == set()
+    assert jury.is_idle
+
+
+def test_an_accuser_that_is_silent_itself_makes_no_link_dead() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
+    assert decided(jury, AFTER) == set()
+    assert jury.is_idle
+
+
+def test_a_node_that_a_member_hears_lives_too() -> None:
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.told(1.2, C, {B: 0.1})
+    jury.told(1.0 + AFTER, A, {B: 2.0})
+    assert decided(jury, 1.0 + AFTER) in ({"a"}, {"b"})
+
+
+def test_links_that_died_together_are_judged_together() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    silent(jury, 0.4, A, C)
+    for life in (B, C):
+        jury.answered(0.41, life, 0.0)
+    jury.told(AFTER, A, {B: 2.0, C: 2.0})
+    assert decided(jury, AFTER, "a") == set(), "the other link is still in question"
+    jury.told(0.4 + AFTER, A, {B: 2.0, C: 2.0})
+    assert decided(jury, 0.4 + AFTER, "a") == {"a"}, "one node for two links"
+
+
+def test_a_link_that_dies_after_the_window_is_a_matter_of_its_own() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
+    silent(jury, AFTER + 0.1, A, C)
+    jury.told(AFTER + 0.2, A, {B: 2.0, C: 2.0})
+    assert decided(jury, AFTER + 0.2, "a") == {"b"}
+
+
+# Any order
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["silent", "refused", "answer", "told", "ended", "lag", "decide"]),
+        st.sampled_from(MEMBERS),
+        st.sampled_from(MEMBERS),
+        st.floats(0.0, 0.4),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+@settings(deadline=None, max_examples=300)
+def test_nobody_is_evicted_unaccused_early_or_within_confirm_of_a_sign_of_life(
+    events: list[tuple[str, Life, Life, float]],
+) -> None:
+    jury, now = Jury(), 0.0
+    blamed: dict[Life, float] = {}
+    links: set[frozenset[Life]] = set()
+    for what, one, other, pause in events:
+        now += pause
+        match what:
+            case "silent" | "refused" if one != other:
+                jury.accused(now, one, other, Charge(what), MEMBERS)
+                blamed.setdefault(other, now)
+                links.add(frozenset((one, other)))
+            case "answer":
+                jury.answered(now, one, pause)
+                blamed.pop(one, None)
+            case "told" if one != other:
+                jury.told(now, one, {other: pause})
+                if now - pause > blamed.get(other, now):
+                    del blamed[other]
+            case "ended":
+                jury.link_ended(now, one, MEMBERS)
+                blamed.setdefault(one, now)
+            case "lag":
+                jury.lagged(pause)
+            case "decide":
+                for life, how in evicted(jury.decide(now, RANKS)).items():
+                    if "nothing passes" in how:
+                        assert any(life in link for link in links)
+                    else:
+                        assert now - blamed.pop(life) >= CONFIRM_SECONDS
