@@ -13,9 +13,9 @@ from allfold_agent.tensors.store import TensorStore
 from allfold_core.wire.frames import EDGE_PROTOCOL
 
 TOKEN = "a-join-token"
-EDGE = EdgeRequest("group/ü", epoch=3, src=1, dst=0, from_frame=7)
+EDGE = EdgeRequest("group/ü", 3, "node/b", "a", from_frame=7, incarnations=("i", "j"))
 RAW_EDGE = (
-    "GET /v1/groups/g/epochs/3/edges/1/0 HTTP/1.1\r\nHost: a\r\n"
+    "GET /v1/groups/g/openings/3/edges/b/a HTTP/1.1\r\nHost: a\r\n"
     f"Connection: Upgrade\r\nUpgrade: {EDGE_PROTOCOL}\r\n"
 )
 

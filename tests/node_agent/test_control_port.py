@@ -86,7 +86,7 @@ class Node:
 
     def open(self) -> FakeEpoch:
         epoch = FakeEpoch(PLAN)
-        group = SimpleNamespace(name=PLAN.group, epochs={EPOCH: epoch})
+        group = SimpleNamespace(name=PLAN.group, opening=EPOCH, epochs={EPOCH: epoch})
         self.registry.open(PLAN, lambda: cast(Group, group))
         self.notices.opened(cast(Epoch, epoch))
         return epoch
@@ -215,7 +215,7 @@ def test_the_notices_that_are_kept_are_bounded() -> None:
 
 def test_notices_of_a_group_that_is_over_take_no_places() -> None:
     registry, seen = Registry(), list[str]()
-    over = SimpleNamespace(name="over", epochs={EPOCH: None})
+    over = SimpleNamespace(name="over", opening=EPOCH)
     registry.open(replace(PLAN, group="over"), lambda: cast(Group, over))
     registry.remove(cast(Group, over))
     notices = EarlyNotices(registry)

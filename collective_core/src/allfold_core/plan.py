@@ -38,7 +38,11 @@ class LinkModel:
 
 @dataclass(frozen=True)
 class Member:
-    """One node of the group: where it listens, what it is, and which ranks it holds."""
+    """One node of the group: where it listens, what it is, and which ranks it holds.
+
+    Attributes:
+        incarnation: of its agent: a name for one life of that process; "" where it is not known.
+    """
 
     node: str
     control_url: str
@@ -46,6 +50,7 @@ class Member:
     ranks: tuple[int, ...]
     device_type: str = "cpu"
     zone: str = ""
+    incarnation: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ class Plan:
     def index_of_rank(self, rank: int) -> int:
         """The node index of the node that holds ``rank``."""
         return self._index_of_rank[rank]
+
+    def node_of_rank(self, rank: int) -> str:
+        """The name of the node that holds ``rank``."""
+        return self.members[self._index_of_rank[rank]].node
 
     @cached_property
     def nodes_by_rank(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from time import monotonic
@@ -15,7 +16,7 @@ from typing import Any
 
 from allfold_agent import __version__
 from allfold_agent.data_port import DataPort, SocketTaker
-from allfold_agent.edges.edge_request import EdgeRequest, Lane
+from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.opening import Dial
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
@@ -264,16 +265,12 @@ class Agent:
 
     # Edges
 
-    def _dial(self, plan: Plan, source: int, destination: int, lane: Lane) -> Dial:
-        address = plan.members[source].data_address
-
+    def _dial(self, request: EdgeRequest, address: str) -> Dial:
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
-            request = EdgeRequest(plan.group, plan.epoch, source, destination, from_frame, lane)
+            target = replace(request, from_frame=from_frame).target
             token = self.settings.token or None
             try:
-                return http_client.upgrade(
-                    address, request.target, EDGE_PROTOCOL, token, _DIAL_SECONDS
-                )
+                return http_client.upgrade(address, target, EDGE_PROTOCOL, token, _DIAL_SECONDS)
             except (PeerLost, ServiceError):  # a peer that is busy is not lost
                 raise
             except AllfoldError as error:
@@ -282,9 +279,8 @@ class Agent:
         return dial
 
     def _open_edge(self, request: EdgeRequest) -> SocketTaker:
-        group = self.registry.find(request.group, request.epoch, PLAN_LAG_SECONDS)
-        epoch = group.epochs[request.epoch]
-        return epoch.serve_edge(request.dst, request.lane).attach(request.from_frame)
+        group = self.registry.find(request.group, request.opening, PLAN_LAG_SECONDS)
+        return group.serve_edge(request).attach(request.from_frame)
 
 
 def _identify(

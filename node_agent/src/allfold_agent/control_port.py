@@ -14,7 +14,6 @@ from allfold_agent.agent import Agent
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
-from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_agent.membership.peer_messages import Departure, Failure, Suspicion
@@ -132,7 +131,7 @@ def _describe(group: Group) -> Json:
                 "what": op.fingerprint.describe(),
                 "strategy": op.strategy,
                 "waiting_for": [rank for rank in op.ranks if rank not in op.arrivals],
-                "waiting_for_nodes": _silent_sources(group, op),
+                "waiting_for_nodes": _silent_sources(op),
                 "age": now - op.first_arrival,
             }
             for op in sorted(group.table.in_flight.values(), key=lambda op: op.seq)
@@ -140,33 +139,29 @@ def _describe(group: Group) -> Json:
         ],
         "messages": [
             {"rank": call.rank, "what": call.describe(), "age": now - call.began}
-            for call in epoch.p2p.waiting_calls()
+            for call in group.p2p.waiting_calls()
         ],
         "edges": [
-            _describe_edge(epoch, lane, peer, direction, counters)
-            for lane, edges in ((Lane.OPS, epoch.edges), (Lane.PAIRS, epoch.p2p.edges))
+            _describe_edge(lane, peer, direction, counters)
+            for lane, edges in ((Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges))
             for direction, peer, counters in edges.counters()
         ],
     }
 
 
-def _describe_edge(
-    epoch: Epoch, lane: Lane, peer: int, direction: str, counters: EdgeCounters
-) -> Json:
+def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
     return {
         "lane": lane.value,
-        "peer": epoch.plan.members[peer].node,
+        "peer": peer,
         "direction": direction,
         "payload_bytes": counters.payload_bytes,
         "frames": counters.frames,
+        "scrapped_frames": counters.scrapped_frames,
     }
 
 
-def _silent_sources(group: Group, op: Op) -> list[str]:
-    if op.executor is None:
-        return []
-    members = group.epochs[op.epoch].plan.members
-    return [members[peer].node for peer in op.executor.awaited_sources()]
+def _silent_sources(op: Op) -> list[str]:
+    return [node for node, receiver in list(op.receivers.items()) if not receiver.all_received()]
 
 
 def _add_verdicts(app: FastAPI, agent: Agent) -> None:

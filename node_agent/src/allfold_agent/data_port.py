@@ -234,9 +234,9 @@ class DataPort:
 
     def _route(self, exchange: HttpExchange) -> SocketTaker | None:
         match exchange.path:
-            case ("v1", "groups", group, "epochs", epoch, "edges", src, dst):
+            case ("v1", "groups", group, "openings", opening, "edges", src, dst):
                 allow(exchange, "GET")
-                request = EdgeRequest.parse(group, epoch, src, dst, exchange.query)
+                request = EdgeRequest.parse(group, opening, src, dst, exchange.query)
                 return self._edge(exchange, request)
             case ("v1", "probe"):
                 allow(exchange, "GET")

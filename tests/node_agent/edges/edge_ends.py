@@ -16,6 +16,7 @@ from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import build, chunks
 from allfold_agent.execution.executor import Executor
+from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
@@ -27,7 +28,7 @@ from tests.support.waiting import never, wait_until
 
 NUMEL = 50_000
 CHUNK = 3_000
-EPOCH = 7
+STAMP = 7 << 40
 FINGERPRINT = 1234
 DEADLINE = 20.0
 KIB = 1 << 10
@@ -65,11 +66,12 @@ class Side:
             )
             for seq, done in enumerate(self.done)
         ]
+        self.receivers = [OpReceiver(each, 0, FINGERPRINT) for each in self.exchanges]
 
-    def sink_for(self, source: int, header: FrameHeader, seconds: float) -> Executor | None:
-        return self.exchanges[header.seq]
+    def sink_for(self, source: str, header: FrameHeader, seconds: float) -> OpReceiver | None:
+        return self.receivers[header.seq]
 
-    def edge_lost(self, source: int, error: AllfoldError) -> None:
+    def edge_lost(self, source: str, error: AllfoldError) -> None:
         self.lost.append(error)
         self.problem.set()
 
@@ -116,6 +118,6 @@ def frames_of(numel: int, chunk: int) -> list[bytes]:
         payload = memory[start:stop].tobytes()
         kind = FrameType.DATA if payload else FrameType.SIGNAL
         digest = xxhash.xxh3_64_intdigest(payload) if payload else 0
-        header = FrameHeader(kind, EPOCH, number, 0, start, len(payload), FINGERPRINT, digest)
+        header = FrameHeader(kind, STAMP, number, 0, start, len(payload), FINGERPRINT, digest)
         found.append(header.pack() + payload)
     return found

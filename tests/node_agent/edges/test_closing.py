@@ -15,20 +15,20 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
 from allfold_core.schedules.schedule import Receive, Send, Slice
 from allfold_core.wire.frames import HEADER_SIZE
-from tests.node_agent.edges.edge_ends import DEADLINE, EPOCH, KIB, Feed, Side, frames_of
+from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until
 
 
 def test_an_edge_that_is_closed_takes_no_connection() -> None:
-    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     edge.close()
     with pytest.raises(PeerLost, match="this edge is closed"):
         edge.attach(0)
 
 
 def threads_of_the_edge() -> list[str]:
-    return [each.name for each in enumerate_threads() if each.name.endswith("test-0-1")]
+    return [each.name for each in enumerate_threads() if each.name.endswith("test-a-b")]
 
 
 def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed() -> None:
@@ -41,7 +41,7 @@ def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed() -
     reactor = Reactor("test")
     reactor.start()
     with near:
-        in_edge = InEdge(0, EPOCH, "test-0-1", lambda _: (far, b""), receiver, reactor)
+        in_edge = InEdge("a", "test-a-b", lambda _: (far, b""), receiver, reactor)
         near.sendall(frames_of(numel, numel)[0][: HEADER_SIZE + 1])
         feed = Feed(near, far)
         wait_until(lambda: feed.waiting() <= 1, "its header is read", DEADLINE)
@@ -51,7 +51,7 @@ def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed() -
 
 
 def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed() -> None:
-    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     memory = torch.zeros(64 << 20, dtype=torch.uint8)
     edge.enqueue(content_frames(7, memory))
     ours, theirs = socket.socketpair()

@@ -26,9 +26,9 @@ from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameHeader, FrameType
 from tests.node_agent.edges.edge_ends import (
     CHUNK,
     DEADLINE,
-    EPOCH,
     FINGERPRINT,
     NUMEL,
+    STAMP,
     Side,
     content,
 )
@@ -91,15 +91,15 @@ def pair(
     whole = Slice(0, NUMEL)
     sender = Side(count, (Send(whole, 1),), 0)
     receiver = Side(count, (Receive(whole, 0),), 1)
-    out_edge = OutEdge(1, EPOCH, "test-0-1")
+    out_edge = OutEdge("b", "test-a-b")
     for seq, executor in enumerate(sender.exchanges):
-        out_edge.enqueue(OpSender(executor, 1, seq, FINGERPRINT))
+        out_edge.enqueue(OpSender(executor, 1, seq, STAMP, FINGERPRINT))
         for task in executor.start():
             executor.contribute(task)
     wire = Wire(out_edge, budgets)
     reactor = Reactor("test")
     reactor.start()
-    in_edge = InEdge(0, EPOCH, "test-0-1", dial(wire), receiver, reactor)
+    in_edge = InEdge("a", "test-a-b", dial(wire), receiver, reactor)
     try:
         yield sender, receiver, wire, in_edge
     finally:
@@ -153,8 +153,8 @@ def test_only_an_edge_that_breaks_and_is_opened_again_is_logged(
         check_results(receiver)
         assert wire.connections == 2
     # The sender says so too where it was writing at that moment.
-    (message,) = (each for each in caplog.messages if "edge to node 1 broke" not in each)
-    assert "edge test-0-1 is open again" in message
+    (message,) = (each for each in caplog.messages if "edge to node b broke" not in each)
+    assert "edge test-a-b is open again" in message
 
 
 def test_a_connection_that_is_cut_inside_every_header_still_makes_progress() -> None:
@@ -205,7 +205,7 @@ def test_a_connection_that_is_reset_as_soon_as_it_is_open_is_opened_again() -> N
 
 def test_what_is_urgent_goes_ahead_and_comes_again_in_the_order_in_which_it_was_sent() -> None:
     """Frames are numbered as they are sent, so an edge resumes with the same ones."""
-    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     edge.enqueue(content_frames(7, torch.zeros(20 * PARCEL_BYTES, dtype=torch.uint8)))
     first, sending = socket.socketpair()
     with first:
@@ -239,7 +239,7 @@ def read_frames(connected: socket.socket, count: int) -> list[FrameHeader]:
 
 
 def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection() -> None:
-    edge = OutEdge(1, EPOCH, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     edge.enqueue(control_frame(FrameType.GRANT, 7))
     ours, theirs = socket.socketpair()
     with ours:

@@ -13,7 +13,7 @@ from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.opening import EdgeOpener
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.store import TensorStore
-from allfold_core.errors import PeerError, ServiceError
+from allfold_core.errors import PeerError, PeerLost, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
 from tests.support.descriptors import no_descriptors_left
@@ -66,7 +66,7 @@ def test_a_node_without_file_descriptors_does_not_take_the_other_one_for_lost(
 
 
 def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
-    head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/1\r\n"
+    head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/2\r\n"
     with answering(head + b"\r\nthe first frames") as address:
         sock, early = upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
         with sock:
@@ -93,12 +93,40 @@ def test_an_edge_whose_taker_fails_is_closed(port: Port, caplog: pytest.LogCaptu
 
 
 def test_the_largest_numbers_that_a_frame_can_carry_are_good(port: Port) -> None:
-    largest = EdgeRequest("g", 2**32 - 1, 2**31 - 1, 0, 2**64 - 1)
+    largest = EdgeRequest("g", 2**32 - 1, "b", "a", 2**64 - 1)
     sock, _ = upgrade(port.address, largest.target, EDGE_PROTOCOL, None, 5)
     with sock:
         request, theirs = port.taken.get(timeout=5)
         theirs.close()
     assert request == largest
+
+
+class Pauses(Event):
+    """Is never set; notes how long it would have been waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.taken.append(timeout)
+        return False
+
+
+def test_an_edge_that_cannot_be_opened_is_asked_for_again_after_short_pauses() -> None:
+    ours, theirs = socket.socketpair()
+    answers: list[socket.socket | None] = [None] * 5 + [ours]
+
+    def dial(_from_frame: int) -> tuple[socket.socket, bytes]:
+        answer = answers.pop(0)
+        if answer is None:
+            raise PeerLost("refused")
+        return answer, b""
+
+    pauses = Pauses()
+    with ours, theirs:
+        assert EdgeOpener("test-a-b", dial, pauses).open(0) == (ours, b"")
+    assert pauses.taken == [0.0, 0.02, 0.04, 0.05, 0.05, 0.05]
 
 
 def test_the_right_token_opens_an_edge() -> None:
@@ -131,7 +159,7 @@ def test_a_peer_that_resets_every_connection_does_not_keep_a_core_busy() -> None
         dialled.append(monotonic())
         return socket.socket(), b""
 
-    opener = EdgeOpener("test-0-1", dial, Event())
+    opener = EdgeOpener("test-a-b", dial, Event())
     for _ in range(10):
         opener.open(0)[0].close()
     assert all(later - earlier >= 0.003 for earlier, later in pairwise(dialled))

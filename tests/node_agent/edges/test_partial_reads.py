@@ -14,7 +14,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
 from allfold_core.schedules.schedule import Await, Receive, Slice
 from allfold_core.wire.frames import HEADER_SIZE
-from tests.node_agent.edges.edge_ends import DEADLINE, EPOCH, KIB, Feed, Side, content, frames_of
+from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, content, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until
 
@@ -42,7 +42,7 @@ def fed(numel: int, chunk: int, there: bytes = b"") -> Iterator[tuple[Side, Feed
     reactor = Reactor("test")
     reactor.start()
     with near:
-        in_edge = InEdge(0, EPOCH, "test-0-1", dial, receiver, reactor)
+        in_edge = InEdge("a", "test-a-b", dial, receiver, reactor)
         try:
             yield receiver, feed
         finally:

@@ -45,15 +45,17 @@ def test_a_bug_behind_the_port_is_logged_and_answered_without_its_text(
 @pytest.mark.parametrize(
     ("target", "named"),
     [
-        ("/v1/groups/g/epochs/-1/edges/0/1", "epoch"),
-        ("/v1/groups/g/epochs/4294967296/edges/0/1", "epoch"),
-        ("/v1/groups/g/epochs/0/edges/x/1", "src"),
-        ("/v1/groups/g/epochs/0/edges/0/%C2%B2", "dst"),
-        ("/v1/groups/g/epochs/0/edges/0/1?from_frame=", "from_frame"),
-        ("/v1/groups/g/epochs/0/edges/0/1?from_frame=18446744073709551616", "from_frame"),
-        ("/v1/groups/g/epochs/0/edges/0/1?from_fram=1", "from_fram"),
-        ("/v1/groups/g/epochs/0/edges/1/1", "itself"),
-        ("/v1/groups//epochs/0/edges/0/1", "group"),
+        ("/v1/groups/g/openings/-1/edges/a/b", "opening"),
+        ("/v1/groups/g/openings/4294967296/edges/a/b", "opening"),
+        ("/v1/groups/g/openings/0/edges//b", "src"),
+        (f"/v1/groups/g/openings/0/edges/a/{'b' * 257}", "dst"),
+        ("/v1/groups/g/openings/0/edges/a/b?from_frame=", "from_frame"),
+        ("/v1/groups/g/openings/0/edges/a/b?from_frame=18446744073709551616", "from_frame"),
+        ("/v1/groups/g/openings/0/edges/a/b?from_fram=1", "from_fram"),
+        ("/v1/groups/g/openings/0/edges/a/b?incarnations=i", "incarnations"),
+        ("/v1/groups/g/openings/0/edges/a/b?incarnations=i,j,k", "incarnations"),
+        ("/v1/groups/g/openings/0/edges/a/a", "itself"),
+        ("/v1/groups//openings/0/edges/a/b", "group"),
     ],
 )
 def test_bad_numbers_of_an_edge_are_named(port: Port, target: str, named: str) -> None:

@@ -44,7 +44,9 @@ def all_fail(local: LocalGroups, seq: int) -> None:
         assert isinstance(rank.outcome()[1], ServiceError)
 
 
-@pytest.mark.parametrize("name", ["send-test-0-1", "send-test-0-2", "receive-test-1-0"])
+@pytest.mark.parametrize(
+    "name", ["send-test-node0-node1", "send-test-node0-node2", "receive-test-node1-node0"]
+)
 def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +89,8 @@ def test_a_peer_that_has_no_thread_for_an_edge_at_the_moment_is_asked_again(
     """It answers, so it is not lost, however long this takes."""
     refusals: list[AllfoldError] = []
     with local_groups([[0], [1]]) as local:
-        epoch = local.groups[0].current
-        serve = epoch.serve_edge
+        group = local.groups[0]
+        serve = group.serve_edge
 
         def busy(*arguments: Any) -> Any:
             if len(refusals) < 5:
@@ -97,7 +99,7 @@ def test_a_peer_that_has_no_thread_for_an_edge_at_the_moment_is_asked_again(
             return serve(*arguments)
 
         monkeypatch.setattr("allfold_agent.edges.opening.RECONNECT_SECONDS", 0.0)
-        monkeypatch.setattr(epoch, "serve_edge", busy)
+        monkeypatch.setattr(group, "serve_edge", busy)
         local.call_all(0, [[1.0], [2.0]])
         assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
         assert len(refusals) == 5

@@ -21,10 +21,10 @@ from allfold_core.errors import PeerMissing, ServiceError
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.schedules.parts import Part
 from allfold_core.schedules.registry import strategies_for
+from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.local_groups import (
     SECONDS,
     UNWRITTEN,
-    CountedPool,
     LocalGroups,
     local_groups,
     no_outcome,
@@ -144,7 +144,7 @@ def assert_all_given_back(local: LocalGroups) -> None:
         for group in local.groups:
             for other in range(len(local.groups)):
                 if other != group.current.me:
-                    group.current.edges.out(other).wake()
+                    group.edges.out(f"node{other}").wake()
         return pool.held == 0
 
     wait_until(idle, "all memory is given back")
@@ -295,8 +295,8 @@ def test_what_a_rank_writes_after_its_op_has_failed_is_in_nobodys_result() -> No
     with local_groups([[0], [1]]) as local:
         root, giver = local.ranks
         giver.run(0, Kind.GATHER, np.ones(numel), numel, 0, root=0, strategy="centralized")
-        local.groups[0].current.edges.open_in(1)
-        out = local.groups[1].current.edges.out(0)
+        local.groups[0].edges.open_in("node1")
+        out = local.groups[1].edges.out("node0")
         wait_until(lambda: is_in_the_sockets(out), "they have the frame, or are full of it")
         local.groups[1].fail(0, late())
         assert isinstance(giver.outcome()[1], PeerMissing)

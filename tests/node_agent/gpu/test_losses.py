@@ -70,7 +70,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     poller = FencePoller("test")
     completions, point = Completions(poller), Point()
     epoch = group.current
-    lost, done = Op(1, epoch.number, epoch.ranks), Op(2, epoch.number, epoch.ranks)
+    lost, done = (Op(seq, epoch.number, epoch.ranks, epoch.stamp) for seq in (1, 2))
     done.ended = True  # its last results are on their way
     lost.executor = OnItsWay()  # type: ignore[assignment]
     group.table.in_flight |= {1: lost, 2: done}

@@ -194,50 +194,45 @@ def test_ranks_have_any_order_over_the_nodes(kind: Kind, root: int) -> None:
 # Groups by name
 
 
-def test_an_epoch_of_a_running_group_is_found_as_soon_as_it_is_installed(
-    shrunk: LocalGroups,
-) -> None:
+def test_a_group_is_found_by_its_opening_in_whichever_epoch_it_is(shrunk: LocalGroups) -> None:
     registry, group = Registry(), shrunk.groups[0]
     assert registry.open(group.epochs[FIRST].plan, lambda: group) is group
-    assert registry.find("test", FIRST) is registry.find("test", SECOND) is group
+    assert registry.find("test", FIRST) is group
+    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {SECOND} is not open"):
+        registry.find("test", SECOND)
     registry.remove(group)
-    for epoch in (FIRST, SECOND):
-        with pytest.raises(RegisterNotFirstOperation, match=f"epoch {epoch} is closed here"):
-            registry.find("test", epoch)
+    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {FIRST} is closed here"):
+        registry.find("test", FIRST)
 
 
 class WatchedRegistry(Registry):
-    """Notes when somebody looks for an epoch; the lock is free again when he waits for it."""
+    """Notes when somebody looks for a group; the lock is free again when he waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looked = Event()
 
-    def _having(self, name: str, epoch: int) -> Group | None:
+    def _opened_as(self, name: str, opening: int) -> Group | None:
         self.looked.set()
-        return super()._having(name, epoch)
+        return super()._opened_as(name, opening)
 
 
-def test_whoever_waits_for_an_epoch_goes_on_as_soon_as_it_is_installed() -> None:
+def test_whoever_waits_for_a_group_goes_on_as_soon_as_it_is_open() -> None:
     registry, found = WatchedRegistry(), SimpleQueue[Group | None]()
     with local_groups([[0]]) as local:
-        group = registry.open(make_plan([[0]]), lambda: local.groups[0])
-        registry.looked.clear()
         waiting = Thread(
-            target=lambda: found.put(registry.look_for("test", SECOND, 60.0)), daemon=True
+            target=lambda: found.put(registry.look_for("test", FIRST, 60.0)), daemon=True
         )
         waiting.start()
         assert registry.looked.wait(SECONDS)
-        epoch = registry.install(group, make_plan([[0]], epoch=SECOND))
+        group = registry.open(make_plan([[0]]), lambda: local.groups[0])
         assert found.get(timeout=SECONDS) is group
-        assert group.current is epoch
 
 
 def test_a_name_may_be_opened_anew_before_the_last_rank_has_left_the_old_group() -> None:
     with local_groups([[0]]) as old, local_groups([[0]]) as new:
-        new.install([[0]], {0: 0}, first_seq=0)
+        new.groups[0].opening = SECOND
         registry = Registry()
-        del new.groups[0].epochs[FIRST]
         registry.open(make_plan([[0]]), lambda: old.groups[0])
         assert registry.open(make_plan([[0]], epoch=SECOND), lambda: new.groups[0])
         assert registry.find("test", FIRST) is old.groups[0]

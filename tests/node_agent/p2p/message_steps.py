@@ -12,7 +12,8 @@ import numpy as np
 from allfold_agent.p2p.messages import PARCEL_BYTES
 from allfold_agent.p2p.outbox import EAGER_BYTES
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
-from tests.support.fakes.local_groups import CountedPool, LocalGroups, local_groups
+from tests.support.fakes.counted_pool import CountedPool
+from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.relays import Dam
 from tests.support.waiting import wait_until
 
@@ -41,7 +42,7 @@ def assert_idle(local: LocalGroups) -> None:
     assert isinstance(pool, CountedPool)
     wait_until(lambda: pool.held == 0, "all memory is given back")
     for group in local.groups:
-        pairs = group.current.p2p
+        pairs = group.p2p
         assert not pairs.waiting
         kept = (pairs._outbox._sends, pairs._outbox._queued, pairs._transfers)
         assert kept == ({}, {}, {})
@@ -49,13 +50,13 @@ def assert_idle(local: LocalGroups) -> None:
 
 def expire(local: LocalGroups, node: int) -> None:
     """Let the deadlines of a node's ranks pass."""
-    local.groups[node].current.p2p.expire(monotonic() + LATER)
+    local.groups[node].p2p.expire(monotonic() + LATER)
 
 
 def expire_again_and_again(local: LocalGroups, node: int) -> Iterator[None]:
     """Let the deadlines of a node's ranks pass, and those that it set instead."""
     for times in count(1):
-        local.groups[node].current.p2p.expire(monotonic() + times * LATER)
+        local.groups[node].p2p.expire(monotonic() + times * LATER)
         yield
 
 

@@ -149,7 +149,7 @@ def test_of_many_messages_that_nobody_has_received_yet_only_some_are_kept(
         taker.exchange(RECV, count, [0.0], 0, tag=1)
         last = FIRST_PAIR + count, None
         assert giver.outcome() == taker.outcome() == last, "all offers are there"
-        pairs = local.groups[1].current.p2p
+        pairs = local.groups[1].p2p
         transfers = [transfer for _, transfer in pairs._inbox._mailbox._messages[1]]
         kept = sum(len(transfer.content) for transfer in transfers if transfer.content is not None)
         assert len(transfers) == count
@@ -173,7 +173,7 @@ def test_a_message_that_is_withdrawn_or_taken_makes_room_for_others() -> None:
         giver.exchange(SEND, 0, np.ones(EAGER), 1)
         giver.exchange(SEND, 1, np.ones(EAGER), 1, timeout=LATER * 2, tag=1)
         giver.exchange(SEND, 2, np.ones(0), 1, timeout=LATER * 2, tag=2)
-        pairs = local.groups[1].current.p2p
+        pairs = local.groups[1].p2p
         wait_until(lambda: pairs._inbox.kept_bytes == 2 * 4 * EAGER, "both are kept")
         expire(local, 0)
         assert isinstance(giver.outcome()[1], PeerMissing)

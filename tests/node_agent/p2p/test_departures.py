@@ -87,7 +87,7 @@ def test_a_message_that_who_leaves_has_not_taken_fails_soon() -> None:
         giver = local.ranks[0]
         giver.exchange(SEND, 0, [5.0], 1, timeout=LATER)
         leave(local, 1)
-        local.groups[0].current.p2p.expire(monotonic() + SECONDS)
+        local.groups[0].p2p.expire(monotonic() + SECONDS)
         _, error = giver.outcome()
         assert isinstance(error, PeerLost)
         assert "in group 'test' can never be done: rank 1 left the group" in error.message

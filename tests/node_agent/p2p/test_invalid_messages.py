@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from allfold_agent.p2p.sink import MessageReceiver
 from allfold_core.errors import InvalidArgument, MismatchError, PeerSentIncoherentTensor
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.frames import FrameHeader, FrameType
@@ -46,7 +47,8 @@ def test_a_rank_that_is_not_another_one_is_refused(peer: int) -> None:
 def test_frames_that_cannot_be_are_refused() -> None:
     """A parcel beyond the message that it is of, a note too long to be one, data of an op."""
     with amid_a_message() as (local, _):
-        pairs = local.groups[1].current.p2p
+        pairs = local.groups[1].p2p
+        receiver = MessageReceiver("node0", pairs)
         for kind, offset, length in (
             (FrameType.PARCEL, 4 * LONG - 3, 4),
             (FrameType.PARCEL, 0, 4 * LONG + 1),
@@ -56,6 +58,6 @@ def test_frames_that_cannot_be_are_refused() -> None:
         ):
             header = FrameHeader(kind, 3, 9, 0, offset, length, 0, 0)
             with pytest.raises(PeerSentIncoherentTensor, match=f"a {kind.name} of {length} bytes"):
-                pairs.admit(0, header)
+                receiver.admit(header)
         late = FrameHeader(FrameType.PARCEL, 3, 9, 77, 0, 4, 0, 0)
-        assert pairs.admit(0, late) is None, "of a message that was withdrawn"
+        assert receiver.admit(late) is None, "of a message that was withdrawn"

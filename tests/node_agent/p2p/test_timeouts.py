@@ -122,11 +122,11 @@ def test_a_message_that_leaves_while_it_is_withdrawn_has_one_outcome(
     with local_groups([[0], [1]]) as local:
         works(local, 9)
         giver, taker = local.ranks
-        pairs = local.groups[0].current.p2p
+        pairs = local.groups[0].p2p
         conclude = pairs._outbox.conclude
 
         def conclude_late(number: int, error: AllfoldError | None) -> None:
-            pairs.edges.out(1).kick()  # between the decision that it is unsent and its end
+            pairs.edges.out("node1").kick()  # between the decision that it is unsent and its end
             conclude(number, error)
 
         taker.exchange(RECV, 0, [0.0], 0)
@@ -176,7 +176,7 @@ def test_a_withdrawal_does_not_wait_for_the_content_of_later_messages() -> None:
         giver.exchange(SEND, 1, np.ones(numel), 1)
         taker.exchange(RECV, 0, np.zeros(numel), 0)
         wait_until(lambda: taker.result(FIRST_PAIR)[0] == 1, "the first parcel is there")
-        local.groups[0].current.p2p.expire(monotonic() + 2.0)
+        local.groups[0].p2p.expire(monotonic() + 2.0)
         assert no_outcome(giver, 0.05), "the message may have been received"
         dam.opened.set()
         seq, error = giver.outcome()
@@ -194,12 +194,12 @@ def test_the_time_that_a_node_has_for_its_answer_begins_anew_when_its_edges_move
         giver.exchange(SEND, 0, [5.0], 1)
         taker.exchange(RECV, 0, [0.0], 0)
         assert taker.outcome() == (FIRST_PAIR, None)
-        pairs = local.groups[0].current.p2p
+        pairs = local.groups[0].p2p
 
         def send_more(number: int) -> None:
-            before = pairs.edges.frames_moved(1)
+            before = pairs.edges.frames_moved("node1")
             giver.exchange(SEND, number, [5.0], 1, timeout=LATER * LATER)
-            wait_until(lambda: pairs.edges.frames_moved(1) > before, "it has arrived")
+            wait_until(lambda: pairs.edges.frames_moved("node1") > before, "it has arrived")
 
         tries = expire_again_and_again(local, 0)
         next(tries)
@@ -221,13 +221,13 @@ def test_an_answer_that_comes_when_its_node_is_given_up_does_not_count(
         giver.exchange(SEND, 0, [5.0], 1)
         taker.exchange(RECV, 0, [0.0], 0)
         assert taker.outcome() == (FIRST_PAIR, None)
-        pairs = local.groups[0].current.p2p
+        pairs = local.groups[0].p2p
         report = pairs._edge_lost
 
-        def report_late(node: int, error: AllfoldError) -> None:
-            before = pairs.edges.frames_moved(1)
+        def report_late(node: str, error: AllfoldError) -> None:
+            before = pairs.edges.frames_moved("node1")
             dam.opened.set()
-            wait_until(lambda: pairs.edges.frames_moved(1) > before, "the answer is there")
+            wait_until(lambda: pairs.edges.frames_moved("node1") > before, "the answer is there")
             report(node, error)
 
         monkeypatch.setattr(pairs, "_edge_lost", report_late)
@@ -254,9 +254,9 @@ def test_a_deadline_is_that_of_each_side_alone() -> None:
         giver, taker = local.ranks
         giver.exchange(SEND, 0, [1.0], 1, timeout=5.0)
         giver.exchange(SEND, 1, [2.0], 1, timeout=LATER * 2, tag=1)
-        local.groups[0].current.p2p.expire(monotonic() + 4.0)
+        local.groups[0].p2p.expire(monotonic() + 4.0)
         assert no_outcome(giver, 0.02)
-        local.groups[0].current.p2p.expire(monotonic() + 6.0)
+        local.groups[0].p2p.expire(monotonic() + 6.0)
         seq, error = giver.outcome()
         assert (seq, type(error)) == (FIRST_PAIR, PeerMissing)
         assert "timeout of 5 s" in str(error)

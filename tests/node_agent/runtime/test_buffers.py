@@ -19,7 +19,7 @@ from allfold_agent.runtime.buffers import (
     BufferPool,
     size_class,
 )
-from allfold_core.wire.frames import HEADER_SIZE, FrameType
+from allfold_core.wire.frames import HEADER_SIZE, UNKNOWN_BEHIND, FrameType
 from tests.support.waiting import never, wait_until
 
 LARGE = HUGE_PAGE
@@ -147,8 +147,10 @@ def test_where_no_descriptor_is_left_a_shared_buffer_is_plain_memory(
 class Whole:
     """A payload source: all of a buffer in one frame."""
 
+    stamp = 0
     seq = 0
     fingerprint = 0
+    behind = UNKNOWN_BEHIND
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
@@ -180,7 +182,7 @@ def test_memory_that_the_receiver_has_not_read_is_not_used_again_when_the_edge_e
     buffers = pool()
     buffer = buffers.take(LARGE, shared=True)
     buffer.bytes.fill_(7)
-    edge = OutEdge(1, 0, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     edge.enqueue(Whole(buffer))
     ours, theirs = socket.socketpair()
     with theirs:
@@ -198,7 +200,7 @@ def test_memory_that_the_receiver_has_not_read_is_not_used_again_when_the_edge_e
 
 def test_an_edge_whose_receiver_is_gone_does_not_wait_until_the_deadline_for_its_word() -> None:
     buffers = pool()
-    edge = OutEdge(1, 0, "test-0-1")
+    edge = OutEdge("b", "test-a-b")
     buffer = buffers.take(SMALLEST)
     ours, theirs = socket.socketpair()
     edge.attach(0)(ours)

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.opening import Dial
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.group import Group
-from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -39,9 +38,9 @@ from allfold_core.wire.local_wire import (
     P2PMessage,
     Region,
 )
+from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.relays import Dam, relay
-from tests.support.waiting import never
 
 SECONDS = 20.0
 # In bytes; long enough for the largest frame, which is what must get through at once.
@@ -51,19 +50,29 @@ UNWRITTEN = -12345.0
 _ROOM = 1 << 25
 
 
-def make_plan(ranks: Sequence[Sequence[int]], epoch: int = 3) -> Plan:
+def make_plan(ranks: Sequence[Sequence[int]], epoch: int = 3, sessions: Sequence[str] = ()) -> Plan:
     """A group whose node i holds the given ranks."""
-    members = tuple(Member(f"node{index}", "", "", tuple(held)) for index, held in enumerate(ranks))
+    world_size = sum(map(len, ranks))
+    members = tuple(
+        Member(f"node{index}", "", "", tuple(held), incarnation=f"life {index}")
+        for index, held in enumerate(ranks)
+    )
     return Plan(
         group="test",
         epoch=epoch,
-        world_size=sum(map(len, ranks)),
+        world_size=world_size,
         members=members,
         tree_order=tuple(range(len(ranks))),
         links=LinkModel(),
         strategies={},
         timeout=SECONDS,
+        sessions=tuple(sessions or map(session_of, range(world_size))),
     )
+
+
+def session_of(rank: int) -> str:
+    """The session of a rank of the first epoch."""
+    return f"session of {rank}"
 
 
 class LocalRank:
@@ -72,7 +81,7 @@ class LocalRank:
     def __init__(self, group: Group, rank: int) -> None:
         self.group = group
         self.rank = rank
-        self.session = f"session of {rank}"
+        self.session = session_of(rank)
         group.current.seat(self.session, rank)
         self._bytes = torch.zeros(_ROOM, dtype=torch.uint8)
         self._free = 0
@@ -212,24 +221,6 @@ class Notes:
         epoch.break_(error)
 
 
-class CountedPool(BufferPool):
-    """Knows how many of its buffers are held by somebody."""
-
-    def __init__(self) -> None:
-        super().__init__(1 << 30, never)
-        self.held = 0
-
-    def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
-        buffer = super().take(nbytes, shared=shared)
-        with self.lock:
-            self.held += 1
-        return buffer
-
-    def give_back(self, buffer: Buffer) -> None:
-        self.held -= 1
-        super().give_back(buffer)
-
-
 class LocalGroups:
     """One group per node.
 
@@ -259,6 +250,7 @@ class LocalGroups:
         self._wire = wire
         self._lock = Lock()
         self._relays: list[Thread] = []
+        self._nodes = [member.node for member in plan.members]
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
         self._workers = WorkerPool(2)
         self._reactors = [Reactor(f"test-{member.node}") for member in plan.members]
@@ -289,15 +281,20 @@ class LocalGroups:
             rank.call(seq, own, **options)
 
     def install(
-        self, ranks: Sequence[Sequence[int]], numbers: dict[int, int], first_seq: int | None
+        self,
+        ranks: Sequence[Sequence[int]],
+        numbers: dict[int, int],
+        first_seq: int | None,
+        epoch: int = 4,
     ) -> None:
-        """Have every node take in a second epoch.
+        """Have every node take in another epoch.
 
         Args:
             ranks: of each node, as that epoch numbers them.
-            numbers: the rank in that epoch of each that goes on, by its rank so far.
+            numbers: the rank in that epoch of each that goes on, by its rank in the first one.
         """
-        plan = make_plan(ranks, epoch=4)
+        olds = {new: old for old, new in numbers.items()}
+        plan = make_plan(ranks, epoch, [session_of(olds[new]) for new in range(len(olds))])
         for group in self.groups:
             group.install(plan, first_seq)
         for old, new in numbers.items():
@@ -306,7 +303,16 @@ class LocalGroups:
     def kill(self, node: int) -> None:
         """Let the connections of a node end, and refuse new ones, as if its process had died."""
         self.refused.add(node)
-        for each in self._sockets[node]:
+        self._shut_down(self._sockets[node])
+
+    def break_connections(self) -> None:
+        """Let all connections end, as a fault of the network would."""
+        for sockets in self._sockets.values():
+            self._shut_down(sockets)
+
+    @staticmethod
+    def _shut_down(sockets: list[socket.socket]) -> None:
+        for each in list(sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
@@ -322,12 +328,14 @@ class LocalGroups:
         if self._wire is not None:
             self._wire.join()
 
-    def _dial(self, plan: Plan, source: int, destination: int, lane: Lane) -> Dial:
+    def _dial(self, request: EdgeRequest, _address: str) -> Dial:
+        source, destination = self._nodes.index(request.src), self._nodes.index(request.dst)
+        lane = request.lane
+
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
             if self.refused & {source, destination}:
                 raise PeerLost("connection refused")
-            epoch = self.groups[source].epochs[plan.epoch]
-            take = epoch.serve_edge(destination, lane).attach(from_frame)
+            take = self.groups[source].serve_edge(request).attach(from_frame)
             ours, theirs = self._wire.connection() if self._wire else socket.socketpair()
             with self._lock:
                 self.connections += 1

@@ -14,12 +14,14 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = 0xAF01
-EDGE_PROTOCOL = "allfold-edge/1"
+EDGE_PROTOCOL = "allfold-edge/2"
 ACK = struct.Struct("<Q")
 
-_BODY = struct.Struct("<HBxIQQQIQQ")
+_BODY = struct.Struct("<HBxQQQQIQQI")
 _CHECK = struct.Struct("<I")
 HEADER_SIZE = _BODY.size + _CHECK.size
+# The value of ``behind`` where the sender does not know it.
+UNKNOWN_BEHIND = 2**32 - 1
 
 
 class FrameType(IntEnum):
@@ -50,7 +52,7 @@ class FrameType(IntEnum):
     WITHDRAWN = 8
 
 
-_TYPES = frozenset(FrameType)
+_TYPES = {int(kind): kind for kind in FrameType}
 
 
 class FrameError(ValueError):
@@ -62,7 +64,8 @@ class FrameHeader(NamedTuple):
 
     Attributes:
         type: what the frame carries.
-        epoch: the membership generation that the frame belongs to.
+        stamp: of the attempt that the frame belongs to: the greater of two is the newer one. Edges
+            do not look at it; 0 for point-to-point messages, which belong to no attempt.
         number: the frame's place in the edge's stream, from 0.
         seq: the op's number inside its group; of a point-to-point frame, the message's number.
         offset: the first element of the payload in the op's index space.
@@ -70,16 +73,19 @@ class FrameHeader(NamedTuple):
         fingerprint: a 64-bit digest of the op's fingerprint on the sending node.
         digest: a 64-bit digest of the payload; 0 where the sender computed none, because the edge
             does not leave the machine.
+        behind: how many ops lie between this one and the last of which the sender knows that it is
+            over on every node; :data:`UNKNOWN_BEHIND` where it does not know.
     """
 
     type: FrameType
-    epoch: int
+    stamp: int
     number: int
     seq: int
     offset: int
     length: int
     fingerprint: int
     digest: int
+    behind: int = UNKNOWN_BEHIND
 
     def pack(self) -> bytes:
         """The header's :data:`HEADER_SIZE` bytes, the last four a CRC-32 of the others."""
@@ -93,12 +99,13 @@ class FrameHeader(NamedTuple):
         if len(view) < HEADER_SIZE:
             raise FrameError(f"a frame's header has {HEADER_SIZE} bytes, not {len(view)}")
         body = view[: _BODY.size]
-        magic, kind, epoch, number, seq, offset, length, fingerprint, digest = _BODY.unpack(body)
+        magic, code, stamp, number, seq, offset, length, print_, digest, behind = _BODY.unpack(body)
         if magic != MAGIC:
             raise FrameError(f"not an Allfold frame: magic {magic:#06x}, expected {MAGIC:#06x}")
         (check,) = _CHECK.unpack(view[_BODY.size : HEADER_SIZE])
         if check != zlib.crc32(body):
             raise FrameError(f"the header of frame {number} is damaged: its checksum differs")
-        if kind not in _TYPES:
-            raise FrameError(f"frame {number} is of an unknown type: {kind}")
-        return cls(FrameType(kind), epoch, number, seq, offset, length, fingerprint, digest)
+        kind = _TYPES.get(code)
+        if kind is None:
+            raise FrameError(f"frame {number} is of an unknown type: {code}")
+        return cls(kind, stamp, number, seq, offset, length, print_, digest, behind)

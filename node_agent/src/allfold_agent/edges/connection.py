@@ -16,10 +16,15 @@ RECONNECT_SECONDS = 1.0
 
 @dataclass
 class EdgeCounters:
-    """Payload traffic of one direction, without headers and without frames sent again."""
+    """Payload traffic of one direction, without headers and without frames sent again.
+
+    Attributes:
+        scrapped_frames: frames that have come, beside the others, but that nobody wanted any more.
+    """
 
     payload_bytes: int = 0
     frames: int = 0
+    scrapped_frames: int = 0
 
 
 def tune(connected: socket.socket) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from allfold_agent.http.server import whole_number
 from allfold_core.errors import InvalidArgument
+
+_PARAMETERS = frozenset({"from_frame", "lane", "incarnations"})
+_LONGEST_NAME = 256
 
 
 class Lane(Enum):
@@ -19,43 +22,61 @@ class Lane(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EdgeRequest:
-    """The directed link that a peer asks for, and the first of its frames that it has not got."""
+    """The directed link that a peer asks for, and the first of its frames that it has not got.
+
+    Attributes:
+        group: its name.
+        opening: tells this opening of that name from others.
+        src: the name of the node that sends.
+        dst: the name of the node that receives, which asks for the edge.
+        incarnations: the lives of these two nodes, as far as the group knows them. One that has
+            been restarted would number its frames anew.
+    """
 
     group: str
-    epoch: int
-    src: int
-    dst: int
+    opening: int
+    src: str
+    dst: str
     from_frame: int = 0
     lane: Lane = Lane.OPS
+    incarnations: tuple[str, str] = ("", "")
 
     @property
     def target(self) -> str:
         """The request target that :meth:`parse` reads."""
-        group = quote(self.group, safe="")
-        edge = f"/v1/groups/{group}/epochs/{self.epoch}/edges/{self.src}/{self.dst}"
-        return f"{edge}?from_frame={self.from_frame}&lane={self.lane.value}"
+        group, src, dst = (quote(name, safe="") for name in (self.group, self.src, self.dst))
+        parameters = {
+            "from_frame": self.from_frame,
+            "lane": self.lane.value,
+            "incarnations": ",".join(self.incarnations),
+        }
+        edge = f"/v1/groups/{group}/openings/{self.opening}/edges/{src}/{dst}"
+        return f"{edge}?{urlencode(parameters, safe=',')}"
 
     @classmethod
     def parse(
-        cls, group: str, epoch: str, src: str, dst: str, query: dict[str, str]
+        cls, group: str, opening: str, src: str, dst: str, query: dict[str, str]
     ) -> EdgeRequest:
         """The request of a target's parts; :class:`InvalidArgument` names the bad one."""
-        if not 0 < len(group) <= 256:
-            raise InvalidArgument("a group's name has 1 to 256 characters", group=group[:256])
-        if unknown := sorted(query.keys() - {"from_frame", "lane"}):
+        for what, name in (("group", group), ("src", src), ("dst", dst)):
+            if not 0 < len(name) <= _LONGEST_NAME:
+                raise InvalidArgument(
+                    f"the {what} of an edge is a name of 1 to {_LONGEST_NAME} characters",
+                    group=group[:_LONGEST_NAME],
+                )
+        if unknown := sorted(query.keys() - _PARAMETERS):
             raise InvalidArgument(f"unknown parameters of an edge: {', '.join(unknown)}")
-        request = cls(
+        if src == dst:
+            raise InvalidArgument(f"an edge from node {src} to itself", group=group)
+        return cls(
             group,
-            # The widths of the frame header's fields.
-            whole_number("epoch", epoch, 2**32),
-            whole_number("src", src, 2**31),
-            whole_number("dst", dst, 2**31),
+            whole_number("opening", opening, 2**32),
+            src,
+            dst,
             whole_number("from_frame", query.get("from_frame", "0"), 2**64),
             _lane(query.get("lane", Lane.OPS.value)),
+            _incarnations(query.get("incarnations", ",")),
         )
-        if request.src == request.dst:
-            raise InvalidArgument(f"an edge from node {src} to itself", group=group)
-        return request
 
 
 def _lane(name: str) -> Lane:
@@ -64,3 +85,10 @@ def _lane(name: str) -> Lane:
     except ValueError:
         known = ", ".join(lane.value for lane in Lane)
         raise InvalidArgument(f"an edge has the lane {known}, not {name[:50]!r}") from None
+
+
+def _incarnations(text: str) -> tuple[str, str]:
+    src, comma, dst = text.partition(",")
+    if not comma or "," in dst:
+        raise InvalidArgument(f"incarnations are those of src and dst, not {text[:100]!r}")
+    return src, dst

@@ -2,95 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from allfold_agent.edges.connection import EdgeCounters
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.opening import Dial
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.http.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.plan import Plan
+from allfold_core.plan import Member
 
-DialFrom = Callable[[Plan, int, int, Lane], Dial]
+DialFrom = Callable[[EdgeRequest, str], Dial]
+"""Makes the function that opens an edge: ``dial(request, address)(from_frame)``."""
 
 
 class Edges:
-    """The out-edges and in-edges of node ``me``; their owner's lock protects opening them.
+    """The out-edges and in-edges of this node, one of each per other node of the group.
+
+    They last as long as the group, over all its epochs, so they are known by the names of nodes.
+    Their owner's lock protects opening them.
 
     Args:
-        dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
+        group: its name.
+        opening: tells this opening of that name from others.
+        me: the name of this node.
+        members: by name, all nodes of the group; this one among them.
+        dial: opens edges.
         receiver: what the in-edges deliver to.
         reactor: reads their short frames.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        me: int,
+        group: str,
+        opening: int,
+        me: str,
+        members: Mapping[str, Member],
         dial: DialFrom,
         receiver: Receiver,
         reactor: Reactor,
         lane: Lane = Lane.OPS,
     ) -> None:
-        self._lane = lane
-        self._plan = plan
+        self._group = group
+        self._opening = opening
         self._me = me
+        self._members = members
         self._dial = dial
         self._receiver = receiver
         self._reactor = reactor
-        self._out: dict[int, OutEdge] = {}
-        self._in: dict[int, InEdge] = {}
+        self._lane = lane
+        self._out: dict[str, OutEdge] = {}
+        self._in: dict[str, InEdge] = {}
 
-    def out(self, destination: int) -> OutEdge:
+    def out(self, destination: str) -> OutEdge:
         """The edge to a node; ``ServiceError`` where a new one cannot get a thread."""
         edge = self._out.get(destination)
         if edge is None:
-            name = self._name(self._me, destination)
-            edge = self._out[destination] = OutEdge(destination, self._plan.epoch, name)
+            edge = self._out[destination] = OutEdge(destination, self._name(self._me, destination))
         return edge
 
-    def _name(self, source: int, destination: int) -> str:
+    def _name(self, source: str, destination: str) -> str:
         lane = "" if self._lane is Lane.OPS else f"-{self._lane.value}"
-        return f"{self._plan.group}-{source}-{destination}{lane}"
+        return f"{self._group}-{source}-{destination}{lane}"
 
-    def kick(self, destination: int) -> None:
+    def kick(self, destination: str) -> None:
         """Something for a node may have become ready."""
         self._out[destination].kick()
 
-    def wake(self, destination: int) -> None:
+    def wake(self, destination: str) -> None:
         """An op has failed; later ones may go on."""
         self._out[destination].wake()
 
-    def open_in(self, source: int) -> None:
-        """Begin to receive from a node, if this has not happened yet.
+    def open_in(self, source: str) -> InEdge:
+        """Return the edge from a node, which begins to receive if it has not begun yet.
 
         Raises:
             ServiceError: no thread can be started for it. The next call tries again.
         """
-        if source not in self._in:
-            name = self._name(source, self._me)
-            dial = self._dial(self._plan, source, self._me, self._lane)
-            self._in[source] = InEdge(
-                source, self._plan.epoch, name, dial, self._receiver, self._reactor
+        edge = self._in.get(source)
+        if edge is None:
+            peer, own = self._members[source], self._members[self._me]
+            request = EdgeRequest(
+                self._group,
+                self._opening,
+                source,
+                self._me,
+                lane=self._lane,
+                incarnations=(peer.incarnation, own.incarnation),
             )
-
-    def resume(self, source: int) -> None:
-        """A frame of a node that had to wait may go on."""
-        self._in[source].resume()
+            dial = self._dial(request, peer.data_address)
+            name = self._name(source, self._me)
+            edge = self._in[source] = InEdge(source, name, dial, self._receiver, self._reactor)
+        return edge
 
     def resume_all(self) -> None:
         """An op has begun or failed: frames of it, and those behind them, may go on."""
         for edge in list(self._in.values()):
             edge.resume()
 
-    def frames_moved(self, node: int) -> int:
+    def frames_moved(self, node: str) -> int:
         """Return the frames that a node has acknowledged, and those that have come from it."""
         out, in_ = self._out.get(node), self._in.get(node)
         return (out.acknowledged() if out else 0) + (in_.received if in_ else 0)
 
-    def counters(self) -> list[tuple[str, int, EdgeCounters]]:
+    def counters(self) -> list[tuple[str, str, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""
         out = [("out", peer, edge.counters) for peer, edge in list(self._out.items())]
         return out + [("in", peer, edge.counters) for peer, edge in list(self._in.items())]

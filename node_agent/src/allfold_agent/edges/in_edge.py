@@ -30,7 +30,10 @@ class InEdge:
     """Everything that this node receives from one other node of a group.
 
     Args:
+        source: the name of that node.
+        name: of the edge, for messages.
         dial: opens the edge from a frame number on: (socket, bytes received already).
+        receiver: what it delivers to.
         reactor: receives short frames.
 
     Raises:
@@ -39,8 +42,7 @@ class InEdge:
 
     def __init__(
         self,
-        source: int,
-        epoch: int,
+        source: str,
         name: str,
         dial: Dial,
         receiver: Receiver,
@@ -52,7 +54,7 @@ class InEdge:
         self._closed = Event()
         self._opener = EdgeOpener(name, dial, self._closed)
         self._connection: InConnection | None = None
-        self._frames = IncomingFrames(source, epoch, name, receiver)
+        self._frames = IncomingFrames(source, name, receiver)
         self._short = ShortFrames(self._frames, receiver, reactor, self._closed)
         self._long = LongFrames(self._frames, receiver, self._closed)
         self.counters = self._frames.counters

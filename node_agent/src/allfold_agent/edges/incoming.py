@@ -29,8 +29,7 @@ class IncomingFrames:
     Used by the thread that receives at the moment, so without a lock.
 
     Args:
-        source: the peer's index among the nodes of the group.
-        epoch: that every frame must have.
+        source: the name of the peer's node.
         name: of the edge, for messages.
         receiver: told of frames that do not fit.
 
@@ -40,28 +39,26 @@ class IncomingFrames:
         unacked_frames: that have arrived since then.
     """
 
-    def __init__(self, source: int, epoch: int, name: str, receiver: Receiver) -> None:
+    def __init__(self, source: str, name: str, receiver: Receiver) -> None:
         self.source = source
         self.name = name
         self.counters = EdgeCounters()
         self.expected = 0
         self.unacked_bytes = 0
         self.unacked_frames = 0
-        self._epoch = epoch
         self._receiver = receiver
 
     def check(self, header: FrameHeader) -> None:
         """Raise :class:`PeerSentIncoherentTensor` where it is not the next frame of the edge."""
-        if header.epoch != self._epoch or header.number != self.expected:
+        if header.number != self.expected:
             raise PeerSentIncoherentTensor(
-                f"edge {self.name}: frame {header.number} of epoch {header.epoch}, "
-                f"expected frame {self.expected} of epoch {self._epoch}"
+                f"edge {self.name}: frame {header.number}, expected frame {self.expected}"
             )
 
     def admit(self, sink: Sink[LandingT], header: FrameHeader) -> LandingT | None:
         """Return the landing of a payload, ``None`` where it is not wanted or does not fit."""
         try:
-            return sink.admit(self.source, header)
+            return sink.admit(header)
         except PeerSentIncoherentTensor as error:
             refusal = PeerSentIncoherentTensor(f"edge {self.name}: {error.message}")
             self._receiver.incoherent(header.seq, refusal)
@@ -77,8 +74,10 @@ class IncomingFrames:
         self.counters.payload_bytes += header.length
         self.counters.frames += 1
 
-    def count_in(self, nbytes: int) -> None:
-        """Note that the expected frame has been dealt with."""
+    def count_in(self, nbytes: int, *, scrapped: bool) -> None:
+        """Note that the expected frame was delivered, or thrown away because nobody wants it."""
+        if scrapped:
+            self.counters.scrapped_frames += 1
         self.expected += 1
         self.unacked_bytes += nbytes
         self.unacked_frames += 1

@@ -50,10 +50,11 @@ class LongFrames:
         frames = self._frames
         frames.check(header)
         sink = self._await_sink(connection, header)
-        if sink is None or not self._deliver(connection, sink, header):
+        delivered = sink is not None and self._deliver(connection, sink, header)
+        if not delivered:
             self._discard(connection, header.length)
-        frames.count_in(header.length)
-        if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received(self._source):
+        frames.count_in(header.length, scrapped=not delivered)
+        if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received():
             frames.acknowledge(connection)
 
     def _await_sink(self, connection: InConnection, header: FrameHeader) -> Sink[Any] | None:
@@ -73,7 +74,7 @@ class LongFrames:
 
         What has arrived of an op is wanted, also of a peer that has left since.
         """
-        while not sink.await_ready(self._source, _LOOK_SECONDS):
+        while not sink.await_ready(_LOOK_SECONDS):
             if self._closed.is_set():
                 raise EOFError("the edge was closed")
 
@@ -87,7 +88,7 @@ class LongFrames:
             connection.fill(landing.view)
             self._frames.verify(header, landing.view)
         except (OSError, EOFError, DamagedPayload):
-            sink.retract(self._source, landing)
+            sink.retract(landing)
             raise
         sink.received(landing)
         return True

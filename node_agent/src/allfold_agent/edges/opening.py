@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from itertools import chain, repeat
 from threading import Event
 from time import monotonic
 
@@ -13,7 +14,8 @@ from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.05
+# Pauses between dials in vain, the last one again and again; the first dial comes at once.
+_RETRY_SECONDS = (0.02, 0.04, 0.05)
 # From one opened connection to the next dial at least: a peer that resets each of them must not
 # keep a core busy.
 _BETWEEN_SECONDS = 0.003
@@ -56,6 +58,7 @@ class EdgeOpener:
             ServiceError: an agent that lives, the peer or this one, could not serve it for long.
         """
         began = monotonic()
+        pauses = chain(_RETRY_SECONDS, repeat(_RETRY_SECONDS[-1]))
         self._closed.wait(max(0.0, self._opened + _BETWEEN_SECONDS - began))
         while True:
             try:
@@ -63,7 +66,7 @@ class EdgeOpener:
                 self._opened = monotonic()
                 break
             except PeerLost:
-                if self._closed.wait(_RETRY_SECONDS) or monotonic() > began + RECONNECT_SECONDS:
+                if self._closed.wait(next(pauses)) or monotonic() > began + RECONNECT_SECONDS:
                     raise
             except ServiceError as error:
                 log.info("edge %s cannot be opened yet: %s", self._name, error)

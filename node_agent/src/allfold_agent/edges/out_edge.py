@@ -35,16 +35,19 @@ _MANY_UNACKED = 64
 
 
 class OutEdge:
-    """Everything that this node sends to one other node of a group.
+    """Everything that this node sends to one other node of a group, in all its epochs.
+
+    Args:
+        destination: the name of that node.
+        name: of the edge, for messages.
 
     Raises:
         ServiceError: no thread can be started for it.
     """
 
-    def __init__(self, destination: int, epoch: int, name: str) -> None:
+    def __init__(self, destination: str, name: str) -> None:
         self.destination = destination
         self.counters = EdgeCounters()
-        self._epoch = epoch
         self._lock = make_rlock("out edge")
         self._ready = Condition(self._lock)
         self._queue = SendQueue()
@@ -167,7 +170,7 @@ class OutEdge:
             try:
                 connection.shut_down()
             except OSError as error:
-                log.debug("edge to node %d was gone already: %s", self.destination, error)
+                log.debug("edge to node %s was gone already: %s", self.destination, error)
             self._dropped.append(connection)
             self._connection = None
             self._lost_at = monotonic()
@@ -182,7 +185,7 @@ class OutEdge:
     def _lost(self, connection: OutConnection, error: OSError) -> None:
         with self._lock:
             if self._connection is connection:
-                log.info("edge to node %d broke, waiting for it: %s", self.destination, error)
+                log.info("edge to node %s broke, waiting for it: %s", self.destination, error)
                 self._drop_connection()
 
     # Sending
@@ -309,13 +312,14 @@ class OutEdge:
             content.buffer = None
         frame.header = FrameHeader(
             type=content.type,
-            epoch=self._epoch,
+            stamp=frame.source.stamp,
             number=frame.number,
             seq=frame.source.seq,
             offset=content.offset,
             length=len(frame.payload),
             fingerprint=frame.source.fingerprint,
             digest=xxhash.xxh3_64_intdigest(frame.payload) if self._crosses_a_wire else 0,
+            behind=frame.source.behind,
         ).pack()
 
     def _sent(self, frame: Frame) -> None:
@@ -346,7 +350,7 @@ class OutEdge:
             except BlockingIOError:
                 return
             except OSError as error:
-                log.debug("no acknowledgements from node %d: %s", self.destination, error)
+                log.debug("no acknowledgements from node %s: %s", self.destination, error)
                 self._drop_connection()
                 return
             if expected is not None:
@@ -357,7 +361,7 @@ class OutEdge:
             self._release_acknowledged(expected)
             return
         log.warning(
-            "edge to node %d: an acknowledgement of frame %d, which was never sent",
+            "edge to node %s: an acknowledgement of frame %d, which was never sent",
             self.destination,
             expected - 1,
         )

@@ -34,8 +34,16 @@ class Payload:
 class PayloadSource(Protocol):
     """An op's part of an edge, or a message: payloads in their order.
 
-    Called with the edge's lock held.
+    Its methods are called with the edge's lock held, the properties by whoever sends a frame.
     """
+
+    @property
+    def stamp(self) -> int:
+        """The stamp of the op's attempt, for the headers; 0 of a message."""
+
+    @property
+    def behind(self) -> int:
+        """How far the op is ahead of those that are over everywhere, for the headers."""
 
     @property
     def seq(self) -> int:

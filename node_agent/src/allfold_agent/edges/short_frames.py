@@ -103,7 +103,7 @@ class ShortFrames:
             self._frames.acknowledge(self._connection)
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
-            arriving.retract(self._source)
+            arriving.retract()
         self._connection.early = memoryview(bytes(self._stage[: self._filled]))
         self._filled = 0
         self._parked = False
@@ -214,7 +214,7 @@ class ShortFrames:
         except TimeoutError:
             self._serve_for(HUNG_UP)  # a peer that dies now is noticed
             return None
-        if sink is not None and not sink.is_ready(self._source):
+        if sink is not None and not sink.is_ready():
             # What has arrived of this op is wanted, also of a peer that has left since.
             self._serve_for(0)
             return None
@@ -231,10 +231,10 @@ class ShortFrames:
             try:
                 frames.verify(header, landing.view)
             except DamagedPayload:
-                arriving.retract(self._source)
+                arriving.retract()
                 raise
             sink.received(landing)
-        frames.count_in(header.length)
+        frames.count_in(header.length, scrapped=landing is None)
         if frames.unacked_bytes >= ACK_BYTES or frames.unacked_frames >= ACK_FRAMES:
             frames.acknowledge(self._connection)
         elif not self._ack_is_due:

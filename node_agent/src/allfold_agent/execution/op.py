@@ -18,6 +18,7 @@ from allfold_agent.compilation.compiler import Compiled
 from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.compilation.task_graph import chunks
 from allfold_agent.execution.executor import Executor
+from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Place
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
@@ -94,6 +95,7 @@ class Op:
     Attributes:
         epoch: the number of the epoch in which it runs.
         ranks: the local ranks of that epoch, all of which must call it.
+        stamp: of that epoch: which attempt of the op this is.
         ordinal: the number of that epoch for the ranks.
         participants: how many ranks that epoch has, on all nodes.
         arrivals: by rank.
@@ -102,6 +104,7 @@ class Op:
         on_gpu: True if a rank that has called has its memory on a GPU.
         gpu_operands: the memory that GPUs compute with, where ranks have memory there.
         executor: moves data to and from other nodes, where there are any.
+        receivers: by the name of the node, what it gets from each that sends to it.
         running: every local rank has called, with equal fingerprints.
         ended: the outcome is settled on this node.
         stalled_since: when it was first seen to be next, and yet not done.
@@ -112,6 +115,7 @@ class Op:
     seq: int
     epoch: int
     ranks: tuple[int, ...]
+    stamp: int
     ordinal: int = 0
     participants: int = 0
     arrivals: dict[int, Arrival] = field(default_factory=dict)
@@ -120,6 +124,7 @@ class Op:
     on_gpu: bool = False
     gpu_operands: GpuOperands | None = None
     executor: Executor | None = None
+    receivers: dict[str, OpReceiver] = field(default_factory=dict)
     strategy: str = ""
     running: bool = False
     ended: bool = False

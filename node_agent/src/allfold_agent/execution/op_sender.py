@@ -5,14 +5,25 @@ from __future__ import annotations
 from allfold_agent.compilation.task_graph import TaskKind
 from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.executor import Executor
-from allfold_core.wire.frames import FrameType
+from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameType
 
 
 class OpSender:
-    """An op's part of the edge to one node."""
+    """An op's part of the edge to one node.
 
-    def __init__(self, executor: Executor, destination: int, seq: int, fingerprint: int) -> None:
+    Args:
+        destination: the index of the node.
+        stamp: of the attempt that the executor runs.
+        fingerprint: what the other node compares with that of its own ranks.
+    """
+
+    behind = UNKNOWN_BEHIND
+
+    def __init__(
+        self, executor: Executor, destination: int, seq: int, stamp: int, fingerprint: int
+    ) -> None:
         self.seq = seq
+        self.stamp = stamp
         self.fingerprint = fingerprint
         self._executor = executor
         self._destination = destination

@@ -1,17 +1,15 @@
-"""The receives of one op on this node, in the order of each edge."""
+"""The receives of one op on this node: what lands where, and what follows."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import Task, TaskGraph, TaskKind
 from allfold_agent.execution.op_state import OpState
 from allfold_agent.runtime.buffers import Buffer, BufferPool
-from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.wire.frames import FrameHeader, FrameType
 
 
 @dataclass(slots=True)
@@ -29,78 +27,27 @@ class SliceLanding:
 
 
 class ReceivingOp(OpState):
-    """The sink of an op's frames."""
+    """The memory that an op's frames land in. An :class:`OpReceiver` per node has their order."""
 
     def __init__(self, graph: TaskGraph, operands: Operands, buffers: BufferPool) -> None:
         super().__init__(graph, operands, buffers)
-        self._next_receive = dict.fromkeys(graph.receives, 0)
         self._scratch: dict[int, Buffer] = {}
 
     @abstractmethod
     def complete(self, task: Task) -> None:
         """Count a task as done and do what became ready by it."""
 
-    def is_ready(self, source: int) -> bool:
-        """Return True if the next frame of a node may be admitted."""
-        order = self.graph.receives.get(source, ())
-        position = self._next_receive.get(source, 0)
-        return self.failed or position == len(order) or not self._waits_for[order[position]]
+    def waits(self, index: int) -> bool:
+        """Return True while a task waits for another one."""
+        return self._waits_for[index] > 0
 
-    def await_ready(self, source: int, seconds: float) -> bool:
-        """Wait until :meth:`is_ready`; false where it is not within so many seconds."""
+    def await_progress(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a condition holds; false where it does not within so many seconds."""
         with self._lock:
-            return self._changed.wait_for(partial(self.is_ready, source), timeout=seconds)
+            return self._changed.wait_for(condition, timeout=seconds)
 
-    def admit(self, source: int, header: FrameHeader) -> SliceLanding | None:
-        """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
-
-        Raises:
-            PeerSentIncoherentTensor: this is not the frame that the edge has to bring next.
-        """
-        task = self._expect(source)
-        if task is None or not self._fits(task, header):
-            expected = "no more frames" if task is None else self._describe(task)
-            raise PeerSentIncoherentTensor(
-                f"op {header.seq} got {header.length} bytes at element {header.offset}, "
-                f"expected {expected}"
-            )
-        try:
-            return self._land(task)
-        except BaseException:
-            self._next_receive[source] -= 1  # the frame comes again, on a new connection
-            raise
-
-    def _expect(self, source: int) -> Task | None:
-        """The next task that an edge feeds, in edge order; ``None`` when it expects no more."""
-        order = self.graph.receives.get(source, ())
-        position = self._next_receive.get(source, 0)
-        if position == len(order):
-            return None
-        self._next_receive[source] = position + 1
-        return self.graph.tasks[order[position]]
-
-    def _fits(self, task: Task, header: FrameHeader) -> bool:
-        kind = FrameType.SIGNAL if task.kind is TaskKind.AWAIT else FrameType.DATA
-        expected = (kind, task.start, self.nbytes(task))
-        return (header.type, header.offset, header.length) == expected
-
-    def _describe(self, task: Task) -> str:
-        return f"{self.nbytes(task)} bytes at element {task.start}"
-
-    def all_received(self, source: int) -> bool:
-        """Return True if the last frame of an edge has come."""
-        return self._next_receive.get(source, 0) == len(self.graph.receives.get(source, ()))
-
-    def awaited_sources(self) -> list[int]:
-        """The nodes from which frames are still to come."""
-        return [source for source in self.graph.receives if not self.all_received(source)]
-
-    def retract(self, source: int, landing: SliceLanding) -> None:
-        """The payload of an admitted frame broke off; it will come again."""
-        self._next_receive[source] -= 1
-        landing.release()
-
-    def _land(self, task: Task) -> SliceLanding | None:
+    def land(self, task: Task) -> SliceLanding | None:
+        """Return the landing of the frame that a task receives; ``None`` if the op has failed."""
         with self._lock:
             if self.failed:
                 return None

@@ -16,6 +16,7 @@ from allfold_agent.compilation.task_graph import Task
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.executor import Executor, HandOut
 from allfold_agent.execution.op import INLINE_FOLD_BYTES, Op, over_pieces
+from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.op_sender import OpSender
 from allfold_agent.gpu.operands import GpuOperands
 from allfold_agent.gpu.pins import Pins
@@ -48,7 +49,8 @@ class Runner:
     Args:
         plan: of the epoch.
         me: this node's index.
-        edges: to the other nodes.
+        stamp: of the epoch.
+        edges: of the group, to and from the other nodes.
         outcomes: told when an op may end, and when it has.
         pins: memory of the host that GPUs reach.
     """
@@ -57,6 +59,7 @@ class Runner:
         self,
         plan: Plan,
         me: int,
+        stamp: int,
         workers: WorkerPool,
         buffers: BufferPool,
         edges: Edges,
@@ -71,6 +74,8 @@ class Runner:
         self._edges = edges
         self._outcomes = outcomes
         self._pins = pins
+        self._stamp = stamp
+        self._nodes = tuple(member.node for member in plan.members)
         self._placement = tuple(member.ranks for member in plan.members)
         self._residuals = Residuals()
         self._compiler = Compiler(plan, me)
@@ -122,15 +127,15 @@ class Runner:
         graph = compiled.graph
         # All of them before anything is queued: what is queued of an op that was not prepared to
         # the end would block its edge.
-        outs = {destination: self._edges.out(destination) for destination in graph.sends}
-        for source in graph.receives:
-            self._edges.open_in(source)
+        nodes, edges = self._nodes, self._edges
+        outs = {destination: edges.out(nodes[destination]) for destination in graph.sends}
+        ins = {source: edges.open_in(nodes[source]) for source in graph.receives}
         executor = Executor(
             graph,
             operands,
             self._buffers,
-            on_sendable=self._edges.kick,
-            on_receivable=self._edges.resume,
+            on_sendable=lambda destination: outs[destination].kick(),
+            on_receivable=lambda source: ins[source].resume(),
             on_finished=lambda: self._distribute(op, operands, compiled, executor),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
             early=compiled.copy_bytes > EARLY_BYTES
@@ -139,10 +144,26 @@ class Runner:
             if op.gpu_operands
             else None,
         )
+        for source in ins:
+            op.receivers[nodes[source]] = self._receiver(op, executor, source)
         for destination, edge in outs.items():
             digest = op.digest(self.ranks, self._placement[destination])
-            edge.enqueue(OpSender(executor, destination, op.seq, digest))
+            edge.enqueue(OpSender(executor, destination, op.seq, self._stamp, digest))
         return executor
+
+    def _receiver(self, op: Op, executor: Executor, source: int) -> OpReceiver:
+        return OpReceiver(executor, source, op.digest(self._placement[source], self.ranks))
+
+    def receiver(self, op: Op, source: str) -> OpReceiver | None:
+        """Return what a running op gets from a node; ``None`` for one that is not in the epoch.
+
+        An op has one for each node that its schedule names. One that it does not name should send
+        nothing; it may have another op under this number, which the fingerprint tells.
+        """
+        found = op.receivers.get(source)
+        if found is None and op.executor is not None and source in self._nodes:
+            found = self._receiver(op, op.executor, self._nodes.index(source))
+        return found
 
     def _on_gpu(self, operands: GpuOperands, buffer: Callable[[], Buffer]) -> HandOut:
         """Return the function that hands results to ranks on GPUs, in a thread of the workers."""
@@ -187,7 +208,7 @@ class Runner:
         executor.fail(then)
         executor.release()
         for destination in executor.graph.sends:
-            self._edges.wake(destination)
+            self._edges.wake(self._nodes[destination])
 
     def _fold_locally(self, op: Op, operands: Operands, compiled: Compiled) -> None:
         # With every rank here nothing can fail the op any more, and no verdict may tell the ranks

@@ -1,19 +1,14 @@
-"""One membership generation of a group on this node: its plan, edges, compiled ops and members."""
+"""One membership generation of a group on this node: its plan, compiled ops and members."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
-from allfold_agent.compilation.op_spec import OpSpecs
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_agent.edges.edges import DialFrom, Edges
-from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.execution.executor import Executor
-from allfold_agent.execution.op import Op
 from allfold_agent.execution.runner import OpOutcomes, Runner
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.departures import Departures
@@ -23,12 +18,13 @@ from allfold_agent.p2p.engine import P2PEngine
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.errors import InvalidArgument, PeerLost
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
+from allfold_core.survival.records import Stamp
 from allfold_core.verdict import LEFT, name_ranks
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.wire.local_wire import OpMessage, check_timeout
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +37,7 @@ class NodeResources:
 
     Attributes:
         node: its name.
-        dial: opens an edge: ``dial(plan, source, destination, lane)(from_frame)``.
+        dial: opens an edge: ``dial(request, address)(from_frame)``.
         reactor: reads the short frames of other nodes.
         pins: memory of the host that GPUs reach.
     """
@@ -63,18 +59,22 @@ class Epoch:
     Args:
         ordinal: how many epochs the group had before: the number of this one for its ranks.
         first_seq: the number of the first op that begins in this epoch.
+        numbers: the seat number of each session: the number of its rank in the first epoch.
         table: the ops of the group.
         outcomes: ends ops.
         ops: told of the outcome of ops that run.
-        suspect: has an op judged: ``suspect(seq, reason)``.
-        report_lost: announces that a member is lost.
+        edges: of the group, to and from the other nodes.
+        p2p: the sends and receives of the group.
 
     Attributes:
         number: of the epoch; grows with every change of the members.
+        stamp: tells the frames of this epoch from those of others; the newer one's is greater.
         me: this node's index.
         ranks: the numbers of the ranks of this node.
+        seats: by rank, its seat number, by which messages know it.
         left: the last op of every rank that has left the group in order.
         broken: why no further op of this epoch can be done.
+        superseded: whether the group has a newer epoch.
     """
 
     def __init__(
@@ -84,35 +84,44 @@ class Epoch:
         first_seq: int,
         resources: NodeResources,
         *,
+        numbers: Mapping[str, int],
         table: OpTable,
         outcomes: Outcomes,
         ops: OpOutcomes,
-        suspect: Callable[[int, str], None],
-        report_lost: Callable[[Epoch, PeerLost], None],
+        edges: Edges,
+        p2p: P2PEngine,
     ) -> None:
         self.plan = plan
         self.number = plan.epoch
         self.ordinal = ordinal
+        self.stamp = Stamp(plan.epoch, 0, plan.generation).pack()
         self.first_seq = first_seq
         self.me = plan.index_of_node(resources.node)
         self.ranks = plan.members[self.me].ranks
+        sessions = dict(enumerate(plan.sessions))
+        self.seats = tuple(
+            numbers.get(sessions.get(rank, ""), rank) for rank in range(plan.world_size)
+        )
         self._departures = Departures(plan.group, first_seq)
         self.left = self._departures.last
         self.broken: PeerLost | None = None
+        self.superseded = False
         self._numbers: dict[str, int] = {}
         self._table = table
         self._outcomes = outcomes
-        self._suspect = suspect
-        self._report_lost = report_lost
-        self._closing = False
-        self._closed = False
-        workers, buffers, reactor = resources.workers, resources.buffers, resources.reactor
+        self._edges = edges
+        self._p2p = p2p
         self.specs = OpSpecs(plan, self.me)
-        self.edges = Edges(plan, self.me, resources.dial, self, reactor)
-        self.p2p = P2PEngine(
-            plan, self.me, resources.dial, workers, buffers, self.edge_lost, reactor
+        self.runner = Runner(
+            plan,
+            self.me,
+            self.stamp,
+            resources.workers,
+            resources.buffers,
+            edges,
+            ops,
+            resources.pins,
         )
-        self.runner = Runner(plan, self.me, workers, buffers, self.edges, ops, resources.pins)
 
     @property
     def group(self) -> str:
@@ -168,6 +177,18 @@ class Epoch:
             raise InvalidArgument(f"{kind!r} is no collective; there are {known}")
         return LOCAL if len(self.plan.members) == 1 else choose(found, self.plan, nbytes)
 
+    def spec_of(self, message: OpMessage) -> OpSpec:
+        """The spec of a local rank's call; ``ValueError`` says what is wrong with it."""
+        check_timeout(message.timeout)
+        spec = self.specs.of(message.fingerprint)
+        itemsize = spec.fingerprint.dtype.itemsize
+        if message.source.offset % itemsize or message.target.offset % itemsize:
+            raise InvalidArgument(
+                f"a {spec.fingerprint.dtype.label} cannot lie at byte "
+                f"{message.source.offset} or {message.target.offset}"
+            )
+        return spec
+
     # Members
 
     def failure(self, seq: int) -> PeerLost | None:
@@ -184,8 +205,9 @@ class Epoch:
             for op in self._table.of_epoch(self.number):
                 self._outcomes.fail(op, broken)
             self._table.changed.notify_all()
-        self.edges.resume_all()
-        self.p2p.break_(broken)
+        self._edges.resume_all()
+        if not self.superseded:  # else its members may be those that are lost
+            self._p2p.break_(broken)
 
     def rank_left(self, rank: int, last_seq: int, how: str = LEFT) -> None:
         """A rank has left in order after an op: later ones, which would wait for it, fail.
@@ -199,89 +221,28 @@ class Epoch:
                 if error := self.failure(op.seq):
                     self._outcomes.fail(op, error)
             self._table.changed.notify_all()
-        self.edges.resume_all()
-        self.p2p.rank_left(rank, how)
+        self._edges.resume_all()
+        self._p2p.rank_left(self.seats[rank], how)
+
+    def awaits(self, node: str) -> bool:
+        """Return True if a node has ranks in this epoch that have not left in order."""
+        return any(rank not in self.left for rank in self.plan.ranks_on(node))
+
+    def node_lost(self, node: str, reason: str) -> PeerLost:
+        """Return the error of the loss of a node.
+
+        Every survivor finds this out by itself, so the message has only what is the same for all.
+        """
+        ranks = self.plan.ranks_on(node)
+        return PeerLost(
+            f"node {node} of group '{self.group}' with {name_ranks(ranks)} cannot be reached any "
+            "more",
+            node=node,
+            ranks=list(ranks),
+            reason=reason,
+        )
 
     @property
     def is_empty(self) -> bool:
         """Return True when every rank of this node has left or is dead."""
         return all(rank in self.left for rank in self.ranks)
-
-    # Edges
-
-    def serve_edge(self, destination: int, lane: Lane) -> OutEdge:
-        """The out-edge that another node opens; ``PeerLost`` if the epoch is closed here."""
-        with self._table.lock:
-            if self._closed:
-                raise PeerLost(f"group '{self.group}' epoch {self.number} is closed on this node")
-            if lane is Lane.PAIRS:
-                return self.p2p.serve_edge(destination)
-            return self.edges.out(destination)
-
-    def sink_for(self, source: int, header: FrameHeader, seconds: float) -> Executor | None:
-        """The executor of a frame's op, ``None`` if the op has failed.
-
-        Raises:
-            TimeoutError: the local ranks have not all called it within ``seconds``.
-        """
-        deadline = monotonic() + seconds
-        with self._table.lock:
-            while True:
-                if self._closed or self._outcomes.of(header.seq) or self.failure(header.seq):
-                    return None
-                op = self._running(header.seq)
-                if op is not None:
-                    break
-                left = deadline - monotonic()
-                if left <= 0 or not self._table.changed.wait(timeout=left):
-                    raise TimeoutError
-        if op.digest(self.plan.members[source].ranks, self.ranks) != header.fingerprint:
-            self._suspect(header.seq, "mismatch")
-            return None
-        return op.executor
-
-    def _running(self, seq: int) -> Op | None:
-        op = self._table.in_flight.get(seq)
-        return op if op is not None and op.running and op.epoch == self.number else None
-
-    def edge_lost(self, source: int, error: AllfoldError) -> None:
-        """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
-        member = self.plan.members[source]
-        with self._table.lock:
-            if self._closing or all(rank in self.left for rank in member.ranks):
-                return
-        log.warning("group '%s' has lost node %s: %s", self.group, member.node, error.message)
-        # Every survivor finds this out by itself, so the message has only what is the same for all.
-        self._report_lost(
-            self,
-            PeerLost(
-                f"node {member.node} of group '{self.group}' with {name_ranks(member.ranks)} "
-                "cannot be reached any more",
-                node=member.node,
-                ranks=list(member.ranks),
-                reason=error.message,
-            ),
-        )
-
-    def incoherent(self, seq: int, error: AllfoldError) -> None:
-        """A frame did not fit its op: find out whose fault it is."""
-        log.error("%s", error)
-        self._suspect(seq, f"incoherent: {error.message}")
-
-    def close(self, linger: float) -> None:
-        """End the epoch on this node, after the peers have got what they are still owed.
-
-        Args:
-            linger: seconds that they have for it.
-        """
-        with self._table.lock:
-            if self._closing:
-                return
-            self._closing = True
-        self.edges.finish(monotonic() + linger)
-        self.p2p.finish(monotonic() + linger)
-        with self._table.lock:
-            self._closed = True
-            self._table.changed.notify_all()
-        self.edges.close()
-        self.p2p.close()

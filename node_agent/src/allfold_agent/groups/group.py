@@ -7,9 +7,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, refuse
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost, ServiceError
@@ -19,7 +19,6 @@ from allfold_core.wire.local_wire import (
     MAX_OPEN_OPS,
     OpMessage,
     P2PMessage,
-    check_timeout,
 )
 
 log = logging.getLogger(__name__)
@@ -51,14 +50,18 @@ class Group:
         failures: finds out why an op does not go on.
 
     Attributes:
+        opening: tells this opening of the name from others: the number of the first epoch.
         epochs: by number, the newest last. Replaced as a whole and never changed, so that every
             thread may look through it without the lock.
         current: the newest epoch.
+        edges: to and from the other nodes, over all epochs.
+        p2p: the sends and receives, which know ranks by their numbers in the first epoch.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
     def __init__(self, plan: Plan, resources: NodeResources, failures: FailureReporter) -> None:
         self.name = plan.group
+        self.opening = plan.epoch
         self.node = resources.node
         self.epochs: dict[int, Epoch] = {}
         self.table = OpTable()
@@ -67,6 +70,10 @@ class Group:
         self._called: dict[str, int] = {}
         self._resources = resources
         self._failures = failures
+        self._seats = {session: number for number, session in enumerate(plan.sessions)}
+        self._nodes = GroupEdges(plan, self, resources, failures.report_lost)
+        self.edges, self.p2p = self._nodes.ops, self._nodes.p2p
+        self.serve_edge = self._nodes.serve
         self.current = self.install(plan, first_seq=0)
 
     # Epochs
@@ -74,8 +81,8 @@ class Group:
     def install(self, plan: Plan, first_seq: int | None = None) -> Epoch:
         """Take in the plan of a newer epoch, in which later ops are run.
 
-        Ops that have begun go on in their own epoch. For an open group use ``Registry.install``,
-        which wakes those who wait for the epoch.
+        Ops that have begun go on in their own epoch. The edges stay as they are; frames that have
+        waited for the epoch go on.
 
         Args:
             first_seq: the first op of the epoch; by default the one after the last that any local
@@ -98,15 +105,21 @@ class Group:
                 len(self.epochs),
                 first_seq,
                 self._resources,
+                numbers=self._seats,
                 table=self.table,
                 outcomes=self.outcomes,
                 ops=self,
-                suspect=self.suspect,
-                report_lost=self._failures.report_lost,
+                edges=self.edges,
+                p2p=self.p2p,
             )
+            self._nodes.add_members(plan)
+            for each in self.epochs.values():
+                each.superseded = True
             self.epochs = {**self.epochs, plan.epoch: epoch}
             self.current = epoch
-            return epoch
+            self.table.changed.notify_all()
+        self.edges.resume_all()
+        return epoch
 
     def epoch_of(self, seq: int) -> Epoch:
         """The epoch in which an op runs, or would run if it began now."""
@@ -135,9 +148,7 @@ class Group:
     @property
     def waiting(self) -> bool:
         """True while a local rank waits for anything, so that deadlines must be watched."""
-        return bool(self.table.in_flight) or any(
-            epoch.p2p.waiting for epoch in self.epochs.values()
-        )
+        return bool(self.table.in_flight) or self.p2p.waiting
 
     # Calls of the local ranks
 
@@ -177,7 +188,7 @@ class Group:
         try:
             rank = epoch.rank_of(session)
             self._check_room(rank, seq)
-            spec = _checked(epoch, message)
+            spec = epoch.spec_of(message)
             source = connection.place(message.source, spec.input_bytes[rank])
             target = connection.place(message.target, spec.output_bytes[rank])
         except ValueError as error:
@@ -205,28 +216,27 @@ class Group:
             refuse(connection, number, seq, failure, epoch.ordinal)
         elif op is not None:
             epoch.runner.start(op)
-            epoch.edges.resume_all()
+            self.edges.resume_all()
         return True
 
     def submit_message(
         self, session: str, connection: RankEndpoint, number: int, message: P2PMessage
     ) -> None:
         """Take in a local rank's send or receive."""
-        epoch = self.current
+        epoch, open_calls = self.current, self.p2p.open_calls
         try:
             rank = epoch.rank_of(session)
         except InvalidArgument as error:
             refuse(connection, number, message.seq, error, message.view)
             return
-        if epoch.p2p.open_calls >= MAX_OPEN_MESSAGES * len(epoch.ranks):
+        if open_calls >= MAX_OPEN_MESSAGES * len(epoch.ranks):
             excess = InvalidArgument(
-                f"rank {rank} sends or receives in group '{self.name}' while "
-                f"{epoch.p2p.open_calls} messages of its node are in flight, the most there may "
-                "be; wait for some of them first"
+                f"rank {rank} sends or receives in group '{self.name}' while {open_calls} messages "
+                "of its node are in flight, the most there may be; wait for some of them first"
             )
             refuse(connection, number, message.seq, excess, message.view)
             return
-        epoch.p2p.submit(rank, connection, number, message)
+        self.p2p.submit(epoch.seats[rank], connection, number, message, epoch.seats)
 
     def _cannot_be_done(self, seq: int, why: str) -> ServiceError:
         return ServiceError(
@@ -272,7 +282,7 @@ class Group:
         op = self.table.in_flight.get(seq)
         if op is None:
             members = epoch.plan.world_size
-            op = Op(seq, epoch.number, epoch.ranks, epoch.ordinal, members)
+            op = Op(seq, epoch.number, epoch.ranks, epoch.stamp, epoch.ordinal, members)
             self.table.in_flight[seq] = op
         op.add(arrival)
         if not op.agrees():
@@ -335,7 +345,7 @@ class Group:
             if the ranks that it calls missing have called meanwhile.
         """
         with self.table.lock:
-            op, epoch = self.table.in_flight.get(seq), self.epoch_of(seq)
+            op = self.table.in_flight.get(seq)
             if self.failure(seq):
                 return True
             if (op is not None and op.ended) or self._succeeded(seq):
@@ -347,8 +357,12 @@ class Group:
             if op is not None:
                 self.outcomes.fail(op, error)
             self.table.changed.notify_all()
-        epoch.edges.resume_all()
+        self.edges.resume_all()
         return True
+
+    def is_over(self, seq: int) -> bool:
+        """Return True if an op that is not in flight has an outcome here, or can only fail."""
+        return self.failure_so_far(seq) is not None or self._succeeded(seq)
 
     def _succeeded(self, seq: int) -> bool:
         called = self.last_called(self.epoch_of(seq))
@@ -374,28 +388,12 @@ class Group:
 
     def expire_messages(self, now: float) -> None:
         """Fail sends and receives that are past their deadline."""
-        for epoch in self.epochs.values():
-            epoch.p2p.expire(now)
+        self.p2p.expire(now)
 
     def finish_messages(self, deadline: float) -> None:
         """Let peers get the messages and acknowledgements that they are owed, until a deadline."""
-        for epoch in self.epochs.values():
-            epoch.p2p.finish(deadline)
+        self.p2p.finish(deadline)
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed."""
-        for epoch in self.epochs.values():
-            epoch.close(linger)
-
-
-def _checked(epoch: Epoch, message: OpMessage) -> OpSpec:
-    """The spec of a call; ``ValueError`` says what is wrong with it."""
-    check_timeout(message.timeout)
-    spec = epoch.specs.of(message.fingerprint)
-    itemsize = spec.fingerprint.dtype.itemsize
-    if message.source.offset % itemsize or message.target.offset % itemsize:
-        raise InvalidArgument(
-            f"a {spec.fingerprint.dtype.label} cannot lie at byte "
-            f"{message.source.offset} or {message.target.offset}"
-        )
-    return spec
+        self._nodes.close(linger)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_condition
 from allfold_core.errors import RegisterNotFirstOperation
@@ -17,10 +16,10 @@ _CLOSED_KEPT = 1024
 
 
 class Registry:
-    """Open groups by name; remembers which epochs are over.
+    """Open groups by name; remembers which openings are over.
 
     A name may be opened anew while ranks of the group that had it before have yet to leave, so
-    there may be several groups of one name. Each holds its own epochs.
+    there may be several groups of one name. The number of its opening tells each from the others.
     """
 
     def __init__(self) -> None:
@@ -29,59 +28,51 @@ class Registry:
         self._over: dict[tuple[str, int], None] = {}
 
     def open(self, plan: Plan, make: Callable[[], Group]) -> Group:
-        """Return the group that has the epoch of a plan; the first caller makes it."""
+        """Return the group that a plan opens; the first caller makes it."""
         with self._changed:
-            group = self._having(plan.group, plan.epoch)
+            group = self._opened_as(plan.group, plan.epoch)
             if group is None:
                 group = make()
                 self._groups.setdefault(plan.group, []).append(group)
                 self._changed.notify_all()
             return group
 
-    def install(self, group: Group, plan: Plan, first_seq: int | None = None) -> Epoch:
-        """Have a group take in a newer epoch, and wake those who wait for that.
+    def _opened_as(self, name: str, opening: int) -> Group | None:
+        return next((each for each in self._groups.get(name, ()) if each.opening == opening), None)
 
-        The arguments and errors are those of :meth:`Group.install`.
-        """
-        with self._changed:
-            epoch = group.install(plan, first_seq)
-            self._changed.notify_all()
-            return epoch
-
-    def _having(self, name: str, epoch: int) -> Group | None:
-        return next((each for each in self._groups.get(name, ()) if epoch in each.epochs), None)
-
-    def find(self, name: str, epoch: int, wait: float = 0.0) -> Group:
-        """Return the open group that has an epoch.
+    def find(self, name: str, opening: int, wait: float = 0.0) -> Group:
+        """Return the open group of a name and the number of its opening.
 
         Args:
             wait: seconds to wait for a plan that is on its way.
 
         Raises:
-            RegisterNotFirstOperation: this node has no such epoch, or it is over.
+            RegisterNotFirstOperation: this node has no such group, or it is over.
         """
         deadline = monotonic() + wait
         with self._changed:
-            while (group := self._having(name, epoch)) is None:
+            while (group := self._opened_as(name, opening)) is None:
                 left = deadline - monotonic()
-                is_over = (name, epoch) in self._over
+                is_over = (name, opening) in self._over
                 if is_over or left <= 0:
                     state = "is closed" if is_over else "is not open"
-                    raise RegisterNotFirstOperation(f"group '{name}' epoch {epoch} {state} here")
+                    raise RegisterNotFirstOperation(
+                        f"group '{name}' opening {opening} {state} here"
+                    )
                 self._changed.wait(timeout=left)
             return group
 
-    def look_for(self, name: str, epoch: int, wait: float) -> Group | None:
+    def look_for(self, name: str, opening: int, wait: float) -> Group | None:
         """Like :meth:`find`; ``None`` where there is none, for news that only a group can use."""
         try:
-            return self.find(name, epoch, wait)
+            return self.find(name, opening, wait)
         except RegisterNotFirstOperation:
             return None
 
-    def is_over(self, name: str, epoch: int) -> bool:
-        """Return True if an epoch was open here and will not be again."""
+    def is_over(self, name: str, opening: int) -> bool:
+        """Return True if a group was open here and will not be again."""
         with self._changed:
-            return (name, epoch) in self._over
+            return (name, opening) in self._over
 
     def remove(self, group: Group) -> None:
         """Forget a group that is over."""
@@ -95,8 +86,7 @@ class Registry:
             self._changed.notify_all()
 
     def _remember_end(self, group: Group) -> None:
-        for epoch in group.epochs:
-            self._over[group.name, epoch] = None
+        self._over[group.name, group.opening] = None
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
 

@@ -24,38 +24,42 @@ LandingT = TypeVar("LandingT", bound=Landing)
 
 
 class Sink(Protocol[LandingT]):
-    """A consumer of frames: an op, or the messages of a group."""
+    """A consumer of the frames of one node: an op, or the messages of a group."""
 
-    def is_ready(self, source: int, /) -> bool:
-        """Return True if the next frame of a node can be admitted."""
+    def is_ready(self) -> bool:
+        """Return True if the next frame can be admitted."""
 
-    def await_ready(self, source: int, seconds: float, /) -> bool:
+    def await_ready(self, seconds: float, /) -> bool:
         """Wait until :meth:`is_ready`; false where it is not within so many seconds."""
 
-    def admit(self, source: int, header: FrameHeader, /) -> LandingT | None:
+    def admit(self, header: FrameHeader, /) -> LandingT | None:
         """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
 
         Raises:
             PeerSentIncoherentTensor: it is not a frame that can come now.
         """
 
-    def retract(self, source: int, landing: LandingT, /) -> None:
+    def retract(self, landing: LandingT, /) -> None:
         """An admitted frame broke off; it will come again. Lets go of the memory."""
 
     def received(self, landing: LandingT, /) -> None:
         """The payload is there. Lets go of the memory."""
 
-    def all_received(self, source: int, /) -> bool:
-        """Return True if a node has sent its last frame of it."""
+    def all_received(self) -> bool:
+        """Return True if the node has sent its last frame of it."""
 
 
 class Receiver(Protocol):
-    """The owner of an in-edge: its group."""
+    """The owner of an in-edge: its group. It knows a source by the name of its node."""
 
-    def sink_for(self, source: int, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
-        """Return the sink of a frame or ``None``; ``TimeoutError`` if there is none yet."""
+    def sink_for(self, source: str, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
+        """Return the sink of a frame, or ``None`` where nobody wants it any more.
 
-    def edge_lost(self, source: int, error: AllfoldError) -> None:
+        Raises:
+            TimeoutError: nobody wants it yet, and this has not changed within so many seconds.
+        """
+
+    def edge_lost(self, source: str, error: AllfoldError) -> None:
         """The edge is gone for good."""
 
     def incoherent(self, seq: int, error: AllfoldError, /) -> None:
@@ -82,7 +86,7 @@ class Arriving:
             self.landing.view[: len(begun)] = begun
         self.received = len(begun)
 
-    def retract(self, source: int) -> None:
+    def retract(self) -> None:
         """The rest does not come on this connection."""
         if self.sink is not None and self.landing is not None:
-            self.sink.retract(source, self.landing)
+            self.sink.retract(self.landing)

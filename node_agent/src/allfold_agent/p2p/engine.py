@@ -8,7 +8,7 @@ little is buffered that nobody wants. Between ranks of one node it is copied dir
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -29,7 +29,7 @@ from allfold_agent.p2p.messages import (
     send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
-from allfold_agent.p2p.sink import MessageSink
+from allfold_agent.p2p.sink import IncomingMessages
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -41,19 +41,23 @@ from allfold_core.errors import (
     from_dict,
 )
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Wanted
-from allfold_core.plan import Plan
+from allfold_core.plan import Member, Plan
 from allfold_core.verdict import LEFT
 from allfold_core.wire.frames import FrameHeader, FrameType
 from allfold_core.wire.local_wire import P2PMessage
 
 
-class P2PEngine(MessageSink):
-    """The point-to-point messages of one group epoch on this node.
+class P2PEngine(IncomingMessages):
+    """The point-to-point messages of a group on this node, over all its epochs.
+
+    It knows a rank by its seat number, which is its number in the first epoch, for as long as the
+    group lasts.
 
     Args:
-        plan: of the group.
-        me: this node's index.
-        dial: opens an edge.
+        plan: of the first epoch, which numbers the seats.
+        me: the name of this node.
+        members: by name, all nodes of the group.
+        dial: opens edges.
         workers: who copies what is large.
         buffers: where frames land.
         edge_lost: called when a node cannot be reached any more.
@@ -63,19 +67,20 @@ class P2PEngine(MessageSink):
     def __init__(
         self,
         plan: Plan,
-        me: int,
+        me: str,
+        members: Mapping[str, Member],
         dial: DialFrom,
         workers: WorkerPool,
         buffers: BufferPool,
-        edge_lost: Callable[[int, AllfoldError], None],
+        edge_lost: Callable[[str, AllfoldError], None],
         reactor: Reactor,
     ) -> None:
         super().__init__(buffers, edge_lost)
-        self.edges = Edges(plan, me, dial, self, reactor, Lane.PAIRS)
+        self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Lane.PAIRS)
         self._plan = plan
         self._me = me
         self._workers = workers
-        self._touched: set[int] = set()
+        self._touched: set[str] = set()
         self._inbox = Inbox()
         self._outbox = Outbox(plan, self.edges, self._enqueue, self._end)
         self._calls: set[PendingCall] = set()
@@ -106,17 +111,29 @@ class P2PEngine(MessageSink):
         with self._lock:
             return sorted(self._calls, key=lambda call: call.began)
 
-    def serve_edge(self, destination: int) -> OutEdge:
+    def serve_edge(self, destination: str) -> OutEdge:
         """The out-edge that another node has opened."""
         with self._lock:
             return self.edges.out(destination)
 
     # Calls of the local ranks
 
-    def submit(self, rank: int, connection: RankEndpoint, number: int, message: P2PMessage) -> None:
-        """A local rank sends or receives."""
+    def submit(
+        self,
+        seat: int,
+        connection: RankEndpoint,
+        number: int,
+        message: P2PMessage,
+        seats: Sequence[int],
+    ) -> None:
+        """A local rank sends or receives.
+
+        Args:
+            seat: the seat number of the rank.
+            seats: by the numbers that it knows the others by, their seat numbers.
+        """
         try:
-            call = checked_call(self._plan, rank, connection, number, message)
+            call = checked_call(self._plan.group, seat, connection, number, message, seats)
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             send_outcome(connection, number, message, refusal)
@@ -146,7 +163,7 @@ class P2PEngine(MessageSink):
     def _send(self, call: PendingCall) -> None:
         message = call.message
         envelope = Envelope(call.rank, message.peer, message.tag, call.dtype, message.nbytes)
-        node = self._plan.index_of_rank(message.peer)
+        node = self._plan.node_of_rank(message.peer)
         if node == self._me:
             self._arrive(Transfer(envelope, node, send=call))
         else:
@@ -158,11 +175,11 @@ class P2PEngine(MessageSink):
         if transfer is not None:
             self._meet(transfer, call)
 
-    def _nodes_of(self, peer: int) -> Iterator[int]:
-        nodes = range(len(self._plan.members))
+    def _nodes_of(self, peer: int) -> list[str]:
+        nodes = [member.node for member in self._plan.members]
         if peer != ANY_SOURCE:
-            nodes = range(node := self._plan.index_of_rank(peer), node + 1)
-        return (node for node in nodes if node != self._me)
+            nodes = [self._plan.node_of_rank(peer)]
+        return [node for node in nodes if node != self._me]
 
     # A message and a receive
 
@@ -230,7 +247,7 @@ class P2PEngine(MessageSink):
 
     # Frames
 
-    def _enqueue(self, node: int, note: MessageSender) -> None:
+    def _enqueue(self, node: str, note: MessageSender) -> None:
         """Queue frames; words about messages go ahead, they need not wait for any content.
 
         Only offers have an order, among themselves; and a message is withdrawn after its offer was
@@ -240,11 +257,11 @@ class P2PEngine(MessageSink):
         self.edges.out(node).enqueue(note, urgent=urgent)
         self._touched.add(node)
 
-    def _read(self, source: int, header: FrameHeader, view: memoryview) -> None:
+    def read(self, source: str, header: FrameHeader, view: memoryview) -> None:
         with self._turn():
             self._handle(source, header, view)
 
-    def _handle(self, source: int, header: FrameHeader, view: memoryview) -> None:
+    def _handle(self, source: str, header: FrameHeader, view: memoryview) -> None:
         number = header.seq
         match header.type:
             case FrameType.OFFER:
@@ -267,7 +284,7 @@ class P2PEngine(MessageSink):
             case FrameType.WITHDRAWN:
                 self._forget(source, number, from_dict(json.loads(bytes(view))))
 
-    def _forget(self, node: int, number: int, error: AllfoldError) -> None:
+    def _forget(self, node: str, number: int, error: AllfoldError) -> None:
         """Withdraw a message for its sender, which is answered unless it was answered before."""
         transfer = self._transfers.get((node, number))
         if transfer is not None:
@@ -311,7 +328,7 @@ class P2PEngine(MessageSink):
 
         An answer that comes meanwhile is not taken: the send fails as the group does.
         """
-        node = self._plan.index_of_rank(call.message.peer)
+        node = self._plan.node_of_rank(call.message.peer)
         error = refusals.unanswered(self._plan.group, call, ANSWER_SECONDS)
         self._edge_lost(node, error)
         with self._turn():  # where that did not end it, because the group is closing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from allfold_agent.runtime.buffers import Buffer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import ANY_SOURCE, Envelope
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
 from allfold_core.wire.local_wire import Message, Outcome, P2PMessage
 
 PARCEL_BYTES = 512 * 1024
@@ -22,9 +23,11 @@ PARCEL_BYTES = 512 * 1024
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """A local rank's send or receive that has no outcome yet.
+    """A local rank's send or receive that has no outcome yet. It knows ranks by seat numbers.
 
     Attributes:
+        rank: whose call it is.
+        seats: by the numbers that the rank knows the others by, their seat numbers.
         number: of a send to another node, among the messages of this one; -1 elsewhere.
         last_word: of a send that was withdrawn, how long the other node's word on it is awaited.
         frames_moved: of such a send, what the edges had carried when that was decided.
@@ -36,6 +39,7 @@ class PendingCall:
     message: P2PMessage
     memory: torch.Tensor
     began: float
+    seats: Sequence[int]
     number: int = -1
     last_word: float | None = None
     frames_moved: int = 0
@@ -54,8 +58,12 @@ class PendingCall:
 
     def report(self, error: AllfoldError | None = None, source: int = -1) -> None:
         """Send the rank the outcome; that of a receive names the rank that sent the message."""
-        body = None if self.is_send else {"source": source}
+        body = None if self.is_send else {"source": self._number_of(source)}
         send_outcome(self.connection, self.group_number, self.message, error, body)
+
+    def _number_of(self, seat: int) -> int:
+        """The number by which the caller knows a rank; the seat number if it knows it no more."""
+        return self.seats.index(seat) if seat in self.seats else seat
 
     def describe(self) -> str:
         """For people: ``recv(float32[12], from rank 1, tag 0)``."""
@@ -70,7 +78,7 @@ class Transfer:
     """A message on its way to a local rank.
 
     Attributes:
-        node: where it comes from.
+        node: the name of that where it comes from.
         number: of it among the messages of that node; -1 for one of this node.
         send: the call that sends it, where that is a local rank's.
         content: all of it, where it came with the offer.
@@ -79,7 +87,7 @@ class Transfer:
     """
 
     envelope: Envelope
-    node: int
+    node: str
     number: int = -1
     send: PendingCall | None = None
     content: memoryview | None = None
@@ -94,7 +102,6 @@ class MessageLanding:
     A rank whose receive has failed may use its memory again while a frame is still coming in.
     """
 
-    source: int
     header: FrameHeader
     view: memoryview
     buffer: Buffer
@@ -106,7 +113,9 @@ class MessageLanding:
 class MessageSender:
     """One frame of few bytes, or the pieces of one message, as an edge sends them."""
 
+    stamp = 0
     fingerprint = 0
+    behind = UNKNOWN_BEHIND
 
     def __init__(
         self, kind: FrameType, number: int, pieces: list[tuple[int, memoryview | bytes]]

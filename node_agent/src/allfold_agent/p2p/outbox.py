@@ -32,7 +32,7 @@ class Outbox:
     """The sends to other nodes that have no outcome yet. Its owner's lock protects it.
 
     Args:
-        plan: of the group.
+        plan: of the first epoch of the group, which numbers the seats.
         edges: to the other nodes.
         enqueue: queues frames for a node.
         end: ends a send, with an error or without.
@@ -42,7 +42,7 @@ class Outbox:
         self,
         plan: Plan,
         edges: Edges,
-        enqueue: Callable[[int, MessageSender], None],
+        enqueue: Callable[[str, MessageSender], None],
         end: Callable[[PendingCall, AllfoldError | None], None],
     ) -> None:
         self._plan = plan
@@ -54,7 +54,7 @@ class Outbox:
         # The last thing of each that was queued, its offer or its content: it may still be unsent.
         self._queued: dict[int, MessageSender] = {}
 
-    def offer(self, node: int, call: PendingCall, envelope: Envelope) -> None:
+    def offer(self, node: str, call: PendingCall, envelope: Envelope) -> None:
         """Offer a message to a node; a short one has its content in the offer."""
         number = call.number = next(self._numbers)
         self._sends[number] = call
@@ -64,7 +64,7 @@ class Outbox:
         )
         self._enqueue(node, offer)
 
-    def send_content(self, node: int, number: int) -> None:
+    def send_content(self, node: str, number: int) -> None:
         """Send what a receive has taken the offer of, unless it is withdrawn or over."""
         call = self._sends.get(number)
         if call is None or call.last_word is not None:
@@ -127,8 +127,8 @@ class Outbox:
         """Take back what is queued of a message; return True if nothing of that was sent."""
         return self._edges.out(self._node_of(call)).cancel(queued)
 
-    def _node_of(self, call: PendingCall) -> int:
-        return self._plan.index_of_rank(call.message.peer)
+    def _node_of(self, call: PendingCall) -> str:
+        return self._plan.node_of_rank(call.message.peer)
 
 
 def _may_be_received(call: PendingCall, queued: MessageSender) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self
 
 from allfold_agent.p2p.messages import MessageLanding, Transfer
 from allfold_agent.runtime.buffers import BufferPool
@@ -15,29 +14,68 @@ from allfold_core.wire.frames import FrameHeader, FrameType
 _LONGEST_NOTE = 128 * 1024
 
 
-class MessageSink(ABC):
-    """The sink of all edges that carry messages. No frame waits here for anything.
+class MessageReceiver:
+    """The sink of the edge of one node that carries messages. No frame waits here for anything."""
+
+    def __init__(self, source: str, messages: IncomingMessages) -> None:
+        self._source = source
+        self._messages = messages
+
+    def is_ready(self) -> bool:
+        """No frame ever waits."""
+        return True
+
+    def await_ready(self, _seconds: float) -> bool:
+        """No frame ever waits."""
+        return True
+
+    def admit(self, header: FrameHeader) -> MessageLanding | None:
+        """Return memory for a frame, ``None`` where it is not wanted any more."""
+        return self._messages.admit(self._source, header)
+
+    def retract(self, landing: MessageLanding) -> None:
+        """The frame broke off."""
+        landing.release()
+
+    def all_received(self) -> bool:
+        """Every frame is acknowledged at once: its sender may be waiting to leave."""
+        return True
+
+    def received(self, landing: MessageLanding) -> None:
+        """Read a frame that has landed."""
+        try:
+            self._messages.read(self._source, landing.header, landing.view)
+        finally:
+            landing.release()
+
+
+class IncomingMessages(ABC):
+    """The receiver of all edges that carry messages.
 
     Args:
         buffers: where frames land.
         edge_lost: called when a node cannot be reached any more.
     """
 
-    def __init__(self, buffers: BufferPool, edge_lost: Callable[[int, AllfoldError], None]) -> None:
+    def __init__(self, buffers: BufferPool, edge_lost: Callable[[str, AllfoldError], None]) -> None:
         self._buffers = buffers
         self._edge_lost = edge_lost
         self._lock = make_lock("p2p")
-        self._transfers: dict[tuple[int, int], Transfer] = {}
+        self._receivers: dict[str, MessageReceiver] = {}
+        self._transfers: dict[tuple[str, int], Transfer] = {}
 
     @abstractmethod
-    def _read(self, source: int, header: FrameHeader, view: memoryview) -> None:
+    def read(self, source: str, header: FrameHeader, view: memoryview) -> None:
         """Do what a frame says."""
 
-    def sink_for(self, _source: int, _header: FrameHeader, _seconds: float) -> Self:
-        """All frames of these edges are for this object."""
-        return self
+    def sink_for(self, source: str, _header: FrameHeader, _seconds: float) -> MessageReceiver:
+        """All frames of one edge have one sink."""
+        receiver = self._receivers.get(source)
+        if receiver is None:
+            receiver = self._receivers[source] = MessageReceiver(source, self)
+        return receiver
 
-    def edge_lost(self, source: int, error: AllfoldError) -> None:
+    def edge_lost(self, source: str, error: AllfoldError) -> None:
         """An in-edge is gone for good."""
         self._edge_lost(source, error)
 
@@ -45,16 +83,12 @@ class MessageSink(ABC):
         """A frame does not fit: its edge cannot be trusted any more."""
         raise error
 
-    def is_ready(self, _source: int) -> bool:
-        """No frame ever waits."""
-        return True
+    def admit(self, source: str, header: FrameHeader) -> MessageLanding | None:
+        """Return memory for a frame, ``None`` where it is not wanted any more.
 
-    def await_ready(self, _source: int, _seconds: float) -> bool:
-        """No frame ever waits."""
-        return True
-
-    def admit(self, source: int, header: FrameHeader) -> MessageLanding | None:
-        """Return memory for a frame, ``None`` where it is not wanted any more."""
+        Raises:
+            PeerSentIncoherentTensor: there is no such message.
+        """
         if header.type is FrameType.PARCEL:
             with self._lock:
                 transfer = self._transfers.get((source, header.seq))
@@ -69,19 +103,4 @@ class MessageSink(ABC):
                 f"{header.offset} cannot be"
             )
         buffer = self._buffers.take(header.length)
-        return MessageLanding(source, header, buffer.view[: header.length], buffer)
-
-    def retract(self, _source: int, landing: MessageLanding) -> None:
-        """The frame broke off."""
-        landing.release()
-
-    def all_received(self, _source: int) -> bool:
-        """Every frame is acknowledged at once: its sender may be waiting to leave."""
-        return True
-
-    def received(self, landing: MessageLanding) -> None:
-        """Read a frame that has landed."""
-        try:
-            self._read(landing.source, landing.header, landing.view)
-        finally:
-            landing.release()
+        return MessageLanding(header, buffer.view[: header.length], buffer)

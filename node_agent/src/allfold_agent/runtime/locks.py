@@ -25,7 +25,7 @@ ORDER = {
     "tensor digest": "the digest of one of them, computed once",
     "registry": "the open groups by name",
     "group": "the ops of a group, their outcomes, and the members of its epochs",
-    "p2p": "the sends and receives of an epoch",
+    "p2p": "the sends and receives of a group",
     "out edge": "what waits to be sent over one edge, and what is not acknowledged",
     "executor": "the tasks of one op",
     "pieces": "how many pieces of a copy or a reduction are done",

@@ -105,4 +105,5 @@ def _member(info: NodeInfo, ranks: list[int]) -> Member:
         ranks=tuple(ranks),
         device_type=info.device_type,
         zone=info.zone,
+        incarnation=info.incarnation,
     )

@@ -1,0 +1,77 @@
+"""The sink that an op is to an edge: what it gets from one node, in the order of its schedule."""
+
+from __future__ import annotations
+
+from allfold_agent.compilation.task_graph import Task, TaskKind
+from allfold_agent.execution.executor import Executor
+from allfold_agent.execution.receiving import SliceLanding
+from allfold_core.errors import PeerSentIncoherentTensor
+from allfold_core.wire.frames import FrameHeader, FrameType
+
+
+class OpReceiver:
+    """An op's part of the edge from one node. One thread at a time uses it: who reads the edge.
+
+    Args:
+        source: the index of the node.
+        fingerprint: what every frame must have; else the calls of the two nodes differ.
+    """
+
+    def __init__(self, executor: Executor, source: int, fingerprint: int) -> None:
+        self.fingerprint = fingerprint
+        self._executor = executor
+        self._order = executor.graph.receives.get(source, ())
+        self._next = 0
+
+    def is_ready(self) -> bool:
+        executor, order, position = self._executor, self._order, self._next
+        return executor.failed or position == len(order) or not executor.waits(order[position])
+
+    def await_ready(self, seconds: float) -> bool:
+        return self._executor.await_progress(self.is_ready, seconds)
+
+    def admit(self, header: FrameHeader) -> SliceLanding | None:
+        """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
+
+        Raises:
+            PeerSentIncoherentTensor: this is not the frame that the edge has to bring next.
+        """
+        task = self._expect()
+        if task is None or not self._fits(task, header):
+            expected = "no more frames" if task is None else self._describe(task)
+            raise PeerSentIncoherentTensor(
+                f"op {header.seq} got {header.length} bytes at element {header.offset}, "
+                f"expected {expected}"
+            )
+        try:
+            return self._executor.land(task)
+        except BaseException:
+            self._next -= 1  # the frame comes again, on a new connection
+            raise
+
+    def _expect(self) -> Task | None:
+        """The task that the frame feeds; ``None`` when no more are expected."""
+        position = self._next
+        if position == len(self._order):
+            return None
+        self._next = position + 1
+        return self._executor.graph.tasks[self._order[position]]
+
+    def _fits(self, task: Task, header: FrameHeader) -> bool:
+        kind = FrameType.SIGNAL if task.kind is TaskKind.AWAIT else FrameType.DATA
+        expected = (kind, task.start, self._executor.nbytes(task))
+        return (header.type, header.offset, header.length) == expected
+
+    def _describe(self, task: Task) -> str:
+        return f"{self._executor.nbytes(task)} bytes at element {task.start}"
+
+    def retract(self, landing: SliceLanding) -> None:
+        """The payload of an admitted frame broke off; it will come again."""
+        self._next -= 1
+        landing.release()
+
+    def received(self, landing: SliceLanding) -> None:
+        self._executor.received(landing)
+
+    def all_received(self) -> bool:
+        return self._next == len(self._order)
