@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -288,6 +289,13 @@ def _code_of(use: Callable[[], Any]) -> str:
     except AllfoldError as error:
         return error.code
     return "no error"
+
+
+def leave_socket_to_a_child(group: allfold.Group) -> int:
+    """Start a process that holds this one's connection to its agent open; return its number."""
+    held = group.membership.session.connection._socket.fileno()
+    # In a session of its own: the test kills all of the rank's.
+    return subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=True).pid
 
 
 def all_reduce_in_forked_child(group: allfold.Group) -> str:

@@ -90,6 +90,23 @@ def test_a_rank_that_is_killed_fails_the_pending_op_of_all_others_and_is_named(
             fail_at_once(job, left)
 
 
+def test_a_rank_that_is_killed_is_lost_at_once_though_a_child_holds_its_socket_open(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        works(job)
+        child = job.start(1, programs.leave_socket_to_a_child).result()
+        try:
+            calls = call_all(job, survivors(job, 1), services)
+            killed = time.monotonic()
+            job.ranks[1].kill()
+            found = failures(calls)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        lost(found, [1], job.nodes[1])
+        told_within(found, killed)
+
+
 @pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1"])
 def test_a_rank_that_is_killed_while_it_waits_itself_is_named_too(
     pool: RankPool, services: Services, shape: str

@@ -18,6 +18,8 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold._forks import disown_in_children
+from allfold._pending import Pending
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -48,30 +50,6 @@ _ANSWERS = {
 }
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
-
-
-class Pending:
-    """A request to the agent that may have no answer yet.
-
-    Attributes:
-        epoch: of a call, the ordinal that its outcome carries.
-        participants: of a call, the number of ranks that took part; 0 of an error.
-    """
-
-    __slots__ = ("answer", "done", "epoch", "error", "participants")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.answer: dict[str, Any] = {}
-        self.error: AllfoldError | None = None
-        self.epoch: int | None = None
-        self.participants: int | None = None
-
-    def outcome(self) -> dict[str, Any]:
-        """Return the answer, or raise the error that came instead."""
-        if self.error is not None:
-            raise self.error
-        return self.answer
 
 
 class GroupListener(Protocol):
@@ -112,6 +90,7 @@ class Connection:
         self._listeners: dict[int, GroupListener] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
+        disown_in_children(self)
         try:
             self._greet(timeout)
         except BaseException:
@@ -349,10 +328,23 @@ class Connection:
     def check_process(self) -> None:
         """Refuse to work in a forked child, whose replies its parent would take."""
         if os.getpid() != self.pid:
-            raise InvalidArgument(
-                f"this connection belongs to process {self.pid}; a forked child is a rank of its "
-                "own and must call allfold.init itself (start it with 'spawn')"
-            )
+            raise self._anothers()
+
+    def _anothers(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"this connection belongs to process {self.pid}; a forked child is a rank of its own "
+            "and must call allfold.init itself (start it with 'spawn')"
+        )
+
+    def disown(self) -> None:
+        """In a forked child: close its socket, and fail what it might wait for."""
+        self._socket.close()
+        # Another thread of the parent may have held them; it does not exist here.
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        for pending in self._pending.values():
+            pending.error, pending.done = self._anothers(), True
+        self._pending.clear()
 
     def close(self) -> None:
         """Disconnect."""

@@ -8,8 +8,9 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from allfold._connection import GRACE_SECONDS, Connection, Pending
+from allfold._connection import GRACE_SECONDS, Connection
 from allfold._epochs import Epochs
+from allfold._pending import Pending
 from allfold._staging.host import Staged, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.wire.local_wire import FIRST_PAIR

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 _BACKLOG = 128
 _SETTING = "--socket or ALLFOLD_SOCKET"
 _DESCRIPTOR = struct.Struct("i")
+# More than a socket holds: a process that is dead has sent no more than that.
+_MOST_QUEUED = 4096
 _ONE_DESCRIPTOR = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 Take = Callable[[RankConnection, bytes, list[int]], None]
@@ -71,6 +73,24 @@ class Listener:
         self._processes[connected.fileno()] = process
         self._reactor.register(connected, lambda events: self._serve(process, events))
 
+    def watch(self, process: RankConnection) -> None:
+        """Notice the end of the process itself, though a child of it may hold its socket open.
+
+        For a process that has answered since its connection was made: only then it is certain that
+        its number has not become another's in between.
+        """
+        if process.end is not None and not process.is_watched:
+            process.is_watched = True
+            self._reactor.register(process.end, lambda _: self._end_dead(process))
+
+    def _end_dead(self, process: RankConnection) -> None:
+        """Take in what a process has sent before it died."""
+        for _ in range(_MOST_QUEUED):
+            if not self._read(process):
+                break
+        if not process.is_closed:
+            self._end(process)
+
     def _serve(self, process: RankConnection, events: int) -> None:
         if events & WRITABLE and process.flush():
             self._reactor.modify(process.socket, READABLE)
@@ -85,30 +105,38 @@ class Listener:
         except (OSError, ValueError) as error:
             log.debug("process %d is gone: %s", process.pid, error)
 
-    def _read(self, process: RankConnection) -> None:
-        """Read one message; where more are there, the socket is still ready."""
+    def _read(self, process: RankConnection) -> bool:
+        """Read one message; where more are there, the socket is still ready.
+
+        Returns:
+            True if there was one, and there may be more.
+        """
         try:
             data, beside, _, _ = process.socket.recvmsg(MAX_MESSAGE, _ONE_DESCRIPTOR)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             log.debug("process %d: %s", process.pid, error)
             data, beside = b"", []
         descriptors = _descriptors(beside) if beside else []
         if not data:
             self._end(process)
-            return
+            return False
         try:
             self._take(process, data, descriptors)
         except (ValueError, struct.error) as error:
             log.error("process %d does not speak our protocol: %s", process.pid, error)
             self._end(process)
+            return False
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        return True
 
     def _end(self, process: RankConnection) -> None:
         self._reactor.unregister(process.socket)
+        if process.end is not None and process.is_watched:
+            self._reactor.unregister(process.end)
         del self._processes[process.socket.fileno()]
         process.close()
         self._gone(process)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from io import FileIO
 from typing import Any
 
 import torch
@@ -98,6 +99,10 @@ class RankConnection:
 
     Sending never waits: what the socket does not take is kept, and the local server is asked to
     continue when there is room (``want_write``).
+
+    Attributes:
+        end: is readable once the process has ended; ``None`` where this agent cannot see it.
+        is_watched: whether anybody looks at it.
     """
 
     def __init__(
@@ -118,6 +123,8 @@ class RankConnection:
         self._closed = False
         self._want_write = want_write
         self.pid = _peer_pid(connected)
+        self.end = _end_of(self.pid)
+        self.is_watched = False
 
     def add_segment(self, number: int, size: int, descriptor: int) -> None:
         """Map a memfd of the rank's arena; ``InvalidArgument`` if it cannot be used safely."""
@@ -254,6 +261,8 @@ class RankConnection:
         self._segments.clear()
         self._mappings.clear()
         self._views.clear()
+        if self.end is not None:
+            self.end.close()
         self._end_socket()
 
     def _end_socket(self) -> None:
@@ -291,3 +300,12 @@ def _not_in_arena(region: Region, nbytes: int) -> InvalidArgument:
 def _peer_pid(connected: socket.socket) -> int:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[:4], "little")
+
+
+def _end_of(pid: int) -> FileIO | None:
+    """The descriptor of a process; ``None`` for one of a container that this one does not see."""
+    try:
+        return FileIO(os.pidfd_open(pid)) if pid else None
+    except OSError as error:
+        log.debug("the end of process %d is seen by its socket alone: %s", pid, error)
+        return None

@@ -246,6 +246,7 @@ class LocalServer:
     # Groups
 
     def _join(self, process: RankConnection, request: dict[str, Any]) -> None:
+        self._listener.watch(process)
         future = self._registrar.join(request)
         process.joining.add(future)
         future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))

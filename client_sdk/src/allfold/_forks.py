@@ -1,0 +1,34 @@
+"""Forked children let go of what their parent shares with its node agent.
+
+The agent takes a rank for alive as long as anybody holds its socket open. A child that outlives its
+parent, a worker of a data loader perhaps, would hide the parent's death.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Inherited(Protocol):
+    """What a forked child has of its parent's."""
+
+    def disown(self) -> None:
+        """Let go of it, in the child and for it alone; no other thread exists there."""
+
+
+_inherited: WeakSet[Inherited] = WeakSet()
+
+
+def disown_in_children(inherited: Inherited) -> None:
+    """Have every child that is forked from now on call ``disown``."""
+    _inherited.add(inherited)
+
+
+def _disown_all() -> None:
+    for each in list(_inherited):
+        each.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
