@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.http import addresses
+from allfold_agent.http.client import upgrade
+from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import AgentLost
+from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
@@ -31,7 +35,7 @@ JOIN = {
 
 
 @asynccontextmanager
-async def unregistered(folder: Path) -> AsyncIterator[Agent]:
+async def unregistered(folder: Path, data: socket.socket | None = None) -> AsyncIterator[Agent]:
     """An agent that has tried to register where no orchestrator is; it is stopped in the end."""
     settings = AgentSettings.model_validate(
         {
@@ -41,8 +45,8 @@ async def unregistered(folder: Path) -> AsyncIterator[Agent]:
             "ALLFOLD_AGENT_THREADS": "1",
         }
     )
-    control, data = (addresses.bind("127.0.0.1:0", "--flag") for _ in range(2))
-    agent = Agent(settings, control, data)
+    control = addresses.bind("127.0.0.1:0", "--flag")
+    agent = Agent(settings, control, data or addresses.bind("127.0.0.1:0", "--flag"))
     control.close()
     agent.start()
     try:
@@ -63,6 +67,25 @@ def test_an_agent_whose_control_port_closes_goes_on_trying_to_register(
 
     assert "does not answer" in asyncio.run(run())
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_an_agent_has_links_at_its_data_port(tmp_path: Path) -> None:
+    async def run() -> tuple[str, LinkMessage]:
+        data = addresses.bind("127.0.0.1:0", "--flag")
+        address = f"127.0.0.1:{data.getsockname()[1]}"
+        async with unregistered(tmp_path, data) as agent:
+            target = LinkRequest(agent.settings.name, agent.registration.incarnation).target
+            connected, early = await asyncio.to_thread(
+                upgrade, address, target, LINK_PROTOCOL, None, 10.0
+            )
+            with connected:
+                connected.settimeout(10.0)
+                said = early or await asyncio.to_thread(connected.recv, 65536)
+            return agent.registration.incarnation, next(LinkReader().feed(said))
+
+    incarnation, hello = asyncio.run(run())
+    assert isinstance(hello, Hello)
+    assert hello.incarnation == incarnation
 
 
 def test_an_agent_that_ends_answers_the_ranks_that_wait_for_their_group(

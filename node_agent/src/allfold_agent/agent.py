@@ -30,6 +30,8 @@ from allfold_agent.local.server import PROCESS_ENDED, LocalServer
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.failure_protocol import FailureProtocol
+from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
+from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.runtime.buffers import BufferPool
@@ -41,6 +43,7 @@ from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.verdict import name_ranks
 from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.wire.peer_link import LINK_PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +92,14 @@ class Agent:
         )
         self.peers = FailureProtocol(settings.name, settings.token)
         self.notices = EarlyNotices(self.registry)
+        self.links = PeerLinks(
+            settings.name, self.registration.incarnation, self._reactor, self._dial_link
+        )
         self._data = DataPort(
             data,
             token=settings.token or None,
             open_edge=self._open_edge,
+            open_link=self.links.open,
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
@@ -118,6 +125,7 @@ class Agent:
         await asyncio.gather(self._end_tasks(), *map(self._announce_end, self.registry.all()))
         await self.registration.say_goodbye()
         await asyncio.to_thread(self._reactor.close)
+        await asyncio.to_thread(self.links.close)
         self.local_server.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
@@ -263,7 +271,7 @@ class Agent:
             await asyncio.to_thread(group.close, _LINGER_SECONDS)
             self.registry.remove(group)
 
-    # Edges
+    # Connections between agents
 
     def _dial(self, request: EdgeRequest, address: str) -> Dial:
         def dial(from_frame: int) -> tuple[socket.socket, bytes]:
@@ -277,6 +285,10 @@ class Agent:
                 raise PeerLost(f"{address} refuses the edge: {error.message}") from error
 
         return dial
+
+    def _dial_link(self, address: str, target: str) -> Dialled:
+        token = self.settings.token or None
+        return http_client.upgrade(address, target, LINK_PROTOCOL, token, DIAL_SECONDS)
 
     def _open_edge(self, request: EdgeRequest) -> SocketTaker:
         group = self.registry.find(request.group, request.opening, PLAN_LAG_SECONDS)

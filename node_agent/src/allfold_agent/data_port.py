@@ -1,7 +1,7 @@
 """The agent's data port: an HTTP/1.1 server on blocking sockets, one thread per connection.
 
 Tensors are received straight into their memory and sent straight from it; edges begin as a
-request and then have their connection to themselves.
+request and then have their connection to themselves, and so do links.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from allfold_agent.http.server import (
 )
 from allfold_agent.http.wire import check_token, shortcut, status_of
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
+from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.routes import TensorRoutes
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.wire.peer_link import LINK_PROTOCOL
 
 log = logging.getLogger(__name__)
 SocketTaker = Callable[[socket.socket], None]
+_OPENED = (EDGE_PROTOCOL, LINK_PROTOCOL, PROBE_PROTOCOL)
 _DEFAULT_LIMITS = ConnectionLimits()
 _ACCEPT_POLL = 1.0
 _ACCEPT_PAUSE = 0.1
@@ -51,6 +54,7 @@ class DataPort:
             gets that error), or returns the function that takes the connection over once the peer
             has been told. It must not reserve anything: the peer may be gone before that.
         tensors: what ``/v1/tensors`` shows.
+        open_link: decides on a link to a peer, in the same way as ``open_edge``.
         limits: how many connections there may be; more get ``503``.
         idle_timeout: how long a connection may be without a request after its first one.
         stall_timeout: how long a peer may keep us waiting inside a request or response.
@@ -63,6 +67,7 @@ class DataPort:
         token: str | None,
         open_edge: Callable[[EdgeRequest], SocketTaker],
         tensors: TensorStore,
+        open_link: Callable[[LinkRequest], SocketTaker] | None = None,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         idle_timeout: float = 60.0,
         stall_timeout: float = 30.0,
@@ -70,6 +75,7 @@ class DataPort:
         self._token = None if token is None else check_token(token).encode()
         self._listeners = [listener, *_beside(listener)]
         self._open_edge = open_edge
+        self._open_link = open_link
         self._limits = limits
         self._idle_timeout = idle_timeout
         self._stall_timeout = stall_timeout
@@ -170,8 +176,8 @@ class DataPort:
         sock.settimeout(None)
         try:
             taker(sock)
-        except Exception:  # its peer will reopen the edge; this port must live on
-            log.exception("an edge could not take its connection")
+        except Exception:  # its peer will open another one; this port must live on
+            log.exception("an edge or link could not take its connection")
             sock.close()
 
     def _refuse_bytes(self, sock: socket.socket, error: BadRequest) -> None:
@@ -207,7 +213,7 @@ class DataPort:
     def _answer(self, connection: Connection, exchange: HttpExchange) -> SocketTaker | None:
         try:
             self._authorize(exchange)
-            opens = exchange.wants(EDGE_PROTOCOL) or exchange.wants(PROBE_PROTOCOL)
+            opens = any(map(exchange.wants, _OPENED))
             self._connections.advance(connection, Stage.OPENING if opens else Stage.SERVED)
             return self._route(exchange)
         except AllfoldError as error:
@@ -238,6 +244,10 @@ class DataPort:
                 allow(exchange, "GET")
                 request = EdgeRequest.parse(group, opening, src, dst, exchange.query)
                 return self._edge(exchange, request)
+            case ("v1", "link") if self._open_link is not None:
+                allow(exchange, "GET")
+                open_link, link = self._open_link, LinkRequest.parse(exchange.query)
+                return self._switch(exchange, LINK_PROTOCOL, lambda: open_link(link))
             case ("v1", "probe"):
                 allow(exchange, "GET")
                 return self._switch(exchange, PROBE_PROTOCOL, lambda: serve_probe)

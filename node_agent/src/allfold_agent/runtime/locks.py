@@ -38,6 +38,8 @@ ORDER = {
     "gpu fences": "the fences that are polled",
     "buffers": "the idle work buffers",
     "rank": "the messages that a rank's socket has not taken yet",
+    "links": "the connections of links on their way to the reactor",
+    "link": "the messages that a link's connection has not taken yet",
     "reactor": "the wake-up of the reactor, which may be closing",
 }
 """By name, what they protect. Who holds one takes none above it, and no other of its name."""

@@ -1,0 +1,165 @@
+"""Dialling the other end of a link: one dial at a time, again and again while it is needed."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from enum import Enum
+from threading import Thread
+from time import monotonic
+from typing import Protocol
+
+from allfold_agent.membership.link_request import CONFLICT
+from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.reactor import Action, Reactor
+from allfold_agent.runtime.threads import start_thread
+from allfold_core.errors import AllfoldError, ServiceError
+
+log = logging.getLogger(__name__)
+
+DIAL_SECONDS = 1.0
+_PAUSES = (0.0, 0.02, 0.04, 0.05)
+# Dials that begin within this time of each other pause longer and longer.
+_BURST_SECONDS = 1.0
+
+Dialled = tuple[socket.socket, bytes]
+"""A connection that has switched to the link's protocol, and what has come on it already."""
+
+
+class Refusal(Enum):
+    """What a dial that has failed says about the peer."""
+
+    NONE = "nothing: it may live"
+    REFUSED = "nobody listens at its address"
+    REPLACED = "another node or incarnation is at its address"
+
+
+def refusal_of(error: AllfoldError) -> Refusal:
+    """Return what the failure of a dial says about the peer."""
+    if error.details.get("http_status") == CONFLICT:
+        return Refusal.REPLACED
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        return Refusal.REFUSED
+    return Refusal.NONE
+
+
+class Handover:
+    """Sockets on their way from other threads to the reactor; late ones are closed."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._lock = make_lock("links")
+        self._waiting: set[socket.socket] = set()
+        self._closed = False
+
+    def bring(self, connected: socket.socket, take: Action) -> None:
+        """Have ``take()`` called in the reactor's thread, which then owns the socket."""
+        with self._lock:
+            if not self._closed:
+                self._waiting.add(connected)
+                self._reactor.call(lambda: self._arrive(connected, take))
+                return
+        connected.close()
+
+    def _arrive(self, connected: socket.socket, take: Action) -> None:
+        with self._lock:
+            self._waiting.remove(connected)
+        take()
+
+    def close(self) -> None:
+        """Close what has not arrived; the reactor has ended."""
+        with self._lock:
+            self._closed = True
+            for connected in self._waiting:
+                connected.close()
+
+
+class DialUser(Protocol):
+    """The link that is dialled for. All but :meth:`dial` is called in the reactor's thread."""
+
+    node: str
+
+    def needs_dial(self) -> bool:
+        """Return True while a new connection is wanted."""
+
+    def dial(self) -> Dialled:
+        """Open a connection, in a thread that may wait; ``AllfoldError`` where there is none."""
+
+    def on_dialled(self, dialled: Dialled) -> None:
+        """There is a connection. It goes on with :meth:`Redial.done` or :meth:`Redial.failed`."""
+
+    def on_not_dialled(self, error: AllfoldError) -> None:
+        """There is none. It goes on in the same way."""
+
+
+class Redial:
+    """Dials for one link. In the reactor's thread; each dial has a thread of its own."""
+
+    def __init__(self, user: DialUser, reactor: Reactor, handover: Handover) -> None:
+        self._user = user
+        self._reactor = reactor
+        self._handover = handover
+        self._is_dialling = False
+        self._due: float | None = None
+        self._tries = 0
+        self._began = float("-inf")
+        self._thread: Thread | None = None
+
+    def start(self, after: float = 0.0) -> None:
+        """Begin to dial after so many seconds, if that is not under way."""
+        if self._is_dialling:
+            return
+        now = monotonic()
+        if now > self._began + _BURST_SECONDS:
+            self._began, self._tries = now, 0
+        self._dial_after(after)
+
+    def done(self) -> None:
+        """The last dial has led to a link, or is not needed any more."""
+        self._is_dialling = False
+
+    def failed(self) -> None:
+        """The last dial has led to nothing: try again, if it is needed still."""
+        self._is_dialling = False
+        if self._user.needs_dial():
+            self._dial_after(0.0)
+
+    def join(self) -> None:
+        """Wait for the end of a dial that is under way."""
+        if self._thread is not None:
+            self._thread.join(2 * DIAL_SECONDS)
+
+    def _dial_after(self, seconds: float) -> None:
+        """Dial then, or when it was to be done anyway, whichever is sooner."""
+        seconds = max(seconds, _PAUSES[min(self._tries, len(_PAUSES) - 1)])
+        due = monotonic() + seconds
+        if self._due is None or due < self._due:
+            self._due = due
+            self._reactor.later(seconds, lambda: self._begin(due))
+
+    def _begin(self, due: float) -> None:
+        if due != self._due:  # another one has taken its place
+            return
+        self._due = None
+        if self._is_dialling or not self._user.needs_dial():
+            return
+        self._is_dialling = True
+        self._tries += 1
+        try:
+            self._thread = start_thread(self._run, f"allfold-dial-{self._user.node}")
+        except ServiceError as error:
+            self._user.on_not_dialled(error)
+
+    def _run(self) -> None:
+        user = self._user
+        try:
+            dialled = user.dial()
+        except AllfoldError as error:
+            failure = error
+        except Exception as error:
+            log.exception("node %s cannot be dialled", user.node)
+            failure = ServiceError(f"a dial failed: {error!r}")
+        else:
+            self._handover.bring(dialled[0], lambda: user.on_dialled(dialled))
+            return
+        self._reactor.call(lambda: user.on_not_dialled(failure))
