@@ -354,7 +354,7 @@ async def test_what_is_over_does_not_pile_up(
     assert await replica.store.nodes.names() == ["n17", "n18", "n19"]
     assert [view.group for view in await replica.groups()] == ["g17", "g18", "g19"]
     left = await client.keys("*")  # type: ignore[attr-defined]
-    assert len(left) <= 4 + 3 * 5, sorted(left)
+    assert len(left) <= 5 + 3 * 5, sorted(left)
     clock.time += retention.TOMBSTONE_SECONDS + 1
     await replica.sweeper.sweep()
     for _ in range(3):

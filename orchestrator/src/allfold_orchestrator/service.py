@@ -163,9 +163,11 @@ class Orchestrator:
             request.min_world,
         )
 
+        generation = (await self._store.lives.present()).generation
+
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links)
+            return Join(request.rank, seat, params, self._links, generation)
 
         guard = Guard(request.node, request.incarnation)
         instructions = await self._apply(group, join, guard)

@@ -291,6 +291,7 @@ def test_a_rank_that_leaves_breaks_nothing_and_the_name_stays_taken(reason: Reas
     assert sorted(state.current.present) == [1, 2]
     assert not state.is_free
     assert state.current.broken is (reason is Reason.NODE_LOST)
+    assert reason.is_loss is (reason in (Reason.LOST, Reason.NODE_LOST))
 
 
 def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_epoch_before() -> None:
@@ -373,7 +374,9 @@ def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
 
 def test_a_lost_node_does_not_change_why_a_rank_left() -> None:
     state, _ = play([leave(1)], ready(2))
-    assert step(state, NodeLost("b", "1")) == (state, ())
+    after, instructions = step(state, NodeLost("b", "1"))
+    assert instructions == ()
+    assert after.current is state.current
 
 
 def test_losing_another_incarnation_means_nothing() -> None:

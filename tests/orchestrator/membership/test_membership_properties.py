@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allfold_orchestrator.membership.group_state import (
+    AgentRegisters,
     Event,
     GroupState,
     Instruction,
@@ -25,8 +26,10 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
 )
 from allfold_orchestrator.membership.membership import step
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import Registration, StoreLife
 from allfold_orchestrator.store import codec
-from tests.orchestrator.builders import GROUP, join, node
+from tests.orchestrator.builders import GROUP, join, node, play
 
 T = TypeVar("T")
 
@@ -43,7 +46,19 @@ LEAVES = [
     Leave(rank, f"s{rank}{life}", reason) for rank, life, reason in product(range(2), "xy", Reason)
 ]
 LOSSES = [NodeLost(info.node, info.incarnation) for info in NODES]
-REPORTS = [NodeHolds("a", epoch) for epoch in range(4)]
+REPORTS: list[Event] = [
+    *(NodeHolds("a", epoch) for epoch in range(4)),
+    *(
+        AgentRegisters(
+            Registration(("a", "1"), 0, replace(held, epoch=epoch), is_out=is_out),
+            StoreLife(generation, ""),
+            until=5.0,
+        )
+        for held in [term_record(play([join(0), join(1, "b")])[0])]
+        if held is not None
+        for epoch, generation, is_out in product((1, 2), (0, 1), (False, True))
+    ),
+]
 KINDS: tuple[Sequence[Event], ...] = (
     JOINS,
     JOINS,
@@ -94,8 +109,8 @@ def no_epoch_is_ever_used_twice(moments: list[Moment]) -> None:
         for ready in moment.all_of(PlanReady):
             assert ready.plan.epoch > highest
             highest = ready.plan.epoch
-        if isinstance(moment.event, NodeHolds):
-            highest = max(highest, moment.event.epoch)
+        if isinstance(moment.event, NodeHolds | AgentRegisters):
+            highest = max(highest, moment.after.last_epoch)
         assert moment.after.last_epoch == highest
         assert moment.after.forming is None or moment.after.forming.epoch > highest
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat, Term
-from allfold_orchestrator.membership.terms import (
+from allfold_orchestrator.membership.term_record import (
     Recall,
     Registration,
     StoreLife,
     TermRecord,
+)
+from allfold_orchestrator.membership.terms import (
     evict,
     first_term,
     may_evict,
@@ -33,7 +35,7 @@ def first(nodes: int = 3) -> TermRecord:
     """The first term of a group of nodes a, b, c ... with a rank each, of generation 1."""
     current = ready(nodes).current
     assert current is not None
-    return first_term(current, 1)
+    return first_term(replace(current.plan, generation=1), current.seats)
 
 
 def lost(*names: str) -> dict[tuple[str, str], str]:
@@ -69,7 +71,7 @@ def recall_by(record: TermRecord | None, *reports: Registration) -> TermRecord:
 def test_the_first_term_has_the_number_of_the_epoch_and_every_node_as_a_voter() -> None:
     state, _ = play(join(r, node("ab"[r % 2]), of=4) for r in range(4))
     assert state.current is not None
-    record = first_term(state.current, 5)
+    record = first_term(replace(state.current.plan, generation=5), state.current.seats)
     assert record.term == Term(1, 5, ("a", "b"), (1, 1))
     assert record.seats == tuple(Seat(f"s{r}", "ab"[r % 2]) for r in range(4))
     assert record.voters["b"].data_address == "b:7402"
@@ -196,6 +198,17 @@ def test_a_node_in_another_life_is_not_the_same_voter() -> None:
     other = replace(without(first(3), "b"), voters={**again, "a": first().voters["a"]})
     record = recall_by(None, report("b", one))
     assert register(record, STORE, report("a", other), UNTIL).is_out
+
+
+def test_a_later_opening_of_the_name_is_newer_whatever_the_numbers_of_its_terms() -> None:
+    earlier = without(first(), "a")
+    later = replace(first(), epoch=2)
+    for held, other in ((earlier, later), (later, earlier)):
+        record = recall_by(None, report("b", held))
+        answer = register(record, STORE, report("c", other), UNTIL)
+        assert answer.record is not None
+        assert answer.record.epoch == 2
+    assert shows_loss(replace(earlier, generation=2), STORE, report("b", later, generation=2))
 
 
 def test_where_two_terms_have_no_common_node_the_reporter_is_out() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.membership.terms import (
-    Registration,
-    StoreLife,
-    TermRecord,
     evict,
     first_term,
     may_evict,
@@ -116,7 +114,7 @@ class World:
 def world() -> World:
     current = ready(len(NODES)).current
     assert current is not None
-    record = first_term(current, 1)
+    record = first_term(replace(current.plan, generation=1), current.seats)
     made = World(record, StoreLife(1, ""), {name: Agent(name, record) for name in NODES})
     made.write(record)
     for agent in made.agents.values():

@@ -100,7 +100,7 @@ async def test_seats_stay_where_they_are_when_the_group_completes(store: Store) 
     before = await store.groups.read(GROUP)
     await store.groups.submit(GROUP, join(1))
     changes = codec.changes(before, await store.groups.read(GROUP))
-    assert sorted(changes.write) == ["meta", "plan:1", "seat:1:1"]
+    assert sorted(changes.write) == ["meta", "plan:1", "seat:1:1", "term"]
     assert changes.delete == []
 
 

@@ -15,6 +15,8 @@ from enum import Enum
 from allfold_core.errors import AllfoldError
 from allfold_core.plan import OnLoss, Plan
 from allfold_orchestrator.membership.rank_map import RankMap
+from allfold_orchestrator.membership.term_record import Life as Life
+from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 
 
 class Reason(Enum):
@@ -65,10 +67,6 @@ class NodeInfo:
         }
 
 
-Life = tuple[str, str]
-"""A node by its name, in one incarnation."""
-
-
 @dataclass(frozen=True, slots=True)
 class RankSeat:
     """The holder of a rank: the agent it joined through, and the session of its process."""
@@ -109,6 +107,7 @@ class Formation:
     """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
 
     ``departed`` are the ranks that had a seat, gave it up, and have not come again.
+    ``generation`` is that of the store when the formation was opened.
     """
 
     epoch: int
@@ -116,6 +115,7 @@ class Formation:
     links: LinkSettings
     seats: RankMap[RankSeat] = field(default_factory=RankMap)
     departed: RankMap[Reason] = field(default_factory=RankMap)
+    generation: int = 0
 
     @property
     def missing(self) -> list[int]:
@@ -191,6 +191,9 @@ class GroupState:
             orchestrator lost its own state; 0 if there is none.
         forming: the next epoch, while ranks are missing or the current one still has some.
         current: the last epoch that was completed.
+        term: the nodes that decide together in ``current``, until its last rank has left. Its
+            seats are those of ``current``; without one, because the orchestrator lost it, they
+            are what agents reported.
     """
 
     group: str
@@ -198,11 +201,12 @@ class GroupState:
     recalled: int = 0
     forming: Formation | None = None
     current: Epoch | None = None
+    term: TermRecord | None = None
 
     @property
     def is_free(self) -> bool:
         """True if no rank of a completed epoch has the name."""
-        return self.current is None or self.current.closed
+        return self.term is None and (self.current is None or self.current.closed)
 
     @property
     def idle(self) -> bool:
@@ -215,12 +219,16 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A rank asks for its seat. ``links`` is used if this join opens a formation."""
+    """A rank asks for its seat.
+
+    ``links``, and the ``generation`` of the store, are used if this join opens a formation.
+    """
 
     rank: int
     seat: RankSeat
     params: GroupParams
     links: LinkSettings = field(default_factory=LinkSettings)
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +242,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """An incarnation of a node is over."""
+    """An incarnation of a node is over; ``how`` that is known."""
 
     node: str
     incarnation: str
+    how: str = "its lease ended, or it left"
 
     @property
     def life(self) -> Life:
@@ -253,7 +262,20 @@ class NodeHolds:
     epoch: int
 
 
-Event = Join | Leave | NodeLost | NodeHolds
+@dataclass(frozen=True, slots=True)
+class AgentRegisters:
+    """An agent says which term of this group it has taken.
+
+    ``store`` is the store's life with which it registers, and ``until`` the end of the grace in
+    which others may do so, if this is how the loss of a record is found.
+    """
+
+    report: Registration
+    store: StoreLife
+    until: float
+
+
+Event = Join | Leave | NodeLost | NodeHolds | AgentRegisters
 
 
 # Instructions: what follows from an event, for the caller to act on.
@@ -300,5 +322,21 @@ class Rejected:
     error: AllfoldError
 
 
-Instruction = Seated | PlanReady | SeatsFreed | RanksDeparted | Rejected
+@dataclass(frozen=True, slots=True)
+class AgentRegistered:
+    """The agent's report is in the record; ``is_out``: a term has left the agent out."""
+
+    is_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LossShown:
+    """The agent knows more than the store: its generation has to grow above the reported one."""
+
+    reported: int
+
+
+Instruction = (
+    AgentRegistered | LossShown | Seated | PlanReady | SeatsFreed | RanksDeparted | Rejected
+)
 Outcome = tuple[GroupState, tuple[Instruction, ...]]

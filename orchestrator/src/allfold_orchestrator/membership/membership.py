@@ -19,6 +19,7 @@ from allfold_core.errors import (
     RegisterParamsMismatch,
 )
 from allfold_orchestrator.membership.group_state import (
+    AgentRegisters,
     Epoch,
     Event,
     Formation,
@@ -27,7 +28,6 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    NodeHolds,
     NodeLost,
     Outcome,
     PlanReady,
@@ -39,6 +39,13 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.planning import make_plan
+from allfold_orchestrator.membership.reports import (
+    agent_registers,
+    node_holds,
+    without_lives,
+    without_reported_seat,
+)
+from allfold_orchestrator.membership.terms import first_term
 
 _PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
@@ -51,7 +58,11 @@ def step(state: GroupState, event: Event) -> Outcome:
         return _leave(state, event)
     if isinstance(event, NodeLost):
         return _node_lost(state, event)
-    return _node_holds(state, event)
+    if isinstance(event, AgentRegisters):
+        state, said = agent_registers(state, event)
+        state, completed = _complete_if_possible(state)
+        return state, said + completed
+    return node_holds(state, event)
 
 
 # Joining
@@ -99,7 +110,9 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
 
 def _take_seat(state: GroupState, join: Join) -> Outcome:
-    forming = state.forming or Formation(state.last_epoch + 1, join.params, join.links)
+    forming = state.forming or Formation(
+        state.last_epoch + 1, join.params, join.links, generation=join.generation
+    )
     forming = replace(
         forming,
         seats=forming.seats.updated({join.rank: join.seat}),
@@ -115,8 +128,13 @@ def _complete_if_possible(state: GroupState) -> Outcome:
     if forming is None or not forming.full or not state.is_free:
         return state, ()
     plan = make_plan(state.group, forming)
-    current = Epoch(plan, forming.seats)
-    completed = replace(state, last_epoch=forming.epoch, forming=None, current=current)
+    completed = replace(
+        state,
+        last_epoch=forming.epoch,
+        forming=None,
+        current=Epoch(plan, forming.seats),
+        term=replace(first_term(plan, forming.seats), seats=()),
+    )
     return completed, (PlanReady(plan),)
 
 
@@ -132,6 +150,8 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
         state, departed = _depart(state, current, (leave.rank,), leave.reason)
         state, completed = _complete_if_possible(state)
         return state, departed + completed
+    if (left := without_reported_seat(state, leave.session)) is not state:
+        return _complete_if_possible(left)
     if leave.reason is not Reason.FINISHED or _forgotten(state):
         return state, ()
     return _reject(state, _not_registered(state.group, leave))
@@ -157,7 +177,10 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
     if not fresh:
         return state, ()
     after = replace(epoch, departed=epoch.departed.updated(dict.fromkeys(fresh, reason)))
-    return replace(state, current=after), (RanksDeparted(epoch.plan.epoch, fresh, reason),)
+    term = None if after.closed else state.term
+    return replace(state, current=after, term=term), (
+        RanksDeparted(epoch.plan.epoch, fresh, reason),
+    )
 
 
 # Nodes
@@ -166,6 +189,7 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
 def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
     departed: tuple[Instruction, ...] = ()
     freed: tuple[Instruction, ...] = ()
+    state = without_lives(state, {lost.life: lost.how})
     current, forming = state.current, state.forming
     if current is not None:
         ranks = current.ranks_of(lost.life)
@@ -175,16 +199,6 @@ def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
         state, freed = _free_seats(state, forming, ranks, Reason.NODE_LOST)
     state, completed = _complete_if_possible(state)
     return state, departed + freed + completed
-
-
-def _node_holds(state: GroupState, holds: NodeHolds) -> Outcome:
-    """Never use an epoch again that an agent knows: agents outlive the orchestrator's state."""
-    if holds.epoch <= state.last_epoch:
-        return state, ()
-    forming = state.forming
-    if forming is not None and forming.epoch <= holds.epoch:
-        forming = replace(forming, epoch=holds.epoch + 1)
-    return replace(state, last_epoch=holds.epoch, recalled=holds.epoch, forming=forming), ()
 
 
 # Questions about seats

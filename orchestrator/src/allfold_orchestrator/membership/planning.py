@@ -41,6 +41,7 @@ def make_plan(group: str, formation: Formation) -> Plan:
         timeout=params.timeout,
         on_loss=params.on_loss,
         min_world=params.min_world,
+        generation=formation.generation,
         sessions=tuple(formation.seats[rank].session for rank in range(params.world_size)),
     )
 

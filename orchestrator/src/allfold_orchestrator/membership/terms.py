@@ -10,23 +10,19 @@ register what they hold, and the record becomes the newest term of all; see :fun
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from allfold_core.plan import Plan
 from allfold_core.survival.records import Seat, Term
-from allfold_orchestrator.membership.group_state import Epoch, Life
-
-GENERATION_BITS = 12
-LAST_GENERATION = (1 << GENERATION_BITS) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLife:
-    """One life of the store: its generation, and the server's own name for this life of it."""
-
-    generation: int
-    run_id: str
+from allfold_orchestrator.membership.group_state import RankSeat
+from allfold_orchestrator.membership.term_record import (
+    Life,
+    Recall,
+    Registration,
+    StoreLife,
+    TermRecord,
+    Voter,
+)
 
 
 def store_life(stored: StoreLife | None, run_id: str) -> StoreLife:
@@ -41,103 +37,29 @@ def outgrow(store: StoreLife, reported: int) -> StoreLife:
     return replace(store, generation=max(store.generation, reported) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Voter:
-    """One node of a term: its life, and where it listens."""
+def first_term(plan: Plan, held: Mapping[int, RankSeat]) -> TermRecord:
+    """Return the record of a group whose formation is complete: every node is a voter.
 
-    incarnation: str
-    data_address: str
-    control_url: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """The time in which agents report to a store that may have lost something.
-
-    Attributes:
-        until: the end of the grace; every living agent has registered by then.
-        registered: the voters that have.
+    Args:
+        held: the seats by rank.
     """
-
-    until: float
-    registered: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class TermRecord:
-    """The record of a group's term.
-
-    Attributes:
-        term: the newest term.
-        voters: its nodes by name.
-        seats: the ranks that have not left.
-        generation: of the store that keeps the record; ``term.generation`` is of the one that made
-            the term.
-        recall: set from the loss of a record until all its voters have registered.
-    """
-
-    term: Term
-    voters: Mapping[str, Voter]
-    seats: tuple[Seat, ...]
-    generation: int
-    recall: Recall | None = field(default=None)
-
-    def is_trusted(self, now: float) -> bool:
-        """Return True unless agents may still report a newer term."""
-        return self.recall is None or now >= self.recall.until
-
-    def has(self, life: Life) -> bool:
-        """Return True if this incarnation of a node is a voter."""
-        voter = self.voters.get(life[0])
-        return voter is not None and voter.incarnation == life[1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, which :meth:`from_dict` reads."""
-        recall = self.recall
-        return {
-            "term": asdict(self.term),
-            "voters": {name: asdict(voter) for name, voter in self.voters.items()},
-            "seats": [list(seat) for seat in self.seats],
-            "generation": self.generation,
-            "recall": recall and {"until": recall.until, "registered": sorted(recall.registered)},
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TermRecord:
-        """Return the record that :meth:`to_dict` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is damaged.
-        """
-        term, recall = data["term"], data["recall"]
-        lost = tuple((node, how) for node, how in term["lost"])
-        lists = {"voters": tuple(term["voters"]), "joined": tuple(term["joined"]), "lost": lost}
-        return cls(
-            term=Term(**{**term, **lists}),
-            voters={name: Voter(**voter) for name, voter in data["voters"].items()},
-            seats=tuple(Seat(session, node) for session, node in data["seats"]),
-            generation=data["generation"],
-            recall=recall and Recall(recall["until"], frozenset(recall["registered"])),
-        )
-
-
-def first_term(epoch: Epoch, generation: int) -> TermRecord:
-    """Return the record of a group whose formation is complete: every node is a voter."""
-    plan: Plan = epoch.plan
     nodes = tuple(member.node for member in plan.members)
-    lives = {seat.node.node: seat.node for seat in epoch.seats.values()}
+    lives = {seat.node.node: seat.node for seat in held.values()}
     return TermRecord(
-        term=Term(plan.epoch, generation, nodes, (plan.epoch,) * len(nodes)),
+        epoch=plan.epoch,
+        term=Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes)),
         voters={
             name: Voter(lives[name].incarnation, lives[name].data_address, lives[name].control_url)
             for name in nodes
         },
-        seats=tuple(
-            Seat(epoch.seats[rank].session, epoch.seats[rank].node.node)
-            for rank in range(plan.world_size)
-        ),
-        generation=generation,
+        seats=seats_of(held),
+        generation=plan.generation,
     )
+
+
+def seats_of(held: Mapping[int, RankSeat]) -> tuple[Seat, ...]:
+    """Return the seats of ranks in their order."""
+    return tuple(Seat(seat.session, seat.node.node) for _, seat in sorted(held.items()))
 
 
 def without_seats(record: TermRecord, sessions: Collection[str]) -> TermRecord:
@@ -188,23 +110,6 @@ def _narrowed(
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """What an agent says of a group when it registers with the store.
-
-    Attributes:
-        life: the node, in its incarnation.
-        generation: of the store with which it registered last; 0 before the first time.
-        held: the newest term that it has taken, with the generation in which it was announced.
-        is_out: a term has left it out, so it takes part in nothing.
-    """
-
-    life: Life
-    generation: int
-    held: TermRecord
-    is_out: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Registered:
     """What follows from a registration; ``is_out``: the agent is to leave the group."""
 
@@ -223,7 +128,7 @@ def shows_loss(record: TermRecord | None, store: StoreLife, report: Registration
     if record is None or report.is_out:
         return False
     is_current = record.recall is None and record.generation == store.generation
-    return is_current and report.held.term.number > record.term.number
+    return is_current and report.held.follows(record)
 
 
 def recalled(record: TermRecord, store: StoreLife, until: float) -> TermRecord:
@@ -278,6 +183,9 @@ def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
     both: whatever one of them decided, all of these know. ``None`` if there are no such nodes.
     """
     mine, other = record.term, held.term
+    if held.epoch != record.epoch:
+        later = held if held.epoch > record.epoch else record
+        return replace(later, generation=record.generation, recall=record.recall)
     if mine == other or mine.may_follow(other):
         return record
     if other.may_follow(mine):

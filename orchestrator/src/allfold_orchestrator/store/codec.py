@@ -4,6 +4,7 @@
     plan:<epoch>         the plan of a completed epoch
     seat:<epoch>:<rank>  the holder of a seat; it keeps its field when the formation completes
     left:<epoch>:<rank>  the reason for which a rank left
+    term                 the nodes that decide together
 
 One field per seat, so that a join writes one seat, and :func:`changes` costs no JSON for the rest.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from allfold_core.plan import Plan
@@ -28,6 +29,7 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.rank_map import RankMap
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store import schemas
 
 Entry = TypeVar("Entry", RankSeat, Reason)
@@ -50,10 +52,16 @@ def changes(old: GroupState, new: GroupState) -> Changes:
     for name, table in after.items():
         _table_changes(result, name, before.get(name, _NONE), table)
     known, current = old.current and old.current.plan.epoch, new.current
-    if current is not None and current.plan.epoch != known:
-        result.write[f"plan:{current.plan.epoch}"] = _dump(current.plan.to_dict())
-        if known is not None:
-            result.delete.append(f"plan:{known}")
+    number = current and current.plan.epoch
+    if current is not None and number != known:
+        result.write[f"plan:{number}"] = _dump(current.plan.to_dict())
+    if known not in (None, number):
+        result.delete.append(f"plan:{known}")
+    if new.term != old.term:
+        if new.term is None:
+            result.delete.append("term")
+        else:
+            result.write["term"] = _dump(new.term.to_dict())
     return result
 
 
@@ -103,6 +111,7 @@ def _meta(state: GroupState) -> str:
                 "epoch": forming.epoch,
                 "params": asdict(forming.params),
                 "links": asdict(forming.links),
+                "generation": forming.generation,
             },
         },
     )
@@ -149,7 +158,10 @@ def patch(state: GroupState, made: Changes) -> GroupState:
             gone[table][epoch].append(rank)
     _edit(seats, new_seats, gone["seat"])
     _edit(left, new_left, gone["left"])
-    return _assemble(state.group, meta, seats, left, plans)
+    term = None if "term" in made.delete else state.term
+    if "term" in made.write:
+        term = TermRecord.from_dict(json.loads(made.write["term"]))
+    return replace(_assemble(state.group, meta, seats, left, plans), term=term)
 
 
 _ByEpoch = dict[int, dict[int, Entry]]
@@ -189,7 +201,8 @@ def _formation(
 ) -> Formation:
     epoch = meta["epoch"]
     params, links = GroupParams(**meta["params"]), LinkSettings(**meta["links"])
-    return Formation(epoch, params, links, seats.get(epoch, _NONE), left.get(epoch, _NONE))
+    tables = seats.get(epoch, _NONE), left.get(epoch, _NONE)
+    return Formation(epoch, params, links, *tables, generation=meta.get("generation", 0))
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:

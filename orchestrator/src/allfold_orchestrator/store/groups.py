@@ -96,11 +96,12 @@ class _Write:
     seated: set[Life] = field(default_factory=set)
     freed: set[Life] = field(default_factory=set)
     completes: bool = False
+    new_term: bool = False
 
     @property
     def wakes(self) -> bool:
         """True if waiters must look again. A join that completes nothing wakes nobody."""
-        return self.completes or bool(self.freed)
+        return self.completes or bool(self.freed) or self.new_term
 
     def apply(self, request: _Request, nodes: Mapping[str, NodeRecord | None]) -> None:
         """Apply the next event of the batch."""
@@ -114,6 +115,7 @@ class _Write:
             event = event(record.info)
         before = self.state
         self.state, instructions = step(before, event)
+        self.new_term |= self.state.term is not before.term
         self.replies.append(instructions)
         for instruction in instructions:
             match instruction:

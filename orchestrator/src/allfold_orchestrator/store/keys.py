@@ -6,6 +6,8 @@ PREFIX = "allfold:"
 
 # Channel: the name of a group whose waiters should look again.
 CHANGES = f"{PREFIX}changes"
+# String, JSON: the generation of the store, and the server's name for its present life.
+STORE = f"{PREFIX}store"
 # Set: groups with a record.
 GROUPS = f"{PREFIX}groups"
 # Sorted set, life -> expiry: the nodes that are alive.

@@ -85,12 +85,15 @@ class Channel(Protocol):
 
 
 class Client(Commands, Protocol):
-    """A connection pool."""
+    """A connection pool; ``is_embedded`` if its Redis is one of this process."""
+
+    is_embedded: bool
 
     def pipeline(self, transaction: bool = True) -> AbstractAsyncContextManager[Pipeline]: ...
     def pubsub(self) -> AbstractAsyncContextManager[Channel]: ...
     def ping(self) -> Awaitable[object]: ...
     def time(self) -> Awaitable[tuple[int, int]]: ...
+    def info(self, section: str) -> Awaitable[dict[str, Any]]: ...
     def aclose(self) -> Awaitable[None]: ...
 
 
@@ -103,26 +106,28 @@ def connect(url: str) -> Client:
         from fakeredis import FakeServer  # with a Redis of their own, people need not wait for it
 
         return connect_embedded(FakeServer())
-    return _client(
-        BlockingConnectionPool.from_url(
-            url,
-            **_POOL,
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_timeout=ANSWER_SECONDS,
-            # One retry, because a connection from the pool may be one that Redis closed long ago.
-            retry=Retry(NoBackoff(), 1),
-        )
+    pool = BlockingConnectionPool.from_url(
+        url,
+        **_POOL,
+        socket_connect_timeout=CONNECT_SECONDS,
+        socket_timeout=ANSWER_SECONDS,
+        # One retry, because a connection from the pool may be one that Redis closed long ago.
+        retry=Retry(NoBackoff(), 1),
     )
+    return cast(Client, _Remote.from_pool(pool))
 
 
 def connect_embedded(server: FakeServer) -> Client:
     """A client of this in-process Redis."""
     from fakeredis import FakeAsyncRedisConnection
 
-    return _client(
-        BlockingConnectionPool(connection_class=FakeAsyncRedisConnection, server=server, **_POOL)
-    )
+    pool = BlockingConnectionPool(connection_class=FakeAsyncRedisConnection, server=server, **_POOL)
+    return cast(Client, _Embedded.from_pool(pool))
 
 
-def _client(pool: BlockingConnectionPool) -> Client:
-    return cast(Client, Redis.from_pool(pool))
+class _Remote(Redis):
+    is_embedded = False
+
+
+class _Embedded(Redis):
+    is_embedded = True

@@ -26,6 +26,7 @@ def _one_epoch(group: dict[str, Any]) -> dict[str, Any]:
 
 GROUP = Schema("record of a group", 2, {1: _one_epoch})
 LOG = Schema("entry of a group's log", 1)
+STORE = Schema("record of the store's life", 1)
 TOMBSTONE = Schema("tombstone of a group", 1)
 NODE = Schema("record of a node", 1)
 PROGRESS = Schema("record of a node's progress", 1)

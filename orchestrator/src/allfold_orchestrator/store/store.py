@@ -11,6 +11,7 @@ from allfold_orchestrator import background
 from allfold_orchestrator.store.clock import Clock, StoreClock
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
+from allfold_orchestrator.store.life import StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
 from allfold_orchestrator.store.redis_client import Client
@@ -27,6 +28,7 @@ class Store:
         self.groups = GroupStore(client, self.clock)
         self.nodes = NodeStore(client, self.clock, lease_seconds)
         self.retention = Retention(client)
+        self.lives = StoreLives(client)
         self.notifications = Notifications()
 
     async def start(self) -> None:

@@ -1,0 +1,112 @@
+"""What agents report of a group that the orchestrator knows less of than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allfold_orchestrator.membership.group_state import (
+    AgentRegistered,
+    AgentRegisters,
+    Epoch,
+    GroupState,
+    Instruction,
+    LossShown,
+    NodeHolds,
+    Outcome,
+    RanksDeparted,
+    Reason,
+)
+from allfold_orchestrator.membership.term_record import Life, TermRecord
+from allfold_orchestrator.membership.terms import (
+    evict,
+    register,
+    seats_of,
+    shows_loss,
+    without_seats,
+)
+
+
+def node_holds(state: GroupState, holds: NodeHolds) -> Outcome:
+    """Never use an epoch again that an agent knows: agents outlive the orchestrator's state."""
+    return _above(state, holds.epoch), ()
+
+
+def _above(state: GroupState, epoch: int) -> GroupState:
+    if epoch <= state.last_epoch:
+        return state
+    forming = state.forming
+    if forming is not None and forming.epoch <= epoch:
+        forming = replace(forming, epoch=epoch + 1)
+    return replace(state, last_epoch=epoch, recalled=epoch, forming=forming)
+
+
+def term_record(state: GroupState) -> TermRecord | None:
+    """Return the record of the term with its seats."""
+    term = state.term
+    if term is None or not _has_seats(state.current, term):
+        return term
+    assert state.current is not None
+    return replace(term, seats=seats_of(state.current.present))
+
+
+def _has_seats(current: Epoch | None, term: TermRecord) -> bool:
+    """Return True if the epoch says who sits in the term: the orchestrator has not lost it."""
+    return current is not None and current.plan.epoch == term.epoch
+
+
+def without_lives(state: GroupState, lost: Mapping[Life, str]) -> GroupState:
+    """Return the group with a term without these lives of nodes; their ranks leave next."""
+    record = term_record(state)
+    if record is None:
+        return state
+    left = evict(record, lost)
+    if left is None or not _has_seats(state.current, left):
+        return replace(state, term=left)
+    return state if left is record else replace(state, term=replace(left, seats=()))
+
+
+def without_reported_seat(state: GroupState, session: str) -> GroupState:
+    """Return the group after a rank left that is known from reports alone."""
+    if state.term is None or not state.term.seats:
+        return state
+    left = without_seats(state.term, {session})
+    return state if left is state.term else replace(state, term=left if left.seats else None)
+
+
+def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
+    """Note the term that an agent holds, see :func:`register`."""
+    report, record = event.report, term_record(state)
+    if shows_loss(record, event.store, report):
+        return state, (LossShown(report.generation),)
+    if record is None and _is_over(state, report.held.epoch):
+        return state, (AgentRegistered(is_out=True),)
+    answer = register(record, event.store, report, event.until)
+    if answer.record is not None:
+        state = _above(state, answer.record.epoch)
+    departed: tuple[Instruction, ...] = ()
+    if answer.record != record:
+        state, departed = _with_record(state, answer.record)
+    return state, (*departed, AgentRegistered(answer.is_out))
+
+
+def _is_over(state: GroupState, epoch: int) -> bool:
+    """Return True if all ranks of this opening are known to have left, or a later one followed."""
+    return epoch < state.last_epoch or (epoch == state.last_epoch and epoch != state.recalled)
+
+
+def _with_record(state: GroupState, record: TermRecord | None) -> Outcome:
+    """Return the group with this term; ranks of the epoch whose node is not in it are lost."""
+    current = state.current
+    if current is None or (record is not None and not _has_seats(current, record)):
+        return replace(state, term=record, current=None), ()
+    present = current.present.items()
+    lost = {
+        rank: Reason.NODE_LOST
+        for rank, seat in present
+        if record is None or not record.has(seat.life)
+    }
+    current = replace(current, departed=current.departed.updated(lost))
+    term = None if record is None or current.closed else replace(record, seats=())
+    departed = RanksDeparted(current.plan.epoch, tuple(sorted(lost)), Reason.NODE_LOST)
+    return replace(state, term=term, current=current), (departed,) if lost else ()

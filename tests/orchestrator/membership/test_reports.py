@@ -1,0 +1,171 @@
+"""Terms in the state of a group: made with an epoch, followed by losses, rebuilt from reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from allfold_core.survival.records import Seat
+from allfold_orchestrator.membership.group_state import (
+    AgentRegistered,
+    AgentRegisters,
+    GroupState,
+    LossShown,
+    NodeHolds,
+    NodeLost,
+    PlanReady,
+    RanksDeparted,
+    Reason,
+)
+from allfold_orchestrator.membership.membership import step
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
+from tests.orchestrator.builders import GROUP, join, leave, play, ready
+
+EMPTY = GroupState(GROUP)
+STORE = StoreLife(0, "first")
+LATER = StoreLife(2, "second")
+UNTIL = 100.0
+
+
+def record_of(state: GroupState) -> TermRecord:
+    record = term_record(state)
+    assert record is not None
+    return record
+
+
+def registers(
+    name: str, held: TermRecord, *, store: StoreLife = LATER, generation: int = 0, out: bool = False
+) -> AgentRegisters:
+    return AgentRegisters(Registration((name, "1"), generation, held, out), store, UNTIL)
+
+
+def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
+    joins = [replace(join(rank, "ab"[rank]), generation=3) for rank in (0, 1)]
+    state, _ = play(joins)
+    record = record_of(state)
+    assert state.current is not None
+    assert state.current.plan.generation == 3
+    assert (record.epoch, record.term.number, record.term.generation) == (1, 1, 3)
+    assert record.term.voters == ("a", "b")
+    assert record.seats == (Seat("s0", "a"), Seat("s1", "b"))
+
+
+def test_ranks_that_leave_are_not_in_the_record_and_the_last_one_ends_the_term() -> None:
+    state, _ = play([leave(0)], ready(2))
+    assert record_of(state).seats == (Seat("s1", "b"),)
+    assert record_of(state).term.voters == ("a", "b")
+    state, _ = play([leave(1)], state)
+    assert state.term is None
+
+
+def test_a_lost_node_is_left_out_by_the_next_term() -> None:
+    state, _ = play([NodeLost("b", "1", "it was refused")], ready(3))
+    term = record_of(state).term
+    assert (term.number, term.voters, term.lost) == (2, ("a", "c"), (("b", "it was refused"),))
+    again, _ = play([NodeLost("b", "1")], state)
+    assert again.term is state.term
+    over, _ = play([NodeLost("a", "1"), NodeLost("c", "1")], state)
+    assert over.term is None
+    assert over.is_free
+
+
+def test_an_agent_that_registers_with_what_the_record_has_changes_nothing() -> None:
+    state = ready(2)
+    event = registers("a", record_of(state), store=STORE)
+    assert step(state, event) == (state, (AgentRegistered(is_out=False),))
+
+
+def test_an_agent_that_knows_a_later_term_shows_that_the_store_lost_one() -> None:
+    state = ready(3)
+    later = record_of(play([NodeLost("b", "1")], state)[0])
+    event = registers("a", later, store=STORE)
+    assert step(state, event) == (state, (LossShown(0),))
+    event = registers("a", later, store=STORE, generation=7)
+    assert step(EMPTY, event) == (EMPTY, (LossShown(7),))
+
+
+def test_a_group_that_was_forgotten_is_known_again_from_one_report() -> None:
+    held = record_of(ready(2))
+    state, instructions = play([NodeHolds("a", 1), registers("a", held)], EMPTY)
+    assert instructions == (AgentRegistered(is_out=False),)
+    assert record_of(state).seats == held.seats
+    assert state.last_epoch == 1
+    assert not state.is_free
+    state, _ = play([registers("b", held)], state)
+    assert record_of(state).recall is None
+
+
+def test_a_name_that_is_known_from_reports_is_free_when_the_last_reported_rank_has_left() -> None:
+    held = record_of(ready(2))
+    state, _ = play([registers("a", held), join(0, "c", of=1, session="new")], EMPTY)
+    assert state.forming is not None
+    state, _ = play([leave(0)], state)
+    assert not state.is_free
+    unknown, _ = step(state, leave(0, Reason.LOST, session="stranger"))
+    assert unknown is state
+    state, instructions = play([leave(1)], state)
+    assert isinstance(instructions[-1], PlanReady)
+    assert instructions[-1].plan.epoch == 2
+
+
+def test_a_name_that_is_known_from_reports_is_free_when_its_last_node_is_lost() -> None:
+    held = record_of(ready(2))
+    state, _ = play([registers("a", held), NodeLost("a", "1")], EMPTY)
+    assert record_of(state).term.voters == ("b",)
+    state, _ = play([NodeLost("b", "1")], state)
+    assert state.is_free
+
+
+@pytest.mark.parametrize("later_epoch", [False, True])
+def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_epoch: bool) -> None:
+    held = record_of(ready(2))
+    state, _ = play([leave(0), leave(1)], ready(2))
+    if later_epoch:
+        state, _ = play([NodeHolds("c", 5)], state)
+    assert step(state, registers("a", held, store=STORE)) == (
+        state,
+        (AgentRegistered(is_out=True),),
+    )
+
+
+def test_ranks_of_nodes_that_no_reported_term_has_are_lost() -> None:
+    """The store has an old state; one agent knows a term that leaves out another."""
+    state = ready(3)
+    later = record_of(play([NodeLost("b", "1")], state)[0])
+    after, instructions = play([registers("a", later)], state)
+    assert instructions == (
+        RanksDeparted(1, (1,), Reason.NODE_LOST),
+        AgentRegistered(is_out=False),
+    )
+    assert record_of(after).term == later.term
+    after, instructions = play([registers("b", record_of(state))], after)
+    assert instructions == (AgentRegistered(is_out=True),)
+
+
+def test_a_node_that_says_it_is_out_loses_its_ranks_and_the_last_one_frees_the_name() -> None:
+    state, _ = play(
+        [leave(1), join(1, "c", of=2, session="x"), join(0, "c", of=2, session="y")], ready(2)
+    )
+    held = record_of(state)
+    after, instructions = play([registers("a", held, store=STORE, out=True)], state)
+    assert instructions[0] == RanksDeparted(1, (0,), Reason.NODE_LOST)
+    assert isinstance(instructions[-1], PlanReady)
+    assert record_of(after).epoch == 2
+
+
+def test_a_later_opening_that_only_agents_know_takes_the_place_of_the_one_in_the_store() -> None:
+    state = ready(2)
+    later = replace(record_of(state), epoch=4)
+    after, _ = play([registers("a", later)], state)
+    assert after.current is None
+    assert record_of(after).epoch == 4
+    assert after.last_epoch == 4
+
+
+def test_a_formation_under_way_gets_a_number_above_what_agents_report() -> None:
+    held = replace(record_of(ready(2)), epoch=4)
+    state, _ = play([join(0, "c"), registers("a", held)], EMPTY)
+    assert state.forming is not None
+    assert state.forming.epoch == 5
