@@ -24,6 +24,8 @@ class Epochs:
 
     Args:
         view: the epoch in which it joined.
+        fixed: stay in that epoch for ever: what is called after a loss has an older view than the
+            agents' epoch, and fails.
 
     Attributes:
         view: the epoch that it is in. Replaced as a whole.
@@ -31,8 +33,9 @@ class Epochs:
             (monotonic).
     """
 
-    def __init__(self, view: EpochView) -> None:
+    def __init__(self, view: EpochView, *, fixed: bool = False) -> None:
         self.view = view
+        self._fixed = fixed
         self.held_at = float("-inf")
         self._upcoming: dict[int, EpochView] = {}
         self._entering = Lock()
@@ -40,13 +43,15 @@ class Epochs:
 
     def announce(self, body: Mapping[str, Any]) -> None:
         """Take in an epoch that the rank will be in."""
+        if self._fixed:
+            return
         self._upcoming[body["epoch"]] = EpochView(
             self.view.group, body["rank"], body["world_size"], body["epoch"], body["nodes"]
         )
 
     def enter(self, ordinal: int) -> None:
         """The program has waited for an outcome that carries this epoch, or an older one."""
-        if ordinal <= self.view.epoch:
+        if ordinal <= self.view.epoch or self._fixed:
             return
         with self._entering:
             before, view = self.view, self._upcoming.get(ordinal)

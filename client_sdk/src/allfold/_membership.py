@@ -46,13 +46,16 @@ class Membership:
         left: whether the seat was given up.
     """
 
-    def __init__(self, session: Session, seat: Seat, answer: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: Session, seat: Seat, answer: Mapping[str, Any], *, fixed: bool = False
+    ) -> None:
         self.session = session
         self._connection = session.connection
         self.epochs = Epochs(
             EpochView(
                 seat.group, answer["rank"], answer["world_size"], answer["epoch"], answer["nodes"]
-            )
+            ),
+            fixed=fixed,
         )
         self.opening: int = answer["opening"]
         self.number: int = answer["number"]
@@ -92,7 +95,7 @@ class Membership:
                 f"of rank {seat.rank} within {patience:g} s",
                 timeout=patience,
             ) from None
-        return cls(session, seat, answer)
+        return cls(session, seat, answer, fixed=settings.fixed)
 
     def check(self, error: type[AllfoldError] = RegisterNotFirstOperation) -> None:
         """Refuse to work for a seat that was given up, or that another process took."""

@@ -194,10 +194,14 @@ def open_group(
     wire: str | None = None,
     on_loss: str | None = None,
     min_world: int | None = None,
+    fixed: bool = False,
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
     For frameworks, which number the ranks of their groups themselves.
+
+    Args:
+        fixed: the numbers must never change; after a loss all calls fail.
     """
     settings = GroupSettings.resolve(
         world_size,
@@ -207,5 +211,6 @@ def open_group(
         wire=wire,
         on_loss=on_loss,
         min_world=min_world,
+        fixed=fixed,
     )
     return registry.open(Seat(name, rank, world_size), settings, agent)

@@ -28,7 +28,11 @@ _GROUP_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The settings of a group; see :func:`allfold.init`."""
+    """The settings of a group; see :func:`allfold.init`.
+
+    Attributes:
+        fixed: the ranks and their numbers never change, so the group cannot outlive a loss.
+    """
 
     timeout: float
     init_timeout: float
@@ -36,6 +40,7 @@ class GroupSettings:
     wire: str
     on_loss: OnLoss
     min_world: int
+    fixed: bool = False
 
     @classmethod
     def resolve(
@@ -48,6 +53,7 @@ class GroupSettings:
         wire: str | None = None,
         on_loss: str | None = None,
         min_world: int | None = None,
+        fixed: bool = False,
     ) -> Self:
         """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
 
@@ -61,6 +67,7 @@ class GroupSettings:
             _wire(wire),
             _on_loss(on_loss),
             _min_world(min_world, world_size),
+            fixed,
         )
 
 

@@ -30,9 +30,16 @@ def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> Proces
     if rank == 0:
         _warn_of_other_backends()
     name = agree_on_name(store, rank, world_size, timeout)
-    seconds = timeout.total_seconds()
-    # The numbers of a torch group's ranks never change: it cannot go on with some of them.
-    group = open_group(name, rank, world_size, timeout=seconds, on_loss="raise", min_world=1)
+    # What torch knows of a group's ranks never changes: it cannot go on with some of them.
+    group = open_group(
+        name,
+        rank,
+        world_size,
+        timeout=timeout.total_seconds(),
+        on_loss="raise",
+        min_world=1,
+        fixed=True,
+    )
     return ProcessGroup(group, store)
 
 

@@ -1,0 +1,66 @@
+"""A torch group keeps the ranks that it was made with: a loss is its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from allfold.torch._creation import create
+from allfold.torch._process_group import ProcessGroup
+from allfold_core.errors import PeerLost
+from tests.support.fakes.fake_agent import FakeAgent
+
+LOST = PeerLost("rank 2 is lost")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    monkeypatch.setenv("ALLFOLD_ON_LOSS", "shrink")
+    monkeypatch.setenv("ALLFOLD_MIN_WORLD", "2")
+    with FakeAgent(tmp_path) as agent:
+        monkeypatch.setenv("ALLFOLD_SOCKET", agent.path)
+        yield agent
+
+
+@pytest.fixture
+def group(agent: FakeAgent) -> Iterator[ProcessGroup]:
+    """Rank 1 of 3, says the agent; torch's store knows of no other."""
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(create, HashStore(), 0, 1, timedelta(seconds=30))
+        agent.greet()
+        asked = agent.seat(as_rank=1, of_ranks=3)
+        assert (asked["on_loss"], asked["min_world"]) == ("raise", 1), "whatever variables say"
+        group = opening.result(20)
+    yield group
+    agent.__exit__()
+    group.abort()
+
+
+def test_ranks_and_calls_stay_those_of_the_beginning_after_a_loss(
+    agent: FakeAgent, group: ProcessGroup
+) -> None:
+    for _ in range(2):
+        work = group.barrier()
+        op = agent.next_op()
+        assert op.view == 0, "agents fail what is called as if nothing had happened"
+        agent.announce(1, rank=1, world_size=2)
+        agent.conclude(op, epoch=1, error=LOST)
+        with pytest.raises(PeerLost, match="rank 2 is lost"):
+            work.wait()
+        assert (group.rank(), group.size()) == (1, 3)
+        assert (group.getRank(), group.getSize()) == (1, 3)
+    group.broadcast([torch.ones(1)], _root(2))
+    assert agent.next_op().view == 0
+
+
+def _root(rank: int) -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = rank
+    return options
