@@ -94,9 +94,16 @@ class RankProcess:
 
 
 class Fleet:
-    """The services, and the ranks of one life after the other."""
+    """The services, and the ranks of one life after the other.
 
-    def __init__(self, nodes: int, ranks_per_node: int, *, variables: dict[str, str]) -> None:
+    Args:
+        program: the module that plays a rank; it takes :class:`Orders`.
+    """
+
+    def __init__(
+        self, nodes: int, ranks_per_node: int, *, variables: dict[str, str], program: str
+    ) -> None:
+        self._program = program
         self.nodes = [f"node{number}" for number in range(nodes)]
         self.ranks_per_node = ranks_per_node
         self.ranks: list[RankProcess] = []
@@ -171,7 +178,7 @@ class Fleet:
         with output.open("wb") as file:
             child = Child(
                 f"{group}-{seat}",
-                [sys.executable, "-m", "tests.chaos.rank_program", json.dumps(asdict(orders))],
+                [sys.executable, "-m", self._program, json.dumps(asdict(orders))],
                 env=self.services.environment() | {"PYTHONPATH": str(ROOT)},
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -225,10 +232,13 @@ def _ready_or_ended(rank: RankProcess) -> bool:
 
 @contextmanager
 def fleet(
-    nodes: int, ranks_per_node: int, variables: dict[str, str] | None = None
+    nodes: int,
+    ranks_per_node: int,
+    variables: dict[str, str] | None = None,
+    program: str = "tests.chaos.rank_program",
 ) -> Iterator[Fleet]:
     """A fleet that is ready for its first life; nothing is left of it afterwards."""
-    found = Fleet(nodes, ranks_per_node, variables=variables or {})
+    found = Fleet(nodes, ranks_per_node, variables=variables or {}, program=program)
     try:
         found.start()
         yield found

@@ -12,6 +12,7 @@ from tests.chaos.records import (
     BROKEN,
     CRASHED,
     EVICTED,
+    FINISHED,
     HUNG,
     KILLED,
     RankLog,
@@ -160,7 +161,7 @@ def _of_op(life: Life, key: Key, records: dict[int, Record]) -> Iterator[Finding
     missing = [
         log.seat
         for log in life.survivors
-        if log.seat not in records and _calls(log.seat, group) and log.ending not in (HUNG, CRASHED)
+        if log.seat not in records and _calls(log.seat, group) and log.ending == FINISHED
     ]
     if missing:
         yield Finding(MISSING, f"{where}: seats {missing} did not call it; {sorted(records)} did")
@@ -170,14 +171,17 @@ def _of_op(life: Life, key: Key, records: dict[int, Record]) -> Iterator[Finding
     if len(set(outcomes.values())) > 1:
         told = ", ".join(f"{seat}: {outcome}" for seat, outcome in sorted(outcomes.items()))
         yield Finding(DIFFERENT, f"{where}: {told}")
+    ranks = [record.rank for _, record in sorted(records.items())]
+    if ranks != sorted(set(ranks)) or any(each.rank >= each.world for each in records.values()):
+        yield Finding(DIFFERENT, f"{where}: seats {sorted(records)} have the ranks {ranks}")
 
 
 def _outcome(record: Record) -> tuple[object, ...]:
     """Return what must be the same on all survivors of an op."""
     if not record.ok:
-        return record.code, record.text, record.epoch
+        return record.code, record.text, record.epoch, record.world
     digest = record.digest if record.kind in _REPLICATED else ""
-    return digest, record.mask, record.epoch, record.participants
+    return digest, record.mask, record.epoch, record.world, record.participants
 
 
 def _calls(seat: int, group: str) -> bool:

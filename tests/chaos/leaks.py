@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,7 @@ class Held:
     """The resources of a process, as the kernel counts them."""
 
     pid: int
-    files: int
+    files: Counter[str]
     threads: int
     resident: int
 
@@ -25,7 +28,7 @@ class Held:
         process = Path(f"/proc/{pid}")
         return cls(
             pid,
-            len(list((process / "fd").iterdir())),
+            Counter(_kinds(process / "fd")),
             len(list((process / "task").iterdir())),
             int((process / "statm").read_text().split()[1]) * 4096,
         )
@@ -35,9 +38,19 @@ def leaks(node: str, before: Held, after: Held) -> list[Finding]:
     """Return what an agent has too much of; nothing of one that was started anew."""
     if before.pid != after.pid:
         return []
-    limits = (("files", _FILES), ("threads", _THREADS), ("resident", _RESIDENT))
-    return [
-        Finding(LEAK, f"{node}: {name} {getattr(before, name)} -> {getattr(after, name)}")
-        for name, slack in limits
-        if getattr(after, name) > getattr(before, name) + slack
-    ]
+    found = []
+    if after.files.total() > before.files.total() + _FILES:
+        more = dict(after.files - before.files)
+        found.append(f"files {before.files.total()} -> {after.files.total()}: {more} more")
+    if after.threads > before.threads + _THREADS:
+        found.append(f"threads {before.threads} -> {after.threads}")
+    if after.resident > before.resident + _RESIDENT:
+        found.append(f"resident {before.resident} -> {after.resident}")
+    return [Finding(LEAK, f"{node}: {each}") for each in found]
+
+
+def _kinds(folder: Path) -> Iterator[str]:
+    """Yield what each descriptor is: ``socket``, ``/memfd``, or the path of a file."""
+    for entry in folder.iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            yield str(entry.readlink()).partition(":")[0]

@@ -52,7 +52,7 @@ class Orders:
 
 @dataclass
 class Started:
-    """An op in flight."""
+    """An op in flight; without a ``work`` it is over, and may have ``failed``."""
 
     op: Op
     kind: str
@@ -60,7 +60,8 @@ class Started:
     called: float
     inputs: list[Array]
     before: str
-    wait: Callable[[], Any]
+    work: allfold.Work | None = None
+    failed: AllfoldError | None = None
     read: Callable[[], Reading] = field(default=lambda: Reading(0, True))
     result: list[Array] = field(default_factory=list)
     # An all-reduce overwrites its input, but only if it succeeds.
@@ -165,21 +166,32 @@ class Player:
         kind: str | None = None,
     ) -> Started:
         """Start an op. One that waits inside the call, or fails in it, is over when it returns."""
+        work, failed = None, None
         before, called = contents.digest(inputs), monotonic()
         try:
             work = call()
-            wait = _keep(work)
         except AllfoldError as error:
-            wait = _raise(error)
+            failed = error
         return Started(
-            op, kind or op.kind, group, called, inputs, before, wait, read, result or [], in_place
+            op,
+            kind or op.kind,
+            group,
+            called,
+            inputs,
+            before,
+            work if isinstance(work, allfold.Work) else None,
+            failed,
+            read,
+            result or [],
+            in_place,
         )
 
     def _finish(self, started: Started) -> str:
         """Wait for an op and log it; the rank's ending, if this is one."""
-        op, error, work = started.op, None, None
+        op, error, work, group = started.op, started.failed, started.work, started.group
         try:
-            work = started.wait()
+            if work is not None:
+                work.wait()
         except AllfoldError as raised:
             error = raised
         ended = monotonic()
@@ -197,8 +209,10 @@ class Player:
                 digest=contents.digest(started.result) if error is None else "",
                 mask=reading.mask,
                 exact=reading.exact,
-                epoch=_number(getattr(work, "epoch", None)),
-                participants=_number(getattr(work, "participants", None)),
+                epoch=group.epoch if work is None else work.epoch,
+                participants=work.participants if work is not None else None,
+                rank=group.rank,
+                world=group.world_size,
                 before=started.before if must_stay else "",
                 after=contents.digest(started.inputs) if must_stay else "",
             )
@@ -219,33 +233,8 @@ class Player:
         return Reading(0, True)
 
 
-def _keep(work: Any) -> Callable[[], Any]:
-    """Wait for a work, and return it; what a call without a work has returned stays as it is."""
-
-    def wait() -> Any:
-        if isinstance(work, allfold.Work):
-            work.wait()
-            return work
-        return None
-
-    return wait
-
-
-def _raise(error: AllfoldError) -> Callable[[], Any]:
-    def wait() -> Any:
-        raise error
-
-    return wait
-
-
-def _number(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
 def open_groups(orders: Orders) -> dict[str, allfold.Group]:
     """Open the group of all seats, and the one of this rank's half."""
-    # Only where it says something else than the default.
-    more: dict[str, Any] = {} if orders.on_loss == "raise" else {"on_loss": orders.on_loss}
     world = allfold.init(
         rank=orders.seat,
         world_size=orders.world,
@@ -253,7 +242,7 @@ def open_groups(orders: Orders) -> dict[str, allfold.Group]:
         agent=orders.agent,
         timeout=orders.timeout,
         init_timeout=_INIT_SECONDS,
-        **more,
+        on_loss=orders.on_loss,
     )
     parity = orders.seat % 2
     half = allfold.new_group(range(parity, orders.world, 2), init_timeout=_INIT_SECONDS)

@@ -25,6 +25,7 @@ class Record:
         mask: the seats that the result shows to have taken part; 0 where it shows none.
         exact: True if every element of the result is right, given the mask.
         epoch, participants: as the library says, ``None`` where it does not.
+        rank, world: the caller's number and the size of the group, once it has the outcome.
         before, after: digests of the inputs that must stay as they are; empty if there are none.
     """
 
@@ -40,6 +41,8 @@ class Record:
     exact: bool = True
     epoch: int | None = None
     participants: int | None = None
+    rank: int = 0
+    world: int = 0
     before: str = ""
     after: str = ""
 

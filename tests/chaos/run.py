@@ -51,6 +51,7 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
         while (left := until - monotonic()) > 0:
             number += 1
             _live(plan, found, number, min(left, _LIFE_SECONDS), plan.kinds, tally, tell)
+        found.start_agents()
         for node in found.nodes:
             for finding in leaks(node, before[node], _held(found, node)):
                 tell(str(finding))

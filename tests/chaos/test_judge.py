@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,8 +55,17 @@ def _record(number: int, values: dict[str, Any]) -> Record:
 
 
 def logs_of(records: Sequence[Record], endings: dict[int, str] | None = None) -> list[RankLog]:
+    """Every seat has these records, with a rank of its own."""
     found = endings or {}
-    return [RankLog(seat, f"node{seat}", found.get(seat, FINISHED), [*records]) for seat in SEATS]
+    return [
+        RankLog(
+            seat,
+            f"node{seat}",
+            found.get(seat, FINISHED),
+            [replace(record, rank=seat, world=4) for record in records],
+        )
+        for seat in SEATS
+    ]
 
 
 def kinds(life: Life) -> list[str]:
@@ -64,7 +74,7 @@ def kinds(life: Life) -> list[str]:
 
 def with_record(logs: list[RankLog], seat: int, position: int, record: Record) -> list[RankLog]:
     changed = [*logs[seat].records]
-    changed[position] = record
+    changed[position] = replace(record, rank=seat, world=record.world or 4)
     return [replace(log, records=changed) if log.seat == seat else log for log in logs]
 
 
@@ -89,7 +99,8 @@ def test_nothing_is_said_of_participants_that_the_library_does_not_tell() -> Non
 
 
 @pytest.mark.parametrize(
-    "other", [op(1, digest="x"), op(1, epoch=1), op(1, participants=None), failed(1)]
+    "other",
+    [op(1, digest="x"), op(1, epoch=1), op(1, participants=None), op(1, world=3), failed(1)],
 )
 def test_one_survivor_with_another_outcome_is_found(other: Record) -> None:
     loss = Loss(0.1, frozenset([0]))
@@ -128,10 +139,11 @@ def test_an_op_that_took_too_long_is_a_hang_and_so_is_one_that_met_its_deadline(
     assert kinds(Life("life", missing)) == [HANG] * 4
 
 
-def test_a_rank_that_hangs_lacks_no_ops_besides() -> None:
-    logs = logs_of([op(0), op(1)], {1: HUNG})
+@pytest.mark.parametrize(("ending", "kind"), [(BROKEN, STUCK), (CRASHED, CRASH), (HUNG, HANG)])
+def test_a_rank_that_did_not_finish_lacks_no_ops_besides(ending: str, kind: str) -> None:
+    logs = logs_of([op(0), op(1)], {1: ending})
     logs[1].records.pop()
-    assert kinds(Life("life", logs)) == [HANG]
+    assert kinds(Life("life", logs)) == [kind]
 
 
 def test_an_op_that_a_survivor_did_not_call_is_found() -> None:
@@ -142,10 +154,17 @@ def test_an_op_that_a_survivor_did_not_call_is_found() -> None:
 
 def test_ops_of_a_half_are_missed_by_none_of_the_other_half() -> None:
     even = replace(op(0, 0b0101), group="even")
-    logs = [
-        RankLog(seat, "n", FINISHED, [even, op(1)] if seat % 2 == 0 else [op(1)]) for seat in SEATS
-    ]
+    logs = logs_of([even, op(1)])
+    for seat in (1, 3):
+        del logs[seat].records[0]
     assert kinds(Life("life", logs)) == []
+
+
+def test_survivors_with_the_same_rank_or_in_another_order_are_found() -> None:
+    for rank in (0, 3, 5):
+        logs = logs_of([op(0)])
+        logs[1].records[0] = replace(op(0), rank=rank, world=4)
+        assert kinds(Life("life", logs)) == [DIFFERENT], rank
 
 
 def test_an_error_without_a_loss_before_it_is_found() -> None:
@@ -165,11 +184,6 @@ def test_a_loss_may_fail_an_op_but_not_one_that_can_be_done_again_with_fewer() -
     assert kinds(Life("life", logs, loss, SHRINK)) == [ERROR] * 3
     gathered = logs_of([replace(failed(0, "WorldChanged"), kind="all_gather")], {3: KILLED})
     assert kinds(Life("life", gathered, loss, SHRINK)) == []
-
-
-@pytest.mark.parametrize(("ending", "kind"), [(BROKEN, STUCK), (CRASHED, CRASH), (HUNG, HANG)])
-def test_endings_that_no_survivor_may_have_are_found(ending: str, kind: str) -> None:
-    assert kinds(Life("life", logs_of([op(0)], {2: ending}))) == [kind]
 
 
 def test_an_epoch_that_falls_is_found() -> None:
@@ -205,11 +219,13 @@ def test_the_table_counts_faults_recoveries_and_findings() -> None:
 
 
 def test_an_agent_that_holds_more_than_it_may_leaks() -> None:
-    before = Held(1, files=20, threads=10, resident=100 << 20)
-    assert leaks("node0", before, replace(before, files=24)) == []
-    found = leaks("node0", before, replace(before, files=60, resident=300 << 20))
-    assert [finding.text.split()[1] for finding in found] == ["files", "resident"]
-    assert leaks("node0", before, replace(before, pid=2, files=60)) == []
+    before = Held(1, files=Counter(socket=20), threads=10, resident=100 << 20)
+    assert leaks("node0", before, replace(before, files=Counter(socket=24))) == []
+    many = replace(before, files=Counter(socket=60), threads=60, resident=300 << 20)
+    told = ["files 20 -> 60: {'socket': 40} more", "threads 10 -> 60"]
+    found = [finding.text.removeprefix("node0: ") for finding in leaks("node0", before, many)]
+    assert found == [*told, f"resident {100 << 20} -> {300 << 20}"]
+    assert leaks("node0", before, replace(many, pid=2)) == []
 
 
 def test_logs_are_read_as_they_were_written_even_if_the_last_line_is_torn(tmp_path: Path) -> None:

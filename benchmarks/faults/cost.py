@@ -1,0 +1,59 @@
+"""What fault-free ops cost, against another checkout: both in turn."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.children import ROOT, environment
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.faults.measuring import Row
+from benchmarks.faults.options import Options
+from benchmarks.plan import MIB
+
+_WHAT = "fault-free all-reduce"
+_SHAPE = "2x1"
+_TARGETS = {4096: "<= +3 %", 64 * MIB: "<= +1 %"}
+_ROUNDS = 7
+_SECONDS = 300.0
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Measure this checkout and the other one, round by round."""
+    if options.against is None:
+        yield Row(_WHAT, "allfold", _SHAPE, note="not measured: --against names no other checkout")
+        return
+    found: dict[Path, dict[int, list[float]]] = {ROOT: {}, options.against.resolve(): {}}
+    for _ in range(_ROUNDS):
+        for checkout, times in found.items():
+            for size, median in _run(checkout).items():
+                times.setdefault(size, []).append(median)
+    ours, theirs = found.values()
+    for size, target in _TARGETS.items():
+        now, before = statistics.median(ours[size]), statistics.median(theirs[size])
+        note = f"{now / before - 1:+.1%} against {before * 1e6:.0f} us; medians of {_ROUNDS} runs"
+        yield Row(f"{_WHAT}, {size} bytes", "allfold", _SHAPE, target, p50=now, note=note)
+
+
+def _run(checkout: Path) -> dict[int, float]:
+    """Run the benchmark of a checkout; the median seconds by size."""
+    python = checkout / ".venv" / "bin" / "python"
+    sizes = ",".join(map(str, _TARGETS))
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        command = [str(python if python.exists() else sys.executable), "-m", "benchmarks"]
+        command += ["--shapes", _SHAPE, "--kinds", "all_reduce", "--sizes", sizes]
+        command += ["--peers", "none", "--json", str(results)]
+        variables = environment() | {"PYTHONPATH": str(checkout)}
+        done = subprocess.run(
+            command, cwd=checkout, env=variables, capture_output=True, text=True, timeout=_SECONDS
+        )
+        if done.returncode:
+            raise BenchmarkFailed(f"the benchmark of {checkout} failed:\n{done.stderr[-2000:]}")
+        found = json.loads(results.read_text())["results"]
+    return {each["size"]: each["libraries"]["allfold"]["median"] for each in found}
