@@ -9,8 +9,9 @@ further optional field is no such change. A reader
 3. refuses everything else, newer numbers included.
 
 Data without a number has schema 0, from before there were numbers. Requests without a body are
-versioned by their path (``/v1``). The local socket and the edges between agents agree on a protocol
-when they are opened instead: ``local_wire.PROTOCOL_VERSION`` and ``frames.EDGE_PROTOCOL``.
+versioned by their path (``/v1``). The local socket, and edges and links between agents, agree on a
+protocol when they are opened instead: ``local_wire.PROTOCOL_VERSION``, ``frames.EDGE_PROTOCOL`` and
+``peer_link.LINK_PROTOCOL``.
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ def test_a_peer_that_stops_leaves_pings_unanswered_and_knows_its_own_lag() -> No
             wait_until(lambda: a.observe("b").unanswered >= 7, "more of them", SECONDS)
             assert a.observe("b").last_heard == silent
         assert b.in_reactor(b.links.lag) > 0.3  # its own ping was due all the time
+        wait_until(lambda: a.observe("b").last_heard > silent, "its ping", SECONDS)
+        assert b.in_reactor(b.links.lag) > 0.3  # it was late
         wait_until(lambda: a.observe("b").unanswered <= 1, "its answers", SECONDS)
         assert a.observe("b").worst_pong > 0.3  # the first of the seven has waited for the others
 

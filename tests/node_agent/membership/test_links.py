@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -165,7 +166,10 @@ def test_a_silent_peer_that_refuses_a_second_connection_has_lost_the_first_one()
         assert a.heard.events[1:] == [("down", "b", False), ("down", "b", True)]
 
 
-def test_a_peer_whose_port_is_closed_refuses_and_may_come_back() -> None:
+def test_a_peer_whose_port_is_closed_refuses_and_may_come_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     address = free_address()
     dials: list[None] = []
     with nodes("a") as (a,):
@@ -173,6 +177,7 @@ def test_a_peer_whose_port_is_closed_refuses_and_may_come_back() -> None:
         a.links.want("b", address)
         a.await_event("down", "b", True)
         wait_until(lambda: len(dials) >= 3, "more dials", SECONDS)
+        assert caplog.text.count("no link to node b") == 1
         assert a.observe("b").refused
         b = Node("b", port=int(address.rpartition(":")[2]))
         try:

@@ -15,12 +15,12 @@ from allfold_core.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits on a port's connections at a time. Edges that are open do not count.
+    """The limits on a port's connections at a time. Open edges and links do not count.
 
     Attributes:
         strangers: connections that have not made an authorized request.
         greeting_seconds: how long a connection may be a stranger.
-        opening: edges that are being opened. They have this room to themselves.
+        opening: edges and links that are being opened. They have this room to themselves.
         served: connections with other requests.
         served_per_address: of these, those from one address.
     """

@@ -133,6 +133,7 @@ class PeerLink:
         self._is_replaced = False
         self._last_choice = 0
         self._silent_since = float("-inf")
+        self._failure = ""  # of the last dial
         self._redial = Redial(self, context.reactor, context.handover)
 
     # What the groups want
@@ -180,8 +181,10 @@ class PeerLink:
 
     def on_not_dialled(self, error: AllfoldError) -> None:
         refusal = refusal_of(error)
+        if error.message != self._failure:  # not twenty times a second
+            self._failure = error.message
+            log.info("there is no link to node %s yet: %s", self.node, error.message)
         if refusal is not Refusal.NONE and self.needs_dial():
-            log.info("the link to node %s is refused: %s", self.node, error.message)
             self._note_refusal(refusal)
         self._redial.failed()
 
@@ -237,6 +240,7 @@ class PeerLink:
         former, self.connection = self.connection, connection
         connection.settled = True
         self.refused = self._is_replaced = False
+        self._failure = ""
         self.pings.begin_anew()
         if connection.dialled:
             self._redial.done()
