@@ -139,3 +139,19 @@ def test_what_is_no_envelope_is_refused(data: bytes) -> None:
 
 def test_a_message_is_shown_with_the_type_and_number_of_its_elements() -> None:
     assert Envelope(0, 1, 2, DType.FLOAT32, 48).describe_tensor() == "float32[12]"
+
+
+def test_a_receive_that_comes_back_gets_its_place_among_the_others_again() -> None:
+    mailbox: Mailbox[str, int] = Mailbox()
+    for age in (2, 3, 1):
+        assert mailbox.receive(Wanted(ANY_SOURCE, 0, 1), age) is None
+    mailbox.sort_receives(0, float)
+    assert [mailbox.arrive(envelope(5, 1), "a") for _ in range(3)] == [1, 2, 3]
+
+
+def test_receives_that_are_cancelled_are_returned() -> None:
+    mailbox: Mailbox[str, str] = Mailbox()
+    for name, source in (("one", 4), ("other", 5)):
+        assert mailbox.receive(Wanted(source, 0, 1), name) is None
+    assert mailbox.cancel_if("one".__eq__) == ["one"]
+    assert mailbox.cancel_if("one".__eq__) == []

@@ -115,7 +115,14 @@ class Mailbox(Generic[Sent, Waiting]):
             self._messages[target] = staying
         return withdrawn
 
-    def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> None:
-        """Forget receives that have met nothing."""
+    def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> list[Waiting]:
+        """Forget receives that have met nothing; returns them."""
+        cancelled: list[Waiting] = []
         for target, kept in self._receives.items():
+            cancelled += [each for _, each in kept if is_cancelled(each)]
             self._receives[target] = [each for each in kept if not is_cancelled(each[1])]
+        return cancelled
+
+    def sort_receives(self, target: int, key: Callable[[Waiting], float]) -> None:
+        """Order the receives of a rank, of which the first that takes a message gets it."""
+        self._receives[target].sort(key=lambda each: key(each[1]))

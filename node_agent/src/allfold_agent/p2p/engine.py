@@ -11,43 +11,40 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.edges.edges import DialFrom, Edges
-from allfold_agent.edges.out_edge import INLINE_MESSAGE_BYTES, OutEdge
+from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.p2p import refusals
 from allfold_agent.p2p.checks import checked_call
+from allfold_agent.p2p.gone_seats import GoneSeats
 from allfold_agent.p2p.inbox import Inbox
+from allfold_agent.p2p.matching import MessageMatching
 from allfold_agent.p2p.messages import (
     MessageSender,
     PendingCall,
     Transfer,
-    control_frame,
     error_frame,
     send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
-from allfold_agent.p2p.sink import IncomingMessages
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
-    PeerLost,
     ServiceError,
     from_dict,
 )
-from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Wanted
+from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope
 from allfold_core.plan import Member, Plan
 from allfold_core.verdict import LEFT
 from allfold_core.wire.frames import FrameHeader, FrameType
 from allfold_core.wire.local_wire import P2PMessage
 
 
-class P2PEngine(IncomingMessages):
+class P2PEngine(MessageMatching):
     """The point-to-point messages of a group on this node, over all its epochs.
 
     It knows a rank by its seat number, which is its number in the first epoch, for as long as the
@@ -75,16 +72,13 @@ class P2PEngine(IncomingMessages):
         edge_lost: Callable[[str, AllfoldError], None],
         reactor: Reactor,
     ) -> None:
-        super().__init__(buffers, edge_lost)
+        super().__init__(plan.group, workers, buffers, edge_lost)
         self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Lane.PAIRS)
         self._plan = plan
         self._me = me
-        self._workers = workers
         self._touched: set[str] = set()
-        self._inbox = Inbox()
         self._outbox = Outbox(plan, self.edges, self._enqueue, self._end)
-        self._calls: set[PendingCall] = set()
-        self._left: dict[int, str] = {}
+        self._gone = GoneSeats(plan.group, plan.world_size)
         self._broken: AllfoldError | None = None
 
     @contextmanager
@@ -133,15 +127,17 @@ class P2PEngine(IncomingMessages):
             seats: by the numbers that it knows the others by, their seat numbers.
         """
         try:
-            call = checked_call(self._plan.group, seat, connection, number, message, seats)
+            call = checked_call(self._group, seat, connection, number, message, seats)
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             send_outcome(connection, number, message, refusal)
             return
         with self._turn():
-            hopeless = self._broken or self._peer_has_left(call)
+            hopeless = self._broken or self._gone.error_of(call)
             if hopeless is not None:
-                send_outcome(connection, number, message, hopeless)
+                of_lost = call.message.peer == ANY_SOURCE or self._gone.is_lost(call.message.peer)
+                if self._broken or call.is_send or not (of_lost and self._take_kept(call)):
+                    send_outcome(connection, number, message, hopeless)
                 return
             try:
                 self._open_edges(call)
@@ -169,81 +165,11 @@ class P2PEngine(IncomingMessages):
         else:
             self._outbox.offer(node, call, envelope)
 
-    def _receive(self, call: PendingCall) -> None:
-        message = call.message
-        transfer = self._inbox.receive(Wanted(message.peer, call.rank, message.tag), call)
-        if transfer is not None:
-            self._meet(transfer, call)
-
     def _nodes_of(self, peer: int) -> list[str]:
         nodes = [member.node for member in self._plan.members]
         if peer != ANY_SOURCE:
             nodes = [self._plan.node_of_rank(peer)]
         return [node for node in nodes if node != self._me]
-
-    # A message and a receive
-
-    def _arrive(self, transfer: Transfer) -> None:
-        receive = self._inbox.arrive(transfer)
-        if receive is not None:
-            self._meet(transfer, receive)
-
-    def _meet(self, transfer: Transfer, receive: PendingCall) -> None:
-        envelope = transfer.envelope
-        transfer.receive = receive
-        if (envelope.dtype, envelope.nbytes) != (receive.dtype, receive.message.nbytes):
-            self._reject(transfer, refusals.mismatch(self._plan.group, envelope, receive))
-        elif transfer.send is not None:
-            self._copy(transfer.send, receive)
-        elif transfer.content is not None:
-            self._fill(transfer, 0, transfer.content)
-        else:
-            self._transfers[transfer.node, transfer.number] = transfer
-            self._enqueue(transfer.node, control_frame(FrameType.GRANT, transfer.number))
-
-    def _copy(self, send: PendingCall, receive: PendingCall) -> None:
-        """Both ranks are here: nothing can fail any more, and a copy must not hold up others."""
-        self._calls -= {send, receive}
-
-        def copy() -> None:
-            receive.memory.copy_(send.memory)
-            send.report()
-            receive.report(source=send.rank)
-
-        if send.message.nbytes <= INLINE_MESSAGE_BYTES:
-            copy()
-        else:
-            self._workers.submit(copy)
-
-    def _fill(self, transfer: Transfer, offset: int, content: memoryview) -> None:
-        assert transfer.receive is not None
-        if content:
-            piece = torch.frombuffer(content, dtype=torch.uint8)
-            transfer.receive.memory[offset : offset + len(content)].copy_(piece)
-        transfer.received += len(content)
-        if transfer.received == transfer.envelope.nbytes:
-            self._complete(transfer)
-
-    def _complete(self, transfer: Transfer) -> None:
-        assert transfer.receive is not None
-        self._transfers.pop((transfer.node, transfer.number), None)
-        self._enqueue(transfer.node, control_frame(FrameType.TAKEN, transfer.number))
-        self._end(transfer.receive, source=transfer.envelope.source)
-
-    def _reject(self, transfer: Transfer, error: AllfoldError) -> None:
-        """Both sides of a message that is not received get the same error."""
-        self._transfers.pop((transfer.node, transfer.number), None)
-        if transfer.send is not None:
-            self._end(transfer.send, error)
-        else:
-            self._enqueue(transfer.node, error_frame(FrameType.REFUSED, transfer.number, error))
-        if transfer.receive is not None:
-            self._end(transfer.receive, error)
-
-    def _end(self, call: PendingCall, error: AllfoldError | None = None, source: int = -1) -> None:
-        if call in self._calls:
-            self._calls.remove(call)
-            call.report(error, source)
 
     # Frames
 
@@ -266,6 +192,8 @@ class P2PEngine(IncomingMessages):
         match header.type:
             case FrameType.OFFER:
                 envelope = Envelope.unpack(view)
+                if self._gone.is_lost(envelope.source) or self._gone.is_lost(envelope.target):
+                    return
                 content = view[ENVELOPE_SIZE:]
                 complete = len(content) == envelope.nbytes
                 self._arrive(
@@ -308,7 +236,7 @@ class P2PEngine(IncomingMessages):
                 self._outbox.give_up(call)
             self._give_up(
                 {
-                    call: self._peer_has_left(call) or refusals.overdue(self._plan.group, call)
+                    call: self._gone.error_of(call) or refusals.overdue(self._group, call)
                     for call in overdue
                     if call not in unanswered
                 }
@@ -321,7 +249,7 @@ class P2PEngine(IncomingMessages):
 
         Not where the receiver has left: before that it saw to its answers being sent.
         """
-        return self._outbox.is_in_doubt(call) and self._peer_has_left(call) is None
+        return self._outbox.is_in_doubt(call) and self._gone.error_of(call) is None
 
     def _lose(self, call: PendingCall) -> None:
         """Give up the node of a send that has no answer; its group is broken.
@@ -329,7 +257,7 @@ class P2PEngine(IncomingMessages):
         An answer that comes meanwhile is not taken: the send fails as the group does.
         """
         node = self._plan.node_of_rank(call.message.peer)
-        error = refusals.unanswered(self._plan.group, call, ANSWER_SECONDS)
+        error = refusals.unanswered(self._group, call, ANSWER_SECONDS)
         self._edge_lost(node, error)
         with self._turn():  # where that did not end it, because the group is closing
             self._end(call, error)
@@ -349,25 +277,61 @@ class P2PEngine(IncomingMessages):
             else:
                 self._outbox.withdraw(call, error)
 
-    def _peer_has_left(self, call: PendingCall) -> PeerLost | None:
-        message = call.message
-        others = {message.peer}
-        if message.peer == ANY_SOURCE:
-            others = set(range(self._plan.world_size)) - {call.rank}
-        if not others <= self._left.keys():
-            return None
-        return refusals.peer_left(self._plan.group, call, others, self._left)
-
-    def rank_left(self, rank: int, how: str = LEFT) -> None:
+    def rank_left(self, seat: int, how: str = LEFT) -> None:
         """Fail what waits for a rank that has left in order: it neither sends nor receives.
 
         Args:
             how: a phrase to follow its name.
         """
         with self._turn():
-            self._left[rank] = how
-            hopeless = {call: self._peer_has_left(call) for call in self._calls}
+            self._gone.leave(seat, how)
+            hopeless = {call: self._gone.error_of(call) for call in self._calls}
             self._give_up({call: error for call, error in hopeless.items() if error is not None})
+
+    def seat_lost(self, seat: int, error: AllfoldError, *, fail_any_source: bool = False) -> None:
+        """A rank is lost: fail what was sent to it, and what waits for a message of it.
+
+        A message of it that has come in full can still be received, even later.
+
+        Args:
+            error: of these calls.
+            fail_any_source: whether receives from any rank fail as well, where no message has been
+                found yet. Else they fail only where no other rank is left.
+        """
+        with self._turn():
+            self._gone.lose(seat, error)
+            self._inbox.withdraw_if(lambda kept: _is_void(kept, seat))
+            underway = [each for each in self._transfers.values() if each.envelope.source == seat]
+            served = {each.receive for each in self._transfers.values()} - {
+                each.receive for each in underway
+            }
+
+            def fails(call: PendingCall) -> bool:
+                if seat in (call.rank, call.message.peer):
+                    return True
+                of_any = call.message.peer == ANY_SOURCE and call not in served
+                return of_any and (fail_any_source or self._gone.error_of(call) is not None)
+
+            failed = {call for call in self._calls if fails(call)}
+            self._abandon(failed, error)
+            for transfer in underway:
+                self._transfers.pop((transfer.node, transfer.number), None)
+                if transfer.receive is not None and transfer.receive not in failed:
+                    self._receive(transfer.receive)
+                    self._inbox.sort_receives(transfer.receive.rank)
+
+    def _abandon(self, calls: set[PendingCall], error: AllfoldError) -> None:
+        """End calls whose other side hears of the reason by itself."""
+        self._inbox.cancel_if(calls.__contains__)
+        self._inbox.withdraw_if(lambda kept: kept.send in calls)
+        for key, transfer in list(self._transfers.items()):
+            if transfer.receive in calls:
+                del self._transfers[key]
+        for call in calls:
+            if call.number < 0:
+                self._end(call, error)
+            else:
+                self._outbox.conclude(call.number, error)
 
     def break_(self, error: AllfoldError) -> None:
         """The group has lost a member: fail what waits, and whatever comes."""
@@ -387,3 +351,9 @@ class P2PEngine(IncomingMessages):
     def close(self) -> None:
         """End the edges."""
         self.edges.close()
+
+
+def _is_void(kept: Transfer, seat: int) -> bool:
+    """Return True for a message to a lost rank, or one of it that has not come in full."""
+    envelope = kept.envelope
+    return envelope.target == seat or (envelope.source == seat and kept.content is None)

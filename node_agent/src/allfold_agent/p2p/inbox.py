@@ -45,9 +45,13 @@ class Inbox:
             self._unkeep(transfer)
         return withdrawn
 
-    def cancel_if(self, is_cancelled: Callable[[PendingCall], bool]) -> None:
-        """Forget receives that wait."""
-        self._mailbox.cancel_if(is_cancelled)
+    def cancel_if(self, is_cancelled: Callable[[PendingCall], bool]) -> list[PendingCall]:
+        """Forget receives that wait; returns them."""
+        return self._mailbox.cancel_if(is_cancelled)
+
+    def sort_receives(self, target: int) -> None:
+        """Put the receives of a rank in the order of their calls, after one has come back."""
+        self._mailbox.sort_receives(target, lambda call: call.began)
 
     def _keep(self, transfer: Transfer, content: memoryview) -> None:
         """Copy the content where it fits: the memory of its frame goes back."""
