@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -45,6 +46,10 @@ def received(local: LocalGroups) -> int:
     return local.groups[1].edges.open_in("node0").received
 
 
+def has_received(local: LocalGroups, frames: int) -> bool:
+    return received(local) == frames
+
+
 def scrapped(local: LocalGroups) -> int:
     return local.groups[1].edges.open_in("node0").counters.scrapped_frames
 
@@ -64,12 +69,12 @@ def test_an_edge_goes_on_in_the_next_epochs_with_its_connection_and_its_numbers(
 ) -> None:
     edges = [(group.edges.out(to), group.edges.open_in(to)) for group, to in ends(two)]
     connections = [out._connection for out, _ in edges]
+    wait_until(partial(has_received, two, 1), "the frame of the first op is counted")
     for seq, epoch in ((1, SECOND), (2, THIRD)):
         two.install([[0], [1]], {0: 0, 1: 1}, first_seq=seq, epoch=epoch)
-        before = received(two)
         run(two, seq)
         assert [group.outcomes.recent[-1].epoch for group in two.groups] == [epoch] * 2
-        assert received(two) == 2 * before - seq + 1 == before * (seq + 1) // seq
+        wait_until(partial(has_received, two, seq + 1), "its frame has the next number")
     assert edges == [(group.edges.out(to), group.edges.open_in(to)) for group, to in ends(two)]
     assert connections == [out._connection for out, _ in edges]
     assert two.connections == 2
@@ -95,14 +100,20 @@ def test_frames_of_an_op_that_has_failed_are_read_away_and_later_ops_go_on(
 
 
 @SIZES
+@pytest.mark.parametrize("runs", [True, False], ids=["it runs in a newer one", "it does not run"])
 def test_frames_of_an_attempt_that_was_given_up_are_read_away_and_later_ops_go_on(
-    two: LocalGroups, numel: int
+    two: LocalGroups, numel: int, runs: bool
 ) -> None:
-    """The receiver runs the op in a newer epoch, if at all."""
     two.ranks[0].call(1, np.ones(numel))
     await_frames_at_the_receiver(two)
     install(two.groups[1], SECOND, first_seq=1)
+    if runs:
+        two.ranks[1].call(1, np.ones(numel))
     wait_until(lambda: scrapped(two), "the frame is read away")
+    if runs:
+        assert no_outcome(two.ranks[1], 0.02), "the frame is none of this attempt"
+        two.groups[1].fail(1, PeerLost("there is no other rank"))
+        assert isinstance(two.ranks[1].outcome()[1], PeerLost)
     two.groups[0].fail(1, PeerLost("its attempt is given up"))
     assert isinstance(two.ranks[0].outcome()[1], PeerLost)
     install(two.groups[0], SECOND, first_seq=2)
@@ -157,6 +168,24 @@ def test_an_op_of_the_epoch_before_is_received_although_a_newer_one_is_installed
         assert (rank.result(1) == 3.0).all()
     assert scrapped(two) == 0
     run(two, 2)
+
+
+@SIZES
+def test_frames_of_an_op_that_only_some_local_ranks_have_called_wait_for_the_others(
+    numel: int,
+) -> None:
+    with local_groups([[0], [1, 2]]) as local:
+        local.call_all(0, [[1.0]] * 3)
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 3
+        for rank in local.ranks[:2]:
+            rank.call(1, np.full(numel, 1.0))
+        await_frames_at_the_receiver(local)
+        assert no_outcome(local.ranks[0], 0.02)
+        local.ranks[2].call(1, np.full(numel, 1.0))
+        for rank in local.ranks:
+            assert rank.outcome() == (1, None)
+            assert (rank.result(1) == 3.0).all()
+        assert scrapped(local) == 0
 
 
 def test_a_node_without_a_part_in_an_op_is_found_out_when_it_sends_for_it() -> None:

@@ -176,8 +176,7 @@ class GroupEdges:
         op = ops.table.in_flight.get(seq)
         if op is not None:
             return stamp < op.stamp
-        expected = ops.epoch_of(seq).stamp
-        return stamp < expected or (stamp == expected and ops.is_over(seq))
+        return stamp < ops.epoch_of(seq).stamp or ops.is_over(seq)
 
     def edge_lost(self, source: str, error: AllfoldError) -> None:
         """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
