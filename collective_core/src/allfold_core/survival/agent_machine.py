@@ -9,7 +9,6 @@ meanwhile is noted, and counts afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 
 from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
 from allfold_core.survival.instructions import (
@@ -82,7 +81,8 @@ class AgentMachine:
 
     def copy(self) -> AgentMachine:
         """Return an independent machine in the same state."""
-        other = copy(self)
+        other = object.__new__(type(self))  # copy.copy takes three times as long
+        other.__dict__.update(self.__dict__)
         other.epochs = dict(self.epochs)
         other.ops = {seq: entry.copy() for seq, entry in self.ops.items()}
         other.dead = dict(self.dead)
@@ -186,13 +186,20 @@ class AgentMachine:
 
     def _begin(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
         epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
-        if any(self.policy.is_stale(call, epoch) for call in entry.calls.values()):
+        if not self._may_begin(entry, epoch):
             if not entry.doubted:
                 entry.doubted = True
                 yield SendDoubt(Doubt(seq, Reason.STALE))
             return
         entry.stamp, entry.started = epoch.stamp, True
         yield Start(seq, epoch)
+
+    def _may_begin(self, entry: OpEntry, epoch: Epoch) -> bool:
+        """Return False where the op has to fail: the round that is asked for says so to all."""
+        return len(epoch.seats) >= self.policy.min_world and not any(
+            self.policy.is_stale(call, epoch) or (call.root and call.root not in epoch.sessions)
+            for call in entry.calls.values()
+        )
 
     # Watermarks
 
@@ -297,8 +304,7 @@ class AgentMachine:
         for seq, entry in self.ops.items():
             entry.forward = entry.forward or seq <= install.floor
         for seq, outcome in install.outcomes.items():
-            if seq > self.floor:
-                done += self._apply(seq, outcome)
+            done += self._apply(seq, outcome)
         self._drop_calls_of_the_lost()
         done += self.learn_floor(install.floor)
         for seq in sorted(self.ops):

@@ -26,6 +26,7 @@ from allfold_core.survival.losses import (
     cannot_go_on,
     describe_loss,
     packed,
+    root_lost_before,
 )
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
@@ -187,7 +188,7 @@ class _Round:
         """The outcome of an op that no node has started: it begins in the new epoch."""
         call = next(iter(_calls(said, self.epoch)), None)
         if call is not None and call.root and call.root not in self.epoch.sessions:
-            return self._fail(self._loss(seq, call, self.base))
+            return self._fail(self._root_loss(seq, call))
         return self._run_with_those_left(seq)
 
     def _run_with_those_left(self, seq: int) -> Outcome:
@@ -215,9 +216,14 @@ class _Round:
 
     def _loss(self, seq: int, call: Call | None, epoch: Epoch) -> AllfoldError:
         gone = _gone(epoch, self.term, self.dead)
-        if not gone:  # they were lost before the call, which did not know it
-            return from_dict(json.loads(self.epoch.loss))
         return cannot_go_on(self.policy.group, seq, call, epoch, gone, len(self.epoch.seats))
+
+    def _root_loss(self, seq: int, call: Call) -> AllfoldError:
+        if call.root in self.base.sessions:
+            return self._loss(seq, call, self.base)
+        return root_lost_before(
+            self.policy.group, seq, call, from_dict(json.loads(self.epoch.loss))
+        )
 
     def _fail(self, error: AllfoldError) -> Fail:
         return Fail(packed(error), self.epoch.ordinal)

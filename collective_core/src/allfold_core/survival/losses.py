@@ -67,6 +67,19 @@ def cannot_go_on(
     return PeerLost(f"{what} cannot be done: {lost}", left=left, **details)
 
 
+def root_lost_before(group: str, seq: int, call: Call, loss: AllfoldError) -> RootLost:
+    """The error of an op whose root was lost before the call, which did not know it.
+
+    Args:
+        loss: the error of the newest loss.
+    """
+    return RootLost(
+        f"op {seq} of group '{group}', {call.fingerprint.describe()}, has lost its root: "
+        f"{loss.message}",
+        **{**loss.details, "seq": seq, "group": group},
+    )
+
+
 def below_min_world(group: str, seq: int, left: int, min_world: int) -> BelowMinWorld:
     """The error of an op that waits for more ranks than are left."""
     return BelowMinWorld(

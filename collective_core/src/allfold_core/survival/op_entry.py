@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 
 from allfold_core.survival.records import Stamp
@@ -22,7 +21,7 @@ class OpEntry:
         forward: a round has said that it has succeeded.
         fetch: who holds its result, where this node is to get it from another one.
         fetching: it is being fetched.
-        doubted: the leader was asked to judge it, for a stale view.
+        doubted: the leader was asked to judge it, as it cannot begin.
     """
 
     state: OpState = OpState.OPEN
@@ -57,6 +56,17 @@ class OpEntry:
 
     def copy(self) -> OpEntry:
         """Return an independent entry in the same state."""
-        other = copy(self)
-        other.calls = dict(self.calls)
-        return other
+        return OpEntry(
+            self.state,
+            self.stamp,
+            self.started,
+            self.complete,
+            self.closed,
+            self.forward,
+            self.fetch,
+            self.fetching,
+            self.doubted,
+            self.error,
+            self.ordinal,
+            dict(self.calls),
+        )

@@ -1,0 +1,251 @@
+"""One node's part in the agreement, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from allfold_core.operations import Kind
+from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
+from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
+from allfold_core.survival.instructions import (
+    Cancel,
+    Evicted,
+    Fetch,
+    HandOut,
+    Installed,
+    Instruction,
+    Refuse,
+    Release,
+    SendClosing,
+    SendDoubt,
+    SendDown,
+    SendReport,
+    Start,
+)
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import (
+    Doubt,
+    Fail,
+    Forward,
+    Install,
+    OpState,
+    Outcome,
+    Reason,
+    Report,
+    Run,
+)
+from tests.core.survival.calls import call_of
+
+TERM = Term(0, 0, ("a", "b"), (0, 0))
+EPOCH = Epoch(Stamp(0, 0, 0), 0, (Seat("r0", "a"), Seat("r1", "b"), Seat("r2", "a")))
+REDUCED = Epoch(Stamp(0, 1, 0), 1, EPOCH.seats[:2], '{"code": "AF301", "message": "lost r2"}')
+ALONE = Epoch(Stamp(0, 1, 0), 1, (EPOCH.seats[1],), REDUCED.loss)
+SUM, PARTS = call_of(Kind.ALL_REDUCE), call_of(Kind.REDUCE_SCATTER)
+
+
+def machine(node: str = "b", *, min_world: int = 1) -> AgentMachine:
+    """A node of two; ``b`` has one rank, ``a`` has two."""
+    return AgentMachine(node, GroupPolicy("g", shrink=True, min_world=min_world), TERM, EPOCH)
+
+
+def report(done: list[Instruction]) -> Report:
+    (sent,) = done
+    assert isinstance(sent, SendReport)
+    return sent.report
+
+
+def decided(
+    outcomes: dict[int, Outcome], epoch: Epoch = EPOCH, number: int = 1, floor: int = -1
+) -> Install:
+    older = (EPOCH,) if epoch is not EPOCH else ()
+    return Install(0, number, epoch, older, floor, outcomes)
+
+
+def test_an_op_starts_when_all_local_ranks_have_called_it() -> None:
+    me = machine("a")
+    assert me.call(0, "r2", SUM) == []
+    assert me.call(0, "r0", SUM) == [Start(0, EPOCH)]
+    assert me.completed(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
+    assert me.watermark == 0
+    assert me.learn_watermark("b", 0) == [Release(0)]
+    assert me.learn_watermark("b", 0) == []
+    assert me.learn_watermark("unknown", 5) == []
+    assert not me.ops
+
+
+def test_a_part_of_a_result_is_handed_out_when_all_others_have_theirs() -> None:
+    me = machine()
+    me.call(0, "r1", PARTS)
+    assert me.completed(0, EPOCH.stamp) == [SendClosing(0)]
+    assert me.watermark == -1
+    assert me.closed(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
+    assert me.watermark == 0
+
+
+def test_what_is_frozen_claims_nothing_until_the_decision_of_that_round() -> None:
+    me = machine()
+    me.call(0, "r1", PARTS)
+    assert report(me.freeze(0, 1)).ops[0].state is OpState.OPEN
+    assert me.call(1, "r1", SUM) == []
+    assert me.completed(0, EPOCH.stamp) == []
+    assert me.closed(0, EPOCH.stamp) == []
+    assert me.watermark == -1
+    assert me.install(decided({}, number=2)) == []
+    done = me.install(decided({0: Run(EPOCH.stamp), 1: Run(EPOCH.stamp)}))
+    assert done == [SendClosing(0), HandOut(0, EPOCH.stamp), Start(1, EPOCH)]
+    assert me.install(decided({})) == []
+
+
+def test_an_old_or_foreign_freeze_gets_no_report() -> None:
+    me = machine()
+    assert me.freeze(1, 1) == []
+    assert me.freeze(0, 2)
+    assert me.freeze(0, 2) == []
+    assert me.freeze(0, 1) == []
+    assert me.round == 2
+
+
+def test_a_result_comes_from_a_holder_for_the_ranks_that_live_once_they_have_called() -> None:
+    me = machine("a")
+    me.rank_ended("r2", "died")
+    me.freeze(0, 1)
+    assert me.install(decided({0: Forward(EPOCH.stamp, ("b",))}, REDUCED)) == [Installed(REDUCED)]
+    assert me.fetched(0, REDUCED.stamp) == []
+    assert me.call(0, "r0", SUM) == [Fetch(0, EPOCH.stamp, ("b",))]
+    assert me.fetched(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
+
+
+def test_a_result_that_nobody_is_left_to_get_is_not_fetched() -> None:
+    me = machine()
+    me.rank_ended("r1", "died")
+    me.freeze(0, 1)
+    me.install(decided({0: Forward(EPOCH.stamp, ("a",))}))
+    assert not me.ops
+
+
+def test_a_result_that_became_complete_after_the_report_is_not_fetched() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    me.freeze(0, 1)
+    me.completed(0, EPOCH.stamp)
+    assert me.install(decided({0: Forward(EPOCH.stamp, ("a",))})) == [HandOut(0, EPOCH.stamp)]
+
+
+def test_an_attempt_is_given_up_before_the_op_runs_again() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    me.freeze(0, 1)
+    done = me.install(decided({0: Run(REDUCED.stamp)}, REDUCED))
+    assert done == [Installed(REDUCED), Cancel(0), Start(0, REDUCED)]
+    assert me.completed(0, EPOCH.stamp) == []
+    assert me.closed(0, EPOCH.stamp) == []
+    assert me.completed(0, REDUCED.stamp) == [HandOut(0, REDUCED.stamp)]
+
+
+def test_an_op_of_an_epoch_without_ranks_of_this_node_is_dropped() -> None:
+    me = machine("a")
+    me.call(0, "r0", SUM)
+    me.freeze(0, 1)
+    me.install(decided({0: Run(ALONE.stamp)}, ALONE))
+    assert not me.ops
+    assert me.watermark == NOTHING_OPEN - 1
+
+
+def test_an_error_stays_until_every_local_rank_has_called_and_all_nodes_know_it() -> None:
+    me = machine("a")
+    me.call(0, "r0", SUM)
+    me.freeze(0, 1)
+    fail: dict[int, Outcome] = {0: Fail("{}", 0)}
+    assert me.install(decided(fail)) == [Refuse(0, "{}", 0)]
+    me.freeze(0, 2)
+    assert me.install(decided(fail, number=2)) == []
+    assert me.learn_watermark("b", 0) == [Release(0)]
+    assert me.outcome_error(0) == "{}"
+    assert me.call(0, "r2", SUM) == []
+    assert me.outcome_error(0) is None
+
+
+def test_an_op_that_has_not_failed_has_no_error() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    assert me.outcome_error(0) is None
+    assert me.outcome_error(1) is None
+
+
+def test_what_was_handed_out_cannot_get_another_outcome() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    me.completed(0, EPOCH.stamp)
+    me.freeze(0, 1)
+    with pytest.raises(ProtocolViolation, match="op 0 has an outcome"):
+        me.install(decided({0: Fail("{}", 0)}))
+
+
+def test_what_another_node_knows_to_be_final_is_handed_out() -> None:
+    """Its closing signals are on their way; that node has had the one of this node."""
+    me = machine()
+    me.call(0, "r1", PARTS)
+    me.completed(0, EPOCH.stamp)
+    me.freeze(0, 1)
+    assert me.install(decided({}, floor=0)) == [HandOut(0, EPOCH.stamp), Release(0)]
+
+
+def test_a_death_is_told_once() -> None:
+    me = machine()
+    assert me.rank_ended("r1", "died") == [SendDown((("r1", "died"),))]
+    assert me.rank_ended("r1", "left") == []
+    assert report(me.freeze(0, 1)).dead == {"r1": "died"}
+
+
+def test_an_op_that_fewer_than_min_world_would_run_is_doubted_once() -> None:
+    me = machine(min_world=3)
+    me.freeze(0, 1)
+    me.install(decided({}, REDUCED))
+    assert me.call(0, "r1", SUM) == [SendDoubt(Doubt(0, Reason.STALE))]
+    me.freeze(0, 2)
+    assert me.install(decided({}, REDUCED, number=2)) == []
+
+
+def test_an_op_whose_root_was_lost_before_the_call_is_doubted() -> None:
+    me = machine()
+    me.freeze(0, 1)
+    me.install(decided({}, REDUCED))
+    assert me.call(0, "r1", call_of(Kind.BROADCAST, root=2)) == [SendDoubt(Doubt(0, Reason.STALE))]
+    assert me.call(1, "r1", call_of(Kind.BROADCAST, root=0)) == [Start(1, REDUCED)]
+
+
+def test_a_term_counts_if_the_store_of_the_last_registration_has_announced_it() -> None:
+    me = machine()
+    me.registered(3)
+    me.registered(2)
+    newer = Term(1, 3, ("b",), (0,), (("a", "died"),))
+    assert me.take_term(newer, 2) == []
+    assert me.take_term(TERM, 3) == []
+    assert report(me.take_term(newer, 3)).term == newer
+    assert (me.term, me.round, me.frozen) == (newer, 0, True)
+
+
+def test_a_node_that_a_term_leaves_out_does_nothing_any_more() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    newer = Term(1, 0, ("a",), (0,), (("b", "silent"),))
+    assert me.take_term(newer, 0) == [Evicted(newer)]
+    assert me.out
+    assert me.completed(0, EPOCH.stamp) == []
+    assert me.closed(0, EPOCH.stamp) == []
+    assert me.fetched(0, EPOCH.stamp) == []
+    assert me.call(1, "r1", SUM) == []
+    assert me.rank_ended("r1", "died") == []
+    assert me.freeze(0, 1) == []
+    assert me.take_term(Term(2, 0, ("a", "b"), (0, 2)), 0) == []
+    assert me.install(decided({})) == []
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    other = me.copy()
+    me.completed(0, EPOCH.stamp)
+    me.rank_ended("r1", "died")
+    assert other.ops[0].state is OpState.OPEN
+    assert not other.dead
