@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import random
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
 
-from tests.core.survival.world import FAITHFUL, Mutant, Scenario, Violation, World, follow
+from tests.core.survival.happenings import actions, follow
+from tests.core.survival.scenario import FAITHFUL, Mutant, Scenario, Violation
+from tests.core.survival.scenarios import DEEP, SCENARIOS
+from tests.core.survival.world import World
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,11 @@ class Found:
     way: tuple[str, ...] = ()
 
 
-def explore(scenario: Scenario, most: int, mutant: Mutant = FAITHFUL) -> Found:
+def explore(
+    scenario: Scenario, most: int, mutant: Mutant = FAITHFUL, seconds: float = math.inf
+) -> Found:
     """Visit up to ``most`` states, the nearest first."""
+    until = time.monotonic() + seconds
     first = World(scenario, mutant)
     seen: dict[int, tuple[int, str] | None] = {hash(first.key()): None}
     queue = deque([first])
@@ -36,7 +44,7 @@ def explore(scenario: Scenario, most: int, mutant: Mutant = FAITHFUL) -> Found:
         world = queue.popleft()
         code, label, idle = hash(world.key()), "(the end)", True
         try:
-            for label, optional, change in world.actions():
+            for label, optional, change in actions(world):
                 idle = idle and optional
                 after = follow(world, change)
                 mark = hash(after.key())
@@ -52,25 +60,32 @@ def explore(scenario: Scenario, most: int, mutant: Mutant = FAITHFUL) -> Found:
                 code, label = link
                 way.append(label)
             return Found(len(seen), False, str(error), tuple(reversed(way)))
-        if len(seen) > most:
+        if len(seen) > most or time.monotonic() > until:
             return Found(len(seen), False)
     return Found(len(seen), True)
 
 
-def walk(scenario: Scenario, most: int, seed: int, mutant: Mutant = FAITHFUL) -> Found:
+def walk(
+    scenario: Scenario,
+    most: int,
+    seed: int,
+    mutant: Mutant = FAITHFUL,
+    seconds: float = math.inf,
+) -> Found:
     """Take ``most`` random steps, in walks that go on until nothing is left to happen."""
+    until = time.monotonic() + seconds
     rng, steps = random.Random(seed), 0
-    while steps < most:
+    while steps < most and time.monotonic() < until:
         world, way = World(scenario, mutant), list[str]()
         eagerness = rng.choice((0.02, 0.05, 0.2))  # of faults
         while True:
-            actions = list(world.actions())
-            must = [each for each in actions if not each[1]]
-            may = [each for each in actions if each[1]]
+            options = list(actions(world))
+            must = [each for each in options if not each[1]]
+            may = [each for each in options if each[1]]
             try:
                 if not must:
                     world.check_end()
-                if not actions or (not must and rng.random() < 0.5):
+                if not options or (not must and rng.random() < 0.5):
                     break
                 faulty = may and (not must or rng.random() < eagerness)
                 label, _, change = rng.choice(may if faulty else must)
@@ -82,89 +97,22 @@ def walk(scenario: Scenario, most: int, seed: int, mutant: Mutant = FAITHFUL) ->
     return Found(steps, True)
 
 
-TWO = (0, 1, 2, 1)  # four ranks on three nodes; the last one shares node 1
-SCENARIOS = [
-    Scenario("crash", crashes=1),
-    Scenario("crash, raise", crashes=1, raises=True),
-    Scenario("two crashes", crashes=2),
-    Scenario("broadcast and all-reduce, two crashes", kinds=("bc", "ar"), crashes=2),
-    Scenario("reduce-scatter, crash", kinds=("rs", "ar"), crashes=1),
-    Scenario("reduce-scatter, two crashes", kinds=("rs", "rs"), crashes=2),
-    Scenario("rank dies", rank_node=TWO, mortal=(3,), late=((3, 0), (3, 1)), rank_deaths=1),
-    Scenario(
-        "rank dies, no orchestrator",
-        rank_node=TWO,
-        mortal=(3,),
-        late=((3, 0), (3, 1)),
-        rank_deaths=1,
-        orchestrator=False,
-    ),
-    Scenario(
-        "rank dies, raise", rank_node=TWO, mortal=(3,), late=((3, 1),), rank_deaths=1, raises=True
-    ),
-    Scenario(
-        "rank dies, crash", rank_node=TWO, mortal=(3,), late=((3, 1),), rank_deaths=1, crashes=1
-    ),
-    Scenario(
-        "broadcast, rank dies, crash",
-        rank_node=TWO,
-        kinds=("bc", "rs"),
-        mortal=(3,),
-        late=((3, 1),),
-        rank_deaths=1,
-        crashes=1,
-    ),
-    Scenario(
-        "the last rank of a node dies", mortal=(1,), late=((1, 0), (1, 1)), rank_deaths=1, crashes=1
-    ),
-    Scenario("false suspicion", false=1),
-    Scenario("false suspicion and crash", false=1, crashes=1),
-    Scenario("orchestrator crashes, crash", orch_crashes=1, crashes=1),
-    Scenario("record lost, false suspicion, crash", false=1, crashes=1, losses=1),
-    Scenario(
-        "two nodes, record lost, false suspicion", nodes=2, rank_node=(0, 1), false=2, losses=1
-    ),
-    Scenario("verdict", rank_node=TWO, late=((3, 1),), verdicts=1),
-    Scenario("verdict, crash", rank_node=TWO, late=((3, 1),), verdicts=1, crashes=1),
-]
-_DEEP_LATE = ((4, 0), (4, 1), (5, 1))
-DEEP = [
-    Scenario(
-        f"deep: {name}",
-        nodes=4,
-        rank_node=ranks,
-        kinds=kinds,
-        raises=raises,
-        mortal=(4, 5),
-        late=_DEEP_LATE,
-        crashes=2,
-        rank_deaths=2,
-        false=1,
-        losses=1,
-        verdicts=1,
-        orch_crashes=1,
-    )
-    for name, ranks, kinds, raises in [
-        ("4 nodes", (0, 1, 2, 3, 1, 2), ("ar", "ar"), False),
-        ("4 nodes, broadcast and reduce-scatter", (0, 1, 2, 3, 1, 0), ("bc", "rs"), False),
-        ("4 nodes, raise", (0, 1, 2, 3, 1, 2), ("ar", "bc"), True),
-    ]
-]
-
-
-def main(names: list[str]) -> int:
-    """Search every scenario, or those that are named, for some minutes; print what was found."""
+def main(arguments: list[str]) -> int:
+    """Search every scenario, or those that are named; print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.core.survival.search")
+    parser.add_argument("names", nargs="*", help="of scenarios; without any, all")
+    parser.add_argument("--seconds", type=float, default=240.0, help="at most, for each scenario")
+    parser.add_argument("--seed", type=int, default=1, help="of the walks through deep scenarios")
+    chosen = parser.parse_args(arguments)
     bad = 0
-    for scenario in SCENARIOS:
-        if names and scenario.name not in names:
+    for scenario in SCENARIOS + DEEP:
+        if chosen.names and scenario.name not in chosen.names:
             continue
         began = time.monotonic()
-        found = explore(scenario, 1_000_000)
-        _show(scenario, found, time.monotonic() - began)
-        bad += bool(found.problem)
-    for scenario in DEEP if not names else []:
-        began = time.monotonic()
-        found = walk(scenario, 100_000, seed=1)
+        if scenario in DEEP:
+            found = walk(scenario, sys.maxsize, chosen.seed, seconds=chosen.seconds)
+        else:
+            found = explore(scenario, sys.maxsize, seconds=chosen.seconds)
         _show(scenario, found, time.monotonic() - began)
         bad += bool(found.problem)
     return bad

@@ -1,0 +1,119 @@
+"""The worlds that are searched."""
+
+from __future__ import annotations
+
+from tests.core.survival.scenario import Scenario
+
+TWO = (0, 1, 2, 1)  # four ranks on three nodes; the last one shares node 1
+SCENARIOS = [
+    Scenario("crash", crashes=1),
+    Scenario("crash, raise", crashes=1, raises=True),
+    Scenario("two crashes", crashes=2),
+    Scenario("broadcast and all-reduce, two crashes", kinds=("bc", "ar"), crashes=2),
+    Scenario("reduce-scatter, crash", kinds=("rs", "ar"), crashes=1),
+    Scenario("reduce-scatter, two crashes", kinds=("rs", "rs"), crashes=2),
+    Scenario("rank dies", rank_node=TWO, mortal=(3,), late=((3, 0), (3, 1)), rank_deaths=1),
+    Scenario(
+        "rank dies, no orchestrator",
+        rank_node=TWO,
+        mortal=(3,),
+        late=((3, 0), (3, 1)),
+        rank_deaths=1,
+        orchestrator=False,
+    ),
+    Scenario(
+        "rank dies, raise", rank_node=TWO, mortal=(3,), late=((3, 1),), rank_deaths=1, raises=True
+    ),
+    Scenario(
+        "rank dies, crash", rank_node=TWO, mortal=(3,), late=((3, 1),), rank_deaths=1, crashes=1
+    ),
+    Scenario(
+        "broadcast, rank dies, crash",
+        rank_node=TWO,
+        kinds=("bc", "rs"),
+        mortal=(3,),
+        late=((3, 1),),
+        rank_deaths=1,
+        crashes=1,
+    ),
+    Scenario(
+        "the last rank of a node dies", mortal=(1,), late=((1, 0), (1, 1)), rank_deaths=1, crashes=1
+    ),
+    Scenario("false suspicion", false=1),
+    Scenario("false suspicion and crash", false=1, crashes=1),
+    Scenario("orchestrator crashes, crash", orch_crashes=1, crashes=1),
+    Scenario("record lost, false suspicion, crash", false=1, crashes=1, losses=1),
+    Scenario(
+        "two nodes, record lost, false suspicion", nodes=2, rank_node=(0, 1), false=2, losses=1
+    ),
+    Scenario("verdict", rank_node=TWO, late=((3, 1),), verdicts=1),
+    Scenario("verdict, crash", rank_node=TWO, late=((3, 1),), verdicts=1, crashes=1),
+    Scenario("watermarks that come late, crash", slow=True, crashes=1),
+    Scenario("reduce and gather, crash", kinds=("re", "ga"), late=((2, 1),), crashes=1),
+    Scenario(
+        "world-shaped ops, rank dies",
+        rank_node=TWO,
+        kinds=("ag", "rs"),
+        mortal=(3,),
+        late=((3, 0), (0, 1), (2, 1), (3, 1)),
+        rank_deaths=1,
+    ),
+    Scenario(
+        "old views, raise",
+        nodes=2,
+        rank_node=(0, 1, 1),
+        kinds=("ar", "ar", "ar"),
+        raises=True,
+        mortal=(2,),
+        late=((2, 0), (0, 2), (2, 1), (2, 2)),
+        rank_deaths=1,
+    ),
+    Scenario(
+        "a view newer than the op",
+        nodes=2,
+        rank_node=(0, 1, 1),
+        kinds=("ar", "ag"),
+        mortal=(2,),
+        late=((1, 0), (0, 1), (1, 1)),
+        rank_deaths=1,
+        verdicts=1,
+    ),
+    Scenario("the root is lost before the call", kinds=("bc",), late=((1, 0), (2, 0)), crashes=1),
+    Scenario("fewer than min_world", min_world=3, late=((0, 1),), crashes=1),
+    Scenario(
+        "messages arrive twice",
+        rank_node=TWO,
+        kinds=("ar", "rs"),
+        mortal=(3,),
+        late=((3, 1),),
+        rank_deaths=1,
+        verdicts=1,
+        again=2,
+    ),
+]
+DEEP = [
+    Scenario(
+        f"deep: {name}",
+        nodes=4,
+        rank_node=ranks,
+        kinds=kinds,
+        raises=raises,
+        mortal=(4, 5),
+        late=((4, 0), (4, 1), (5, 1)),
+        slow=slow,
+        crashes=2,
+        rank_deaths=2,
+        false=1,
+        losses=1,
+        verdicts=1,
+        again=2,
+        orch_crashes=1,
+    )
+    for name, ranks, kinds, raises, slow in [
+        ("4 nodes", (0, 1, 2, 3, 1, 2), ("ar", "ar"), False, False),
+        ("broadcast, reduce-scatter", (0, 1, 2, 3, 1, 0), ("bc", "rs"), False, True),
+        ("raise", (0, 1, 2, 3, 1, 2), ("ar", "bc", "ar"), True, False),
+        ("all kinds", (0, 1, 2, 3, 1, 0), ("re", "ag", "ga", "bc"), False, True),
+        ("all kinds, raise", (0, 1, 2, 3, 1, 2), ("ga", "rs", "re", "ag"), True, True),
+    ]
+]
