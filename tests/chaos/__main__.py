@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tests.chaos.contents import MOST_SEATS
 from tests.chaos.faults import Kind, parse
@@ -42,12 +43,20 @@ def _plan() -> Plan:
     add("--faults", type=parse, default="endured", help=f"endured, all, none, or of {names}")
     add("--on-loss", choices=(RAISE, SHRINK), default=RAISE, help="[%(default)s]")
     add("--timeout", type=float, default=20.0, help="of each op, in seconds  [%(default)s]")
+    add("--logs", type=Path, metavar="FOLDER", help="keep the logs of all processes there")
     given = parser.parse_args()
     if given.nodes < 2 or not 2 <= given.nodes * given.ranks <= MOST_SEATS:
         parser.error(f"there are 2 nodes at least, and {MOST_SEATS} ranks at most")
     seed = given.seed if given.seed is not None else int(datetime.now(UTC).strftime("%y%m%d"))
     return Plan(
-        given.seconds, seed, given.nodes, given.ranks, given.faults, given.on_loss, given.timeout
+        given.seconds,
+        seed,
+        given.nodes,
+        given.ranks,
+        given.faults,
+        given.on_loss,
+        given.timeout,
+        given.logs,
     )
 
 

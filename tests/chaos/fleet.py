@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,13 +130,21 @@ class Fleet:
             self.services.await_agent(name)
         self.services.await_all_registered()
 
-    def close(self) -> None:
-        """End everything, whatever it does."""
+    def close(self, logs: Path | None = None) -> None:
+        """End everything, whatever it does; its logs are copied into a folder, if there is one."""
         with ExitStack() as ending:
             ending.callback(self.services.__exit__)
+            ending.callback(self._keep_logs, logs)
             ending.callback(self.redis.stop)
             ending.callback(self.proxy.close)
             self.end_ranks()
+
+    def _keep_logs(self, folder: Path | None) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for pattern in ("*.log", "*.jsonl"):
+                for file in self.services.folder.glob(pattern):
+                    shutil.copy(file, folder)
 
     # Ranks
 
@@ -236,6 +245,7 @@ def fleet(
     ranks_per_node: int,
     variables: dict[str, str] | None = None,
     program: str = "tests.chaos.rank_program",
+    logs: Path | None = None,
 ) -> Iterator[Fleet]:
     """A fleet that is ready for its first life; nothing is left of it afterwards."""
     found = Fleet(nodes, ranks_per_node, variables=variables or {}, program=program)
@@ -243,4 +253,4 @@ def fleet(
         found.start()
         yield found
     finally:
-        found.close()
+        found.close(logs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 from allfold.cli._processes import wait_for
@@ -30,6 +31,7 @@ class Plan:
     Attributes:
         seconds: of play, about.
         timeout: of every op; one that takes longer than this and a little is a hang.
+        logs: a folder for the logs of all processes; by default they are removed.
     """
 
     seconds: float
@@ -39,12 +41,13 @@ class Plan:
     kinds: Sequence[Kind]
     on_loss: str = RAISE
     timeout: float = 20.0
+    logs: Path | None = None
 
 
 def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
     """Play, and judge every life; ``tell`` gets a line for each, and each broken promise."""
     tally = Tally()
-    with fleet(plan.nodes, plan.ranks) as found:
+    with fleet(plan.nodes, plan.ranks, logs=plan.logs) as found:
         _live(plan, found, 0, _WARM_UP_SECONDS, (), tally, tell)
         before = {node: _held(found, node) for node in found.nodes}
         until, number = monotonic() + plan.seconds, 0
