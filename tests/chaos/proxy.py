@@ -1,7 +1,7 @@
 """A TCP proxy in front of the agents' ports, which breaks connections in every way that is asked.
 
-It knows of each connection which node dialled it and which one accepted it, so that a fault can be
-that of one direction between two nodes. It runs as a process and obeys its standard input:
+A fault can be that of one direction between two nodes: when there is one, the proxy finds out which
+node has dialled each connection. It runs as a process and obeys its standard input:
 
     python -m tests.chaos.proxy
 """
@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from tests.chaos.diallers import diallers
 
 Pair = tuple[str, str]
 """A direction: from one node to another; the name is empty where no node is known."""
@@ -47,12 +48,11 @@ class Route:
 
 @dataclass(eq=False)
 class Flow:
-    """One direction of a connection."""
+    """One direction of a connection. Until somebody asks, nobody knows between which nodes."""
 
     source: socket.socket
     target: socket.socket
     pair: Pair
-    framed: bool
     buffer: bytearray = field(default_factory=bytearray)
     passed: int = 0
     ended: bool = False
@@ -61,9 +61,22 @@ class Flow:
 
 @dataclass(eq=False)
 class Connection:
-    """Two sockets, and the bytes between them in both directions."""
+    """Two sockets, and the bytes between them in both directions.
 
+    Attributes:
+        port: of the one who has dialled.
+        flows: away from him, and to him.
+    """
+
+    route: Route
+    port: int
     flows: tuple[Flow, Flow]
+    is_known: bool = False
+
+    def dialled_by(self, node: str) -> None:
+        """Note who has dialled it."""
+        self.is_known = True
+        self.flows[0].pair, self.flows[1].pair = (node, self.route.node), (self.route.node, node)
 
     @property
     def sockets(self) -> tuple[socket.socket, socket.socket]:
@@ -77,6 +90,10 @@ class Rules:
     blocked: set[Pair] = field(default_factory=set)
     rates: dict[Pair, float] = field(default_factory=dict)
     allowance: dict[Pair, float] = field(default_factory=dict)
+
+    @property
+    def in_force(self) -> bool:
+        return bool(self.blocked or self.rates)
 
     def room(self, pair: Pair) -> int:
         """Return how many bytes may pass in a direction now."""
@@ -103,7 +120,7 @@ class Proxy:
         self._pids: dict[str, int] = {}
         self._connections: set[Connection] = set()
         self._rules = Rules()
-        self._bytes: Counter[Pair] = Counter()
+        self._bytes = 0
         self._open = True
 
     def run(self) -> None:
@@ -147,13 +164,19 @@ class Proxy:
         for each in (client, server):
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        dialler = dialler_of(address[1], self._pids)
-        forth, back = (dialler, route.node), (route.node, dialler)
-        connection = Connection(
-            (Flow(client, server, forth, route.framed), Flow(server, client, back, route.framed))
-        )
+        forth, back = ("", route.node), (route.node, "")
+        flows = Flow(client, server, forth), Flow(server, client, back)
+        connection = Connection(route, address[1], flows)
         self._connections.add(connection)
+        if self._rules.in_force:
+            self._find_diallers()
         self._watch(connection)
+
+    def _find_diallers(self) -> None:
+        unknown = [each for each in self._connections if not each.is_known]
+        found = diallers([each.port for each in unknown], self._pids) if unknown else {}
+        for connection in unknown:
+            connection.dialled_by(found.get(connection.port, ""))
 
     def _move(self, connection: Connection) -> None:
         try:
@@ -190,7 +213,7 @@ class Proxy:
             sent = flow.target.send(flow.buffer)
             del flow.buffer[:sent]
             flow.passed += sent
-            self._bytes[flow.pair] += sent
+            self._bytes += sent
             if flow.ended and not flow.buffer:
                 flow.target.shutdown(socket.SHUT_WR)
 
@@ -243,6 +266,8 @@ class Proxy:
 
     def _obey(self, do: str, **arguments: Any) -> Any:
         pairs = {(one, other) for one, other in arguments.pop("pairs", [])}
+        if pairs:
+            self._find_diallers()
         match do:
             case "listen":
                 return self._listen(**arguments)
@@ -261,7 +286,7 @@ class Proxy:
             case "flip":
                 return self._flip(pairs)
             case "bytes":
-                return [[*pair, count] for pair, count in self._bytes.items()]
+                return self._bytes
             case _:
                 raise ValueError(f"no command {do!r}")
         self._watch_all()
@@ -298,8 +323,8 @@ class Proxy:
 
     def _flip(self, pairs: set[Pair]) -> int:
         """Flip a bit of what passes next on each connection of a direction; on how many."""
-        flows = [flow for each in self._connections for flow in each.flows]
-        found = [flow for flow in flows if flow.pair in pairs and flow.framed]
+        framed = [each for each in self._connections if each.route.framed]
+        found = [flow for each in framed for flow in each.flows if flow.pair in pairs]
         for flow in found:
             flow.flip = True
         return len(found)
@@ -321,27 +346,6 @@ def _reset(each: socket.socket) -> None:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
-
-
-def dialler_of(port: int, pids: dict[str, int]) -> str:
-    """Return the node whose process has the socket with this local port; empty if none has."""
-    inode = _inode_of(port)
-    for node, pid in pids.items():
-        with suppress(OSError):  # the process is gone
-            for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    if entry.readlink().name == f"socket:[{inode}]":
-                        return node
-    return ""
-
-
-def _inode_of(port: int) -> str | None:
-    local = f":{port:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1].endswith(local) and fields[9] != "0":
-            return fields[9]
-    return None
 
 
 def main() -> None:
