@@ -10,14 +10,17 @@ import sys
 import time
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from allfold_orchestrator.__main__ import main
 from allfold_orchestrator.http.server import bind, write_ready_file
 from allfold_orchestrator.settings import Settings, flag_of, variable_of
 from benchmarks.redis_server import RedisServer
+from tests.orchestrator.fake_agent import FakeAgent
 from tests.orchestrator.process import OrchestratorProcess
 from tests.support.waiting import wait_until
 
@@ -102,6 +105,21 @@ def test_it_may_start_before_its_store(own_redis: RedisServer) -> None:
         assert response.json()["ready"] is False
         own_redis.start()
         orchestrator.wait_ready()
+
+
+@pytest.mark.anyio
+async def test_a_process_serves_control_links() -> None:
+    with OrchestratorProcess(token="secret") as orchestrator:
+        headers = {"Authorization": "Bearer secret"}
+        url = f"http://{orchestrator.address}"
+        async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+            at = SimpleNamespace(address=orchestrator.address, http=http)
+            async with FakeAgent("a", at) as agent:
+                await agent.register()
+                await agent.link("secret")
+                await agent.join(0, 1)
+                await agent.holds("a")
+        assert orchestrator.end(signal.SIGTERM, 5) == 0
 
 
 @pytest.mark.redis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
@@ -127,19 +127,30 @@ class Orchestrator:
         views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
         return wire.NodeList(nodes=views, next=names[-1] if more else None)
 
-    async def clear_up(self, node: str, incarnation: str) -> None:
-        """Free all seats of an incarnation that is over. May run twice, also on two replicas."""
+    async def clear_up(
+        self, node: str, incarnation: str, how: str = "", groups: Iterable[str] = ()
+    ) -> None:
+        """Free all seats of an incarnation that is over. May run twice, also on two replicas.
+
+        Args:
+            how: that is known, for those who were in a group with it.
+            groups: in which it is, besides those in which it took a seat.
+        """
         self._lately.pop(node, None)
-        guard = Guard(node, incarnation, alive=False)
-        for group in await self._store.nodes.groups_of(node, incarnation):
-            try:
-                await self._apply(group, NodeLost(node, incarnation), guard)
-            except ServiceError as error:
-                if not error.details.get("unreadable"):
-                    raise
-                # One group that cannot be read must not keep the others waiting for a lost rank.
-                log.error("%s", error.message, extra={"group": group, "node": node})
+        lost = NodeLost(node, incarnation, how) if how else NodeLost(node, incarnation)
+        groups = {*groups, *await self._store.nodes.groups_of(node, incarnation)}
+        # All at once: the others of each group wait for it.
+        await asyncio.gather(*(self._lose(group, lost) for group in groups))
         await self._store.nodes.forget_eviction(node, incarnation)
+
+    async def _lose(self, group: str, lost: NodeLost) -> None:
+        try:
+            await self._apply(group, lost, Guard(lost.node, lost.incarnation, alive=False))
+        except ServiceError as error:
+            if not error.details.get("unreadable"):
+                raise
+            # One group that cannot be read must not keep the others waiting for a lost rank.
+            log.error("%s", error.message, extra={"group": group, "node": lost.node})
 
     async def _clear_up_after(self, node: str) -> None:
         """Finish the clearing up of this node that another replica began before it died."""

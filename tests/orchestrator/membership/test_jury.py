@@ -133,6 +133,18 @@ def test_a_jury_that_was_late_itself_waits_longer() -> None:
     assert decided(jury, 2.0 + AFTER) == {"a"}
 
 
+def test_a_node_that_may_not_be_evicted_now_stays_accused_until_it_may_or_is_heard() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    silent(jury, 0.0, C, D)
+    assert set(evicted(jury.decide(AFTER, RANKS, spared={A}))) == {D}
+    assert not jury.is_idle
+    assert decided(jury, 2 * AFTER) == {"a"}
+    silent(jury, 5.0, B, A)
+    assert jury.decide(5.0 + AFTER, RANKS, spared={A}) == []
+    assert jury.answered(5.0 + 2 * AFTER, A, 0.3) == [Cleared(B, A, 0.8)]
+
+
 def test_a_stuck_node_is_not_saved_by_its_answers() -> None:
     jury = Jury()
     jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
@@ -233,6 +245,15 @@ def test_the_reason_names_the_other_ends_of_the_dead_links() -> None:
 
 def test_a_node_cut_off_from_all_others_goes_alone() -> None:
     assert cut(Jury(), 5.0, (A, B), (A, C), (A, D), leaders="a") == {"a"}
+
+
+def test_a_dead_link_of_a_node_that_may_not_be_evicted_now_waits() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
+    jury.told(AFTER, A, {B: 2.0})
+    assert jury.decide(AFTER, RANKS, "a", {B}) == []
+    assert decided(jury, AFTER, "a") == {"b"}
 
 
 def test_a_link_that_came_back_is_not_dead() -> None:

@@ -11,8 +11,9 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 
 from allfold_orchestrator import __version__, background, wire
-from allfold_orchestrator.http import api, health, http_errors, request_limits
+from allfold_orchestrator.http import api, health, http_errors, link_route, request_limits
 from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.links.hub import Links
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import connect
@@ -47,10 +48,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.orchestrator = Orchestrator(memory, settings.links)
     app.state.plan_bodies = PlanBodies()
     app.state.sweeper = Sweeper(memory, app.state.orchestrator)
+    app.state.links = Links(memory, app.state.orchestrator)
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )
     app.include_router(health.router)
+    app.include_router(link_route.router)
     # TokenGate has checked the token before; this puts the scheme into the document of the API.
     app.include_router(api.router, dependencies=[Security(BEARER)] if settings.token else [])
     http_errors.install(app)
@@ -72,9 +75,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     store: Store = app.state.store
     await store.start()
     sweeper = asyncio.create_task(app.state.sweeper.run(), name="sweeper")
+    links = asyncio.create_task(app.state.links.run(), name="control links")
     try:
         yield
     finally:
         store.notifications.stop()
+        app.state.links.close()
+        await background.end(links)
         await background.end(sweeper)
         await store.close()

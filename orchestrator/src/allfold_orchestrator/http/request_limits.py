@@ -97,7 +97,7 @@ class TokenGate:
         self._admin_token = None if admin_token is None else admin_token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         brought = _bearer_token(scope)
@@ -106,6 +106,9 @@ class TokenGate:
         is_open = self._token is None or scope["path"] in OPEN_PATHS
         if is_open or is_admin or _is_equal(brought, self._token):
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await _refuse_link(receive, send)
             return
         response = answer(_no_token(scope), 401)
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -127,6 +130,12 @@ def _bearer_token(scope: Scope) -> bytes:
     header: bytes = next((v for name, v in scope["headers"] if name == b"authorization"), b"")
     scheme, _, brought = header.partition(b" ")
     return brought.strip() if scheme.lower() == b"bearer" else b""
+
+
+async def _refuse_link(receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket before it is accepted, which the server answers with 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008, "reason": "the token is missing or wrong"})
 
 
 def _is_equal(brought: bytes, token: bytes | None) -> bool:

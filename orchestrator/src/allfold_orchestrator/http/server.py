@@ -9,9 +9,11 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+
+from allfold_orchestrator.links.messages import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -82,6 +84,15 @@ def write_ready_file(path: Path, address: str) -> None:
     draft.replace(path)
 
 
+def web_sockets() -> dict[str, Any]:
+    """Return uvicorn's options for control links: agents beat, so it need not ping them."""
+    return {
+        "ws": "websockets-sansio",
+        "ws_max_size": MAX_MESSAGE_BYTES,
+        "ws_ping_interval": None,
+    }
+
+
 def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bool:
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
     config = uvicorn.Config(
@@ -90,7 +101,7 @@ def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bo
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
-        ws="none",
+        **web_sockets(),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     server = Server(config, on_ready, on_stop=app.state.store.notifications.stop)

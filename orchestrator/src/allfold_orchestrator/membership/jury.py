@@ -202,18 +202,23 @@ class Jury:
         return not any(self._open_questions())
 
     def decide(
-        self, now: float, ranks: Mapping[str, int], leaders: Collection[str] = ()
+        self,
+        now: float,
+        ranks: Mapping[str, int],
+        leaders: Collection[str] = (),
+        spared: Collection[Life] = (),
     ) -> list[Instruction]:
         """Return the evictions that are due.
 
         Args:
             ranks: how many each node has.
             leaders: the nodes that lead a group.
+            spared: lives that may not be evicted for silence now; their cases stay open.
         """
-        over = dict(self._silent(now))
+        over = dict(self._silent(now, spared))
         for life in over:
             self.forget(life)
-        dead = self._dead_links(now)
+        dead = [pair for pair in self._dead_links(now) if not {*pair} & {*spared}]
         names = {life[0]: life for pair in dead for life in pair}
         cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
         for name in sorted(cover):
@@ -221,9 +226,9 @@ class Jury:
             self.forget(names[name])
         return [Evict(over, is_proven=False)] if over else []
 
-    def _silent(self, now: float) -> Iterator[tuple[Life, str]]:
+    def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
-            if now < case.until:
+            if now < case.until or life in spared:
                 continue
             if case.charges:
                 charges = sorted({charge.value for charge in case.charges.values()})

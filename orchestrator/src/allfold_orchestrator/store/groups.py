@@ -18,6 +18,8 @@ from time import monotonic
 from redis.exceptions import WatchError
 
 from allfold_orchestrator.membership.group_state import (
+    AgentRegistered,
+    AgentRegisters,
     Event,
     GroupState,
     Instruction,
@@ -125,6 +127,8 @@ class _Write:
                     self.freed |= _lives_of(before, epoch, ranks)
                 case PlanReady():
                     self.completes = True
+                case AgentRegistered(is_out=False) if isinstance(event, AgentRegisters):
+                    self.seated.add(event.report.life)
 
 
 class GroupStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from redis.exceptions import RedisError
@@ -19,7 +20,12 @@ from allfold_orchestrator.store.retention import Retention
 
 
 class Store:
-    """Groups, nodes and the notifications that wake waiters, on one client."""
+    """Groups, nodes and the notifications that wake waiters, on one client.
+
+    Attributes:
+        on_change: called with each group that a replica has changed, or ``None`` after a time in
+            which changes may have been missed.
+    """
 
     def __init__(self, client: Client, lease_seconds: float, clock: Clock | None = None) -> None:
         self._client = client
@@ -30,11 +36,12 @@ class Store:
         self.retention = Retention(client)
         self.lives = StoreLives(client)
         self.notifications = Notifications()
+        self.on_change: list[Callable[[str | None], None]] = []
 
     async def start(self) -> None:
         """Begin to listen for the changes that other replicas make."""
         self._relay = asyncio.create_task(
-            relay(self._client, self._changed, self.notifications.notify_all), name="change relay"
+            relay(self._client, self._changed, self._missed_changes), name="change relay"
         )
 
     async def close(self) -> None:
@@ -57,3 +64,10 @@ class Store:
     def _changed(self, group: str) -> None:
         self.groups.invalidate(group)
         self.notifications.notify(group)
+        for hear in self.on_change:
+            hear(group)
+
+    def _missed_changes(self) -> None:
+        self.notifications.notify_all()
+        for hear in self.on_change:
+            hear(None)

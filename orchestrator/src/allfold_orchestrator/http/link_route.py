@@ -1,0 +1,78 @@
+"""The WebSocket of an agent's control link."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from allfold_core.errors import ServiceError
+from allfold_orchestrator import wire
+from allfold_orchestrator.links import messages
+from allfold_orchestrator.links.hub import LifeIsOver, Links
+from allfold_orchestrator.links.link import Link
+
+REGISTER_SECONDS = 5.0
+SILENT_SECONDS = 5.0
+"""An agent beats ten times within this; a link on which nothing comes for so long is closed."""
+
+# RFC 6455: a message that the other end should not have sent; a service that cannot do its work.
+POLICY, RESTART = 1008, 1012
+
+router = APIRouter(prefix="/v1")
+
+
+@router.websocket("/nodes/{node}/link")
+async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PATTERN)]) -> None:
+    """Serve one agent until either side ends the link."""
+    links: Links = socket.app.state.links
+    await socket.accept()
+    try:
+        await _serve(socket, links, await _opened(socket, links, node))
+    except LifeIsOver as error:
+        await socket.send_text(messages.registered(0, is_evicted=True, out=[]))
+        await _close(socket, POLICY, str(error))
+    except (ValueError, TypeError, TimeoutError) as error:
+        await _close(socket, POLICY, str(error) or "no message came in time")
+    except ServiceError as error:
+        await _close(socket, RESTART, error.message)
+    except (WebSocketDisconnect, RuntimeError):
+        return  # the agent is gone
+
+
+async def _opened(socket: WebSocket, links: Links, node: str) -> Link:
+    request = messages.parse(await _text(socket, REGISTER_SECONDS))
+    if not isinstance(request, messages.Register):
+        raise TypeError("the first message on a link has to be of type register")
+    return await links.open(node, request)
+
+
+async def _serve(socket: WebSocket, links: Links, opened: Link) -> None:
+    sending = asyncio.create_task(_send(socket, opened))
+    try:
+        while True:
+            await links.receive(opened, messages.parse(await _text(socket, SILENT_SECONDS)))
+    finally:
+        links.ended(opened)
+        sending.cancel()
+        await asyncio.wait([sending])
+
+
+async def _send(socket: WebSocket, opened: Link) -> None:
+    while (text := await opened.waiting.get()) is not None:
+        await socket.send_text(text)
+    await _close(socket, 1000, "the link is over")
+
+
+async def _text(socket: WebSocket, seconds: float) -> str:
+    async with asyncio.timeout(seconds):
+        return await socket.receive_text()
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    try:
+        await socket.close(code, reason[:120])
+    except RuntimeError:
+        return  # it is closed already

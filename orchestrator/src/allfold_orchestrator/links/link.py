@@ -1,0 +1,56 @@
+"""One control link as the orchestrator sees it: the agent's life, and what goes down to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.term_record import TermRecord
+
+MAX_WAITING = 4096
+"""Messages that an agent has not taken yet; one that lags further behind links anew."""
+
+Told = tuple[int, int, int]
+"""Epoch, number and generation of the term that an agent was told of."""
+
+
+@dataclass(eq=False)
+class Link:
+    """One agent that is connected to this replica.
+
+    Attributes:
+        generation: of the store with which it registered on this link.
+        groups: of the agent, with the terms that it was told of.
+        is_over: the link is to be closed once everything in ``waiting`` is sent.
+    """
+
+    life: Life
+    generation: int = 0
+    groups: dict[str, Told | None] = field(default_factory=dict)
+    probes: set[str] = field(default_factory=set)
+    is_over: bool = False
+    waiting: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+
+    def send(self, text: str) -> None:
+        """Send a message soon, after those that wait already; nothing on a link that is over."""
+        if self.is_over:
+            return
+        self.waiting.put_nowait(text)
+        if self.waiting.qsize() > MAX_WAITING:
+            self.close()
+
+    def close(self) -> None:
+        """Close the link after what waits."""
+        if not self.is_over:
+            self.is_over = True
+            self.waiting.put_nowait(None)
+
+    def is_due(self, group: str, record: TermRecord) -> bool:
+        """Return True if the agent is to be told of this term; note that it is."""
+        told = (record.epoch, record.term.number, record.generation)
+        concerned = group in self.groups or record.has(self.life)
+        if not concerned or self.groups.get(group) == told:
+            return False
+        self.groups[group] = told
+        return True

@@ -1,0 +1,184 @@
+"""The messages on a control link: JSON objects with a ``type`` and the schema number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from allfold_core.schema import MESSAGE
+from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.term_record import Registration, TermRecord
+from allfold_orchestrator.wire import (
+    MAX_GROUPS_OF_A_NODE,
+    MAX_WORLD_SIZE,
+    Address,
+    EpochNumber,
+    Given,
+    Name,
+    Progress,
+)
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_GENERATION = (1 << 12) - 1
+MAX_PEERS = 16_384
+_Age = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_Pair = Annotated[list[Name], Field(min_length=2, max_length=2)]
+_Loss = Annotated[list[str], Field(min_length=2, max_length=2)]
+
+
+class _Voter(Given):
+    incarnation: Name
+    data_address: Address
+    control_url: str = Field(pattern=r"^https?://\S{1,255}$")
+
+
+class _Term(Given):
+    number: EpochNumber
+    generation: int = Field(ge=0, le=MAX_GENERATION)
+    voters: list[Name] = Field(min_length=1, max_length=MAX_PEERS)
+    joined: list[EpochNumber] = Field(max_length=MAX_PEERS)
+    lost: list[_Loss] = Field(default_factory=list, max_length=MAX_PEERS)
+
+
+class _Recall(Given):
+    until: float
+    registered: list[Name]
+
+
+class HeldRecord(Given):
+    """The record of a term as an agent was told it."""
+
+    epoch: EpochNumber
+    term: _Term
+    voters: dict[Name, _Voter] = Field(max_length=MAX_PEERS)
+    seats: list[_Pair] = Field(max_length=MAX_WORLD_SIZE)
+    generation: int = Field(ge=0, le=MAX_GENERATION)
+    recall: _Recall | None = None
+
+    def record(self) -> TermRecord:
+        """Return the record; raises ``ValueError`` unless its parts fit each other."""
+        term = self.term
+        if len(term.voters) != len(term.joined) or set(term.voters) != set(self.voters):
+            raise ValueError("a term names each of its voters once, with an address and a number")
+        return TermRecord.from_dict(self.model_dump())
+
+
+class Held(Given):
+    """One group of an agent that registers."""
+
+    group: Name
+    record: HeldRecord
+    is_out: bool = False
+
+
+class Register(Given):
+    """The first message, and the answer to RECALL: what the agent holds.
+
+    It is a promise to take no term that was announced in an earlier generation of the store.
+    """
+
+    type: Literal["register"]
+    generation: int = Field(ge=0, le=MAX_GENERATION, description="It registered with last.")
+    incarnation: Name
+    groups: list[Held] = Field(default_factory=list, max_length=MAX_GROUPS_OF_A_NODE)
+
+    def report(self, life: Life, held: Held) -> Registration:
+        """Return what the agent says of one group."""
+        return Registration(life, self.generation, held.record.record(), held.is_out)
+
+
+class Beat(Given):
+    """Every half second: how late the agent is, and how long ago it heard each other node."""
+
+    type: Literal["beat"]
+    number: int = Field(ge=0, le=2**63 - 1)
+    lag: _Age = 0.0
+    heard: dict[Name, _Age] = Field(default_factory=dict, max_length=MAX_PEERS)
+    progress: list[Progress] = Field(default_factory=list, max_length=MAX_GROUPS_OF_A_NODE)
+
+
+class Accuse(Given):
+    """Another node is refused, silent or stuck, for ``since`` seconds; ``lag`` is its accuser's."""
+
+    type: Literal["accuse"]
+    node: Name
+    incarnation: Name
+    charge: Literal["refused", "silent", "stuck"]
+    since: _Age = 0.0
+    lag: _Age = 0.0
+
+
+class Seats(Given):
+    """Ranks of this node have died; their group knows it already."""
+
+    type: Literal["seats"]
+    group: Name
+    dead: list[Name] = Field(max_length=MAX_WORLD_SIZE)
+
+
+class Alive(Given):
+    """The answer to PROBE; ``lag`` is how late the thread is that reads the links to agents."""
+
+    type: Literal["alive"]
+    nonce: Name
+    lag: _Age
+
+
+Up = Register | Beat | Accuse | Seats | Alive
+_UP: TypeAdapter[Up] = TypeAdapter(Annotated[Up, Field(discriminator="type")])
+
+
+def parse(text: str) -> Up:
+    """Return a message of an agent.
+
+    Raises:
+        TypeError, ValueError: it is none, or of another schema (``UnknownSchema``).
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"expected a JSON object, got {text[:80]!r}")
+    return _UP.validate_python(MESSAGE.read(data))
+
+
+def _message(kind: str, fields: Mapping[str, Any]) -> str:
+    return json.dumps(MESSAGE.stamp({"type": kind, **fields}), separators=(",", ":"))
+
+
+def registered(generation: int, *, is_evicted: bool, out: list[str]) -> str:
+    """Return the answer to REGISTER; ``out``: the groups that go on without the agent."""
+    return _message("registered", {"generation": generation, "is_evicted": is_evicted, "out": out})
+
+
+def beat(number: int) -> str:
+    """Return the answer to BEAT."""
+    return _message("beat", {"number": number})
+
+
+def term(generation: int, group: str, record: TermRecord) -> str:
+    """Return the announcement of a term, in a generation of the store."""
+    body = {"generation": generation, "group": group, "record": record.to_dict()}
+    return _message("term", body)
+
+
+def probe(nonce: str) -> str:
+    """Return the question for a sign of life."""
+    return _message("probe", {"nonce": nonce})
+
+
+def ping_for(life: Life) -> str:
+    """Return the request to ping another node, whose age in the next BEAT is the answer."""
+    return _message("ping_for", {"node": life[0], "incarnation": life[1]})
+
+
+def cleared(life: Life, patience: float) -> str:
+    """Return the acquittal of a node, with how long it may be silent from now on."""
+    body = {"node": life[0], "incarnation": life[1], "patience": patience}
+    return _message("cleared", body)
+
+
+def recall(generation: int) -> str:
+    """Return the request to register again: the store may have lost something."""
+    return _message("recall", {"generation": generation})

@@ -1,0 +1,215 @@
+"""A scripted agent on a real WebSocket, and an orchestrator that serves it on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Protocol, Self
+
+import httpx
+import uvicorn
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from allfold_orchestrator.http.app import create_app
+from allfold_orchestrator.http.server import address_of, bind, web_sockets
+from allfold_orchestrator.settings import Settings
+from allfold_orchestrator.store.store import Store
+from tests.support.waiting import until, within
+
+Json = dict[str, Any]
+SECONDS = 10.0
+BEAT_SECONDS = 0.1
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the tests."""
+        yield
+
+
+class Replica:
+    """One orchestrator with a port."""
+
+    def __init__(self, address: str, app: Any) -> None:
+        self.address = address
+        self.links = app.state.links
+        self.store: Store = app.state.store
+        self.http = httpx.AsyncClient(base_url=f"http://{address}", timeout=SECONDS)
+
+    async def group(self, name: str = "train") -> Json:
+        view: Json = (await self.http.get(f"/v1/groups/{name}")).json()
+        return view
+
+
+@asynccontextmanager
+async def replica(store: Store, **settings: Any) -> AsyncIterator[Replica]:
+    """Serve the orchestrator on this store until the end of the block."""
+    app = create_app(Settings(**{"lease_seconds": 60, **settings}), store)
+    with bind("127.0.0.1", 0) as sock:
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        await until(lambda: server.started, "the orchestrator serves")
+        served = Replica(address_of(sock), app)
+        try:
+            yield served
+        finally:
+            await served.http.aclose()
+            server.should_exit = True
+            await within(SECONDS, serving)
+
+
+class Served(Protocol):
+    """An orchestrator that an agent can reach."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def http(self) -> httpx.AsyncClient: ...
+
+
+class FakeAgent:
+    """An agent: its control port, its link, and the messages that came down on it."""
+
+    def __init__(self, name: str, at: Served) -> None:
+        self.name = name
+        self.at = at
+        self.incarnation = "1"
+        self.messages: list[Json] = []
+        self.held: dict[str, Json] = {}
+        self.heard: dict[str, float] = {}
+        self.generation = 0
+        self.is_mute = False  # on the link
+        self.is_stopped = False
+        self._control: asyncio.Server
+        self._socket: ClientConnection
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dialled: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._control = await asyncio.start_server(self._on_dial, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    @property
+    def control_url(self) -> str:
+        host, port = self._control.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    async def _on_dial(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._dialled.append(writer)
+        if not self.is_stopped:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+    async def register(self) -> None:
+        """Register the node, as agents do before they link."""
+        body = {
+            "node": self.name,
+            "incarnation": self.incarnation,
+            "control_url": self.control_url,
+            "data_address": f"{self.name}:7402",
+        }
+        (await self.at.http.post("/v1/nodes", json=body)).raise_for_status()
+
+    async def join(self, rank: int, of: int, group: str = "train") -> None:
+        body = {
+            "rank": rank,
+            "node": self.name,
+            "incarnation": self.incarnation,
+            "session": f"s{rank}",
+            "world_size": of,
+            "timeout": 30.0,
+        }
+        (await self.at.http.post(f"/v1/groups/{group}/ranks", json=body)).raise_for_status()
+
+    async def link(self, token: str | None = None) -> None:
+        """Open the link, register on it and begin to beat."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"ws://{self.at.address}/v1/nodes/{self.name}/link"
+        self._socket = await connect(url, additional_headers=headers, ping_interval=None)
+        await self.say_what_it_holds()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+
+    async def say_what_it_holds(self) -> None:
+        groups = [{"group": name, "record": record} for name, record in self.held.items()]
+        await self.send(
+            "register", generation=self.generation, incarnation=self.incarnation, groups=groups
+        )
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self._socket.send(json.dumps({"schema": 1, "type": kind, **fields}))
+
+    async def accuse(self, other: FakeAgent, charge: str = "silent") -> None:
+        fields = {"node": other.name, "incarnation": other.incarnation, "charge": charge}
+        await self.send("accuse", **fields)
+
+    async def _read(self) -> None:
+        with suppress(ConnectionClosed):
+            async for text in self._socket:
+                if not self.is_stopped and not self.is_mute:
+                    await self._take(json.loads(text))
+
+    async def _take(self, message: Json) -> None:
+        self.messages.append(message)
+        match message["type"]:
+            case "registered":
+                self.generation = message["generation"]
+            case "recall":
+                await self.say_what_it_holds()
+            case "probe":
+                await self.send("alive", nonce=message["nonce"], lag=0.0)
+            case "term" if message["generation"] == self.generation:
+                self.held[message["group"]] = message["record"]
+
+    async def _beat(self) -> None:
+        number = 0
+        with suppress(ConnectionClosed):
+            while True:
+                if not self.is_stopped and not self.is_mute:
+                    number += 1
+                    await self.send("beat", number=number, heard=self.heard)
+                await asyncio.sleep(BEAT_SECONDS)
+
+    def received(self, kind: str) -> list[Json]:
+        return [message for message in self.messages if message["type"] == kind]
+
+    async def hears(self, kind: str, **fields: Any) -> Json:
+        """Return the first message of this kind with these fields, as soon as it is there."""
+
+        def found() -> list[Json]:
+            return [m for m in self.received(kind) if fields.items() <= m.items()]
+
+        await until(found, f"{self.name} hears {kind} {fields}: {self.messages}")
+        return found()[0]
+
+    async def holds(self, *voters: str, group: str = "train") -> Json:
+        """Return the record of the group's term once the agent holds one of these voters."""
+
+        def has() -> bool:
+            record = self.held.get(group)
+            return record is not None and record["term"]["voters"] == list(voters)
+
+        await until(has, f"{self.name} holds a term of {voters}: {self.messages}")
+        return self.held[group]
+
+    async def closed(self) -> tuple[int, str]:
+        """Return the code and the reason with which the orchestrator closes the link."""
+        await within(SECONDS, self._socket.wait_closed())
+        return self._socket.close_code or 0, self._socket.close_reason or ""
+
+    async def die(self) -> None:
+        """End as after SIGKILL: no connection stays, and new ones are refused."""
+        self._control.close()
+        for writer in self._dialled:
+            writer.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        if hasattr(self, "_socket"):
+            self._socket.transport.abort()
