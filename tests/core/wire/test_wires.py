@@ -27,6 +27,8 @@ from allfold_core.wire.local_wire import (
     Region,
     check_timeout,
     default_socket,
+    pack_epoch,
+    pack_hold,
     pack_json,
     unpack_json,
 )
@@ -170,6 +172,15 @@ def test_outcomes_carry_their_error() -> None:
     error = AllfoldError("broken", rank=2).to_dict()
     failed = Outcome(Message.FAILED, 3, 9, epoch=2, body=error)
     assert Outcome.unpack(failed.pack()) == failed
+
+
+def test_news_of_a_group_name_it_by_its_number() -> None:
+    view = {"epoch": 2, "rank": 0, "world_size": 3, "nodes": 2}
+    epoch = pack_epoch(7, view)
+    assert (epoch[0], unpack_json(epoch)) == (Message.EPOCH, {"number": 7, **view})
+    hold = pack_hold(7, "node-b", 1.5)
+    said = {"number": 7, "waits_for": "node-b", "seconds": 1.5}
+    assert (hold[0], unpack_json(hold)) == (Message.HOLD, said)
 
 
 def test_an_outcome_that_fits_no_message_keeps_the_beginning_of_its_text() -> None:
