@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.core.survival.scenario import Scenario
 
+ONE_TWO = (0, 1, 1)
 TWO = (0, 1, 2, 1)  # four ranks on three nodes; the last one shares node 1
 SCENARIOS = [
     Scenario("crash", crashes=1),
@@ -79,6 +80,7 @@ SCENARIOS = [
         verdicts=1,
     ),
     Scenario("the root is lost before the call", kinds=("bc",), late=((1, 0), (2, 0)), crashes=1),
+    Scenario("a reduce that is redone, two crashes", kinds=("re",), crashes=2),
     Scenario("fewer than min_world", min_world=3, late=((0, 1),), crashes=1),
     Scenario(
         "messages arrive twice",
@@ -89,6 +91,41 @@ SCENARIOS = [
         rank_deaths=1,
         verdicts=1,
         again=2,
+    ),
+    # Small ones, each with what one of the mutants needs to be caught.
+    Scenario("one all-reduce, crash", kinds=("ar",), crashes=1),
+    Scenario("one reduce-scatter, crash", kinds=("rs",), crashes=1),
+    Scenario(
+        "one late all-reduce, verdict, crash", kinds=("ar",), late=((2, 0),), verdicts=1, crashes=1
+    ),
+    Scenario("result and verdict", nodes=2, rank_node=(0, 1), kinds=("ar",), verdicts=1, false=1),
+    Scenario(
+        "two rounds",
+        nodes=2,
+        rank_node=ONE_TWO,
+        kinds=("ar",),
+        mortal=(2,),
+        late=((2, 0),),
+        rank_deaths=1,
+        verdicts=1,
+    ),
+    Scenario(
+        "two ranks die",
+        nodes=2,
+        rank_node=(0, 1, 1, 0),
+        kinds=("ar",),
+        mortal=(2, 3),
+        late=((2, 0), (3, 0)),
+        rank_deaths=2,
+    ),
+    Scenario(
+        "floors that differ",
+        nodes=2,
+        rank_node=(0, 1),
+        kinds=("rs", "ar"),
+        late=((0, 1),),
+        slow=True,
+        verdicts=1,
     ),
 ]
 DEEP = [

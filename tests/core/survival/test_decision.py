@@ -24,6 +24,7 @@ from allfold_core.survival.reports import (
     Outcome,
     Reason,
     Report,
+    Run,
 )
 from tests.core.survival.calls import call_of
 
@@ -259,4 +260,18 @@ def test_results_of_two_epochs_are_refused() -> None:
     other = OpReport(OpState.HELD, SECOND.stamp, call)
     reports["b"] = replace(reports["b"], older=(SECOND,), ops={SEQ: other})
     with pytest.raises(ProtocolViolation, match="results of several epochs"):
+        decide(s.policy, reports["a"].term, 0, reports, {}, judge)
+
+
+def test_a_part_of_an_attempt_that_was_given_up_is_no_part_of_the_next_one() -> None:
+    """Node a has not heard of the round before, whose decision b has installed and held."""
+    s = replace(situation(Kind.REDUCE), states=(HELD, HELD), dead=-1, lost_node=True, root=1)
+    reports = s.reports()
+    again = OpReport(OpState.HELD, SECOND.stamp, {"r1": call_of(s.kind, root=1)})
+    reports["b"] = replace(reports["b"], epoch=SECOND, ops={SEQ: again})
+    install = decide(s.policy, reports["a"].term, 0, reports, {}, judge)
+    assert install.outcomes == {SEQ: Run(SECOND.stamp)}
+    handed = replace(again, state=OpState.HANDED)
+    reports["b"] = replace(reports["b"], ops={SEQ: handed})
+    with pytest.raises(ProtocolViolation, match="was handed out"):
         decide(s.policy, reports["a"].term, 0, reports, {}, judge)

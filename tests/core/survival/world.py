@@ -252,9 +252,11 @@ class World:
                         self.carry_out(n, got)
 
     def call(self, rank: int, seq: int) -> None:
-        view = self.view(rank)
+        view, n = self.view(rank), self.s.rank_node[rank]
         self.called.add((rank, seq))
-        n = self.s.rank_node[rank]
+        what, told, _ = self.told.get((n, seq), ("", "", 0))
+        if what == "error" and self.agents[n].outcome_error(seq) != told:
+            raise Violation(f"I5: node {n} does not know the error of op {seq} any more")
         call = call_of(KINDS[self.s.kinds[seq]], view)
         self.carry_out(n, self.agents[n].call(seq, f"r{rank}", call))
 

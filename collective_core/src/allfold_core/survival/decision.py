@@ -142,27 +142,38 @@ class _Round:
         epoch = self.known[attempt] if attempt else self.epoch
         return (
             _adopt_error(seq, said)
-            or self._go_forward(seq, said)
+            or self._go_forward(seq, epoch, said)
             or self._of_other_view(epoch, said)
             or self._judged(seq, epoch)
             or (self._go_on(seq, epoch, said) if attempt else self._begin(seq, said))
         )
 
-    def _go_forward(self, seq: int, said: Mapping[str, OpReport]) -> Outcome | None:
+    def _go_forward(self, seq: int, newest: Epoch, said: Mapping[str, OpReport]) -> Outcome | None:
         held = {n: r for n, r in said.items() if r.state in (OpState.HELD, OpState.HANDED)}
         if not held:
             return None
+        calls = _calls(held, newest)
+        if calls and not is_replicated(calls[0].kind):
+            return self._go_forward_with_parts(seq, newest, held)
         stamps = {report.stamp for report in held.values()}
         (stamp,) = stamps if len(stamps) == 1 else (None,)
-        calls = _calls(held, self.known[stamp]) if stamp else []
         if stamp is None or not calls:
             raise ProtocolViolation(f"op {seq} has results of several epochs: {said}")
-        members = self.known[stamp].nodes.intersection(self.reports)
-        if is_replicated(calls[0].kind) or members <= held.keys():
-            return Forward(stamp, tuple(node for node in self.term.voters if node in held))
+        return self._forward(stamp, held)
+
+    def _go_forward_with_parts(
+        self, seq: int, newest: Epoch, held: Mapping[str, OpReport]
+    ) -> Outcome | None:
+        # A node that sends and gets nothing may hold its part of an attempt that all have given up.
+        parts = {node: r for node, r in held.items() if r.stamp == newest.stamp}
+        if newest.nodes.intersection(self.reports) <= parts.keys():
+            return self._forward(newest.stamp, parts)
         if any(report.state is OpState.HANDED for report in held.values()):
-            raise ProtocolViolation(f"op {seq} was handed out, and others cannot get it: {said}")
+            raise ProtocolViolation(f"op {seq} was handed out, and others cannot get it: {held}")
         return None
+
+    def _forward(self, stamp: Stamp, held: Mapping[str, OpReport]) -> Forward:
+        return Forward(stamp, tuple(node for node in self.term.voters if node in held))
 
     def _of_other_view(self, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:
         calls = _calls(said, epoch)

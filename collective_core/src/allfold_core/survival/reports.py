@@ -106,7 +106,7 @@ class Report:
 
 
 class Reason(IntEnum):
-    """Why a node doubts that an op can go on."""
+    """Why a node doubts that an op can go on; ``STALE``: its members are not those it is for."""
 
     DEADLINE = 0
     MISMATCH = 1
