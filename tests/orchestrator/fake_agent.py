@@ -85,6 +85,8 @@ class FakeAgent:
         self.generation = 0
         self.is_mute = False  # on the link
         self.is_stopped = False
+        self.control_is_silent = False
+        self.beats_rarely = False
         self._control: asyncio.Server
         self._socket: ClientConnection
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,7 +106,7 @@ class FakeAgent:
 
     async def _on_dial(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._dialled.append(writer)
-        if not self.is_stopped:
+        if not self.is_stopped and not self.control_is_silent:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             writer.close()
 
@@ -175,7 +177,7 @@ class FakeAgent:
                 if not self.is_stopped and not self.is_mute:
                     number += 1
                     await self.send("beat", number=number, heard=self.heard)
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(2.0 if self.beats_rarely else BEAT_SECONDS)
 
     def received(self, kind: str) -> list[Json]:
         return [message for message in self.messages if message["type"] == kind]

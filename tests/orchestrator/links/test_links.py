@@ -12,10 +12,11 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
+from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
-from tests.orchestrator.conftest import MakeStore, Real
+from tests.orchestrator.conftest import Backend, MakeStore, Real
 from tests.orchestrator.fake_agent import FakeAgent, Replica, replica
 from tests.support.waiting import until
 
@@ -141,13 +142,15 @@ async def test_dead_ranks_lose_their_seats_and_those_of_others_cannot_be_taken(
     async with AsyncExitStack() as stack:
         a, _ = await agents(stack, one, "ab")
         await a.send("seats", group="train", dead=["s1", "nobody", "s0"])
-        await until(lambda: [*one.links._terms["train"].seats] == [("s1", "b")], "s0 has left")
+        await until(
+            lambda: [*one.links._terms.records["train"].seats] == [("s1", "b")], "s0 has left"
+        )
         view = await one.group()
         assert (view["phase"], view["lost"]) == (
             "reduced",
             [{"rank": 0, "node": "a", "reason": "lost"}],
         )
-        assert one.links._terms["train"].term.number == 1
+        assert one.links._terms.records["train"].term.number == 1
 
 
 # Losing a node
@@ -156,7 +159,7 @@ async def test_dead_ranks_lose_their_seats_and_those_of_others_cannot_be_taken(
 async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        await until(lambda: len(one.links._jury._reached) == 3, "all were dialled")
+        await until(lambda: len(one.links._court.jury._reached) == 3, "all were dialled")
         await c.die()
         for agent in (a, b):
             term = (await agent.holds("a", "b"))["term"]
@@ -187,7 +190,7 @@ async def test_a_node_that_answers_its_probe_is_cleared(one: Replica) -> None:
         a.heard = b.heard = {"c": 0.0}
         await a.accuse(c)
         assert (await a.hears("cleared", node="c", incarnation="1"))["patience"] == 0.8
-        await until(lambda: one.links._jury.is_idle, "the case is closed")
+        await until(lambda: one.links._court.jury.is_idle, "the case is closed")
         assert (await one.group())["phase"] == "ready"
         assert c.received("probe")
         assert not b.received("cleared")
@@ -213,7 +216,7 @@ async def test_a_node_of_no_common_group_cannot_be_accused(one: Replica) -> None
         await stranger.accuse(b)
         await a.accuse(a)
         await stranger.hears("beat", number=len(stranger.received("beat")) + 2)
-        assert one.links._jury.is_idle
+        assert one.links._court.jury.is_idle
 
 
 async def test_of_a_dead_link_one_end_goes_and_the_leader_stays(one: Replica) -> None:
@@ -242,6 +245,55 @@ async def test_what_a_replica_decided_and_could_not_announce_another_one_announc
         _, b = await agents(stack, served, "ab")
         assert await dying.nodes.evict("a", "1")  # and here its power fails
         await b.holds("b")
+
+
+async def test_a_node_is_cleared_by_its_answer_on_a_link_to_another_replica(
+    make_store: MakeStore,
+) -> None:
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b = await agents(stack, served, "ab")
+        b.control_is_silent = b.beats_rarely = True
+        await a.accuse(b)
+        await b.hears("probe")
+        await a.hears("cleared", node="b")
+        await until(lambda: served[0].links._court.is_idle, "the case is closed")
+        assert (await served[0].group())["phase"] == "ready"
+
+
+async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
+    make_store: MakeStore,
+) -> None:
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b, c, d = await agents(stack, served, "abcd")
+        for agent in (a, b, c, d):
+            agent.heard = dict.fromkeys("abcd", 0.0)
+        a.heard["b"] = b.heard["a"] = 60.0
+        await a.accuse(b)
+        await b.accuse(a)
+        for agent in (c, d):
+            assert (await agent.holds("a", "c", "d"))["term"]["number"] == 2
+        await until(lambda: all(each.links._court.is_idle for each in served), "all is decided")
+        assert [place["node"] for place in (await served[0].group())["lost"]] == ["b"]
+
+
+async def test_of_two_replicas_one_judges_at_a_time(make_store: MakeStore) -> None:
+    one, other = make_store(), make_store()
+    async with one.judging.turn() as first, other.judging.turn() as second:
+        assert (first, second) == (True, False)
+    async with other.judging.turn() as again:
+        assert again
+
+
+async def test_a_turn_that_was_over_before_its_end_does_not_end_that_of_another(
+    make_store: MakeStore, backend: Backend
+) -> None:
+    one, client = make_store(), backend.client()
+    async with one.judging.turn():
+        await client.set(keys.JURY, "another")
+    assert await client.get(keys.JURY) == "another"
+    await client.aclose()
 
 
 async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_is_over(
@@ -295,8 +347,10 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
                 await agent.link()
         for agent in (a, b, c):
             await agent.hears("term", generation=2)
-        await until(lambda: served.links._terms["train"].recall is None, "all have registered")
-        record = served.links._terms["train"]
+        await until(
+            lambda: served.links._terms.records["train"].recall is None, "all have registered"
+        )
+        record = served.links._terms.records["train"]
         assert record.generation == 2
         assert record == replace(TermRecord.from_dict(before), generation=2)
         await c.die()
@@ -315,7 +369,7 @@ async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Re
             await agent.hears("recall", generation=2)
             await agent.hears("term", generation=2)
         await a.accuse(c)
-        case = served.links._jury._cases
+        case = served.links._court.jury._cases
         await until(lambda: ("c", "1") in case, "it is accused")
         until_then = case["c", "1"].until
         await until(lambda: monotonic() > until_then + 0.2, "the jury has found it silent")

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.links import messages
-from allfold_orchestrator.links.dial import Dialled, dial
-from allfold_orchestrator.links.link import Link
+from allfold_orchestrator.links.court import Court, Dial
+from allfold_orchestrator.links.dial import dial
+from allfold_orchestrator.links.known_terms import KnownTerms
+from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -28,15 +27,9 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.jury import (
     Charge,
-    Cleared,
-    Evict,
-    Instruction,
-    Jury,
-    Probe,
 )
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
-from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -45,8 +38,6 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 LIFE_SECONDS = 1.0
 """How often the store's generation is read."""
-
-Dial = Callable[[str], Awaitable[Dialled]]
 
 
 class UnknownNode(ValueError):
@@ -63,17 +54,17 @@ class Links:
     def __init__(self, store: Store, orchestrator: Orchestrator, dial: Dial = dial) -> None:
         self._store = store
         self._orchestrator = orchestrator
-        self._dial = dial
-        self._jury = Jury()
-        self._links: dict[Life, Link] = {}
-        self._terms: dict[str, TermRecord] = {}  # of the groups of the agents that are linked
+        self._links = Connected()
+        self._terms = KnownTerms()
         self._generation = 0
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
-        self._verdicts: dict[Life, tuple[str, bool]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._has_failed = False
+        self._court = Court(
+            store, orchestrator, self._terms, self._links, dial, self._take_up, self._wake
+        )
         store.on_change.append(self._hear)
+        store.on_probe.append(self._ask)
 
     # Links
 
@@ -95,8 +86,8 @@ class Links:
         if earlier is not None:
             earlier.close()
         self._links[life] = link
-        self._follow(self._jury.linked(monotonic(), life))
-        self._spawn(self._reach(life, record.info.control_url))
+        self._court.follow(self._court.jury.linked(monotonic(), life))
+        self._court.reach(life, record.info.control_url)
         await self._register(link, request)
         return link
 
@@ -106,9 +97,9 @@ class Links:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
-        members = self._members_with(link.life)
+        members = self._terms.members_with(link.life)
         if members and not self._store.notifications.stopping:
-            self._follow(self._jury.link_ended(monotonic(), link.life, members))
+            self._court.follow(self._court.jury.link_ended(monotonic(), link.life, members))
 
     async def receive(self, link: Link, message: messages.Up) -> None:
         """Act on a message of an agent, which is a sign of its life whatever it says."""
@@ -118,7 +109,8 @@ class Links:
         elif isinstance(message, messages.Alive) and message.nonce in link.probes:
             link.probes.discard(message.nonce)
             lag = message.lag
-        self._follow(self._jury.answered(monotonic(), link.life, lag))
+            await self._store.nodes.note_alive(*link.life)  # for a replica that has asked for it
+        self._court.follow(self._court.jury.answered(monotonic(), link.life, lag))
         match message:
             case messages.Register():
                 await self._register(link, message)
@@ -161,9 +153,9 @@ class Links:
         raise AssertionError("a report is always answered")
 
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
-        now, others = monotonic(), self._members_with(link.life)
+        now, others = monotonic(), self._terms.members_with(link.life)
         ages = {life: beat.heard[life[0]] for life in others if life[0] in beat.heard}
-        self._follow(self._jury.told(now, link.life, ages))
+        self._court.follow(self._court.jury.told(now, link.life, ages))
         progress = [item.model_dump() for item in beat.progress]
         if await self._store.nodes.heartbeat(*link.life, progress):
             link.send(messages.beat(beat.number))
@@ -171,15 +163,17 @@ class Links:
         record = await self._store.nodes.get(link.life[0])
         if record is None:
             raise UnknownNode(f"node {link.life[0]} is not registered (any more)")
-        self._tell_it_is_over(link.life)
+        link.end_life()
 
     def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
         accused = (accusation.node, accusation.incarnation)
-        members = self._members_with(accused)
+        members = self._terms.members_with(accused)
         if link.life in members and accused != link.life:
             charge = Charge(accusation.charge)
             log.info("node %s is accused: %s by %s", accused[0], charge.value, link.life[0])
-            self._follow(self._jury.accused(monotonic(), link.life, accused, charge, members))
+            self._court.follow(
+                self._court.jury.accused(monotonic(), link.life, accused, charge, members)
+            )
 
     async def _seats(self, link: Link, seats: messages.Seats) -> None:
         """Take the seats of dead ranks of this node back; a session names its rank."""
@@ -198,7 +192,7 @@ class Links:
     # Terms
 
     def _hear(self, group: str | None) -> None:
-        self._changed.update([*self._terms] if group is None else [group])
+        self._changed.update([*self._terms.records] if group is None else [group])
         self._wake.set()
 
     async def _announce(self) -> None:
@@ -212,20 +206,18 @@ class Links:
         except BaseException:
             self._changed |= groups
             raise
-        for group in groups & self._terms.keys():
-            record = self._terms[group]
+        for group in groups & self._terms.records.keys():
+            record = self._terms.records[group]
             for link in self._links.values():
                 if link.generation == self._generation and link.is_due(group, record):
                     link.send(messages.term(self._generation, group, record))
 
     async def _take_up(self, group: str) -> None:
         """Note the present term of a group, and drop all charges of and by those it leaves out."""
-        after = term_record(await self._store.groups.read(group))
-        before = self._terms.pop(group, None)
-        if after is not None and self._concerns_us(group, after):
-            self._terms[group] = after
-        for life in _lives(before) - {each for r in self._terms.values() for each in _lives(r)}:
-            self._jury.forget(life)
+        record = term_record(await self._store.groups.read(group))
+        concerns_us = record is not None and self._concerns_us(group, record)
+        for life in self._terms.replace(group, record if concerns_us else None):
+            self._court.jury.forget(life)
 
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
         return any(group in link.groups or record.has(link.life) for link in self._links.values())
@@ -239,115 +231,10 @@ class Links:
             if 0 < link.generation < life.generation:
                 link.send(messages.recall(life.generation))
 
-    def _members_with(self, life: Life) -> set[Life]:
-        """Return the others that are in a group with this life."""
-        records = [record for record in self._terms.values() if record.has(life)]
-        return {each for record in records for each in _lives(record)} - {life}
-
-    # The jury
-
-    def _follow(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Probe(accused, members):
-                    self._probe(accused, members)
-                case Cleared(accuser, accused, patience):
-                    self._send(accuser, messages.cleared(accused, patience))
-                case Evict(lives, is_proven):
-                    self._verdicts |= {life: (how, is_proven) for life, how in lives.items()}
-                    self._wake.set()
-        if not self._jury.is_idle:
-            self._wake.set()
-
-    def _send(self, life: Life, text: str) -> None:
+    def _ask(self, life: Life) -> None:
+        """Ask an agent for a sign of life that is linked here, whichever replica wants it."""
         if life in self._links:
-            self._links[life].send(text)
-
-    def _probe(self, life: Life, members: Iterable[Life]) -> None:
-        link = self._links.get(life)
-        if link is not None:
-            nonce = secrets.token_hex(8)
-            link.probes.add(nonce)
-            link.send(messages.probe(nonce))
-        for member in members:
-            self._send(member, messages.ping_for(life))
-        url = self._control_url(life)
-        if url is not None:
-            self._spawn(self._look_for(life, url))
-
-    def _control_url(self, life: Life) -> str | None:
-        for record in self._terms.values():
-            if record.has(life):
-                return record.voters[life[0]].control_url
-        return None
-
-    async def _look_for(self, life: Life, url: str) -> None:
-        match await self._dial(url):
-            case Dialled.REFUSED:
-                self._follow(self._jury.dial_refused(life))
-            case Dialled.ANSWERED:
-                self._follow(self._jury.answered(monotonic(), life, float("inf")))
-
-    async def _reach(self, life: Life, url: str) -> None:
-        if await self._dial(url) is not Dialled.REFUSED:
-            self._jury.reached(life)
-
-    async def _judge(self) -> None:
-        ranks: Counter[str] = Counter()
-        for record in self._terms.values():
-            ranks.update(seat.node for seat in record.seats)
-        leaders = {record.term.leader for record in self._terms.values()}
-        self._follow(self._jury.decide(monotonic(), ranks, leaders, self._spared()))
-        for life, (how, is_proven) in list(self._verdicts.items()):
-            if await self._may_evict(life, is_proven):
-                await self._evict(life, how)
-                self._verdicts.pop(life, None)
-            elif not is_proven:
-                del self._verdicts[life]
-                self._let_accuse_again(life)
-
-    def _spared(self) -> set[Life]:
-        """Return the lives that may not be evicted for silence, as a record may lack their term."""
-        now = self._store.clock.now()
-        return {
-            life
-            for record in self._terms.values()
-            for life in _lives(record)
-            if not may_evict(record, life[0], is_proven=False, now=now)
-        }
-
-    def _let_accuse_again(self, life: Life) -> None:
-        """Drop a verdict that may not be carried out: the record was lost at this moment."""
-        text = messages.cleared(life, self._jury.patience(life, monotonic()))
-        for member in self._members_with(life):
-            self._send(member, text)
-
-    async def _may_evict(self, life: Life, is_proven: bool) -> bool:
-        now = self._store.clock.now()
-        for group in self._groups_of(life) | {*await self._store.nodes.groups_of(*life)}:
-            record = term_record(await self._store.groups.read(group))
-            if record is None or not record.has(life):
-                continue
-            if not may_evict(record, life[0], is_proven=is_proven, now=now):
-                return False
-        return True
-
-    async def _evict(self, life: Life, how: str) -> None:
-        """End a life: first in the store, so that any replica finishes what this one begins."""
-        if await self._store.nodes.evict(*life):
-            log.warning("node lost: %s", how, extra={"node": life[0]})
-        await self._orchestrator.clear_up(*life, how, self._groups_of(life))
-        self._tell_it_is_over(life)
-
-    def _tell_it_is_over(self, life: Life) -> None:
-        link = self._links.get(life)
-        if link is not None:
-            link.send(messages.registered(link.generation, is_evicted=True, out=[]))
-            link.close()
-
-    def _groups_of(self, life: Life) -> set[str]:
-        """Return the groups of a life that this replica knows, also from reports alone."""
-        return {group for group, record in self._terms.items() if record.has(life)}
+            self._links[life].ask()
 
     # The background task
 
@@ -356,14 +243,14 @@ class Links:
         looked = float("-inf")
         while True:
             waited = await self._pause()
-            self._jury.lagged(max(0.0, waited - 2 * TICK_SECONDS))
+            self._court.jury.lagged(max(0.0, waited - 2 * TICK_SECONDS))
             try:
                 if monotonic() - looked >= LIFE_SECONDS:
                     self._recall_if_new(await self._store.lives.read())
                     looked = monotonic()
                 if self._changed:
                     await self._announce()
-                await self._judge()
+                await self._court.sit()
                 self._has_failed = False
             except ServiceError as error:
                 self._has_failed = True  # the sweeper tells people
@@ -375,7 +262,7 @@ class Links:
         """Wait for something to do; return how much longer it took than it had to."""
         self._wake.clear()
         begun = monotonic()
-        is_busy = self._verdicts or self._has_failed or not self._jury.is_idle
+        is_busy = self._has_failed or not self._court.is_idle
         seconds = TICK_SECONDS if is_busy else LIFE_SECONDS
         try:
             async with asyncio.timeout(seconds):
@@ -384,21 +271,8 @@ class Links:
             return monotonic() - begun - seconds
         return 0.0
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def close(self) -> None:
         """Let go of everything; the process ends."""
-        for task in self._tasks:
-            task.cancel()
+        self._court.close()
         for link in self._links.values():
             link.close()
-
-
-def _lives(record: TermRecord | None) -> set[Life]:
-    if record is None:
-        return set()
-    voters: Mapping[str, object] = record.voters
-    return {(name, record.voters[name].incarnation) for name in voters}

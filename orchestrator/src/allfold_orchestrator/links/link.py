@@ -1,10 +1,12 @@
-"""One control link as the orchestrator sees it: the agent's life, and what goes down to it."""
+"""Control links as the orchestrator sees them: an agent's life, and what goes down to it."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass, field
 
+from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import TermRecord
 
@@ -54,3 +56,23 @@ class Link:
             return False
         self.groups[group] = told
         return True
+
+    def ask(self) -> None:
+        """Ask the agent for a sign of life."""
+        nonce = secrets.token_hex(8)
+        self.probes.add(nonce)
+        self.send(messages.probe(nonce))
+
+    def end_life(self) -> None:
+        """Tell the agent that its life is over, and close the link."""
+        self.send(messages.registered(self.generation, is_evicted=True, out=[]))
+        self.close()
+
+
+class Connected(dict[Life, Link]):
+    """The links of this replica by the life of their agent."""
+
+    def send(self, life: Life, text: str) -> None:
+        """Send a message to an agent, if it is linked here."""
+        if life in self:
+            self[life].send(text)

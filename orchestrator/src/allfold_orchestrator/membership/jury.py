@@ -201,6 +201,17 @@ class Jury:
         """True while nobody is accused: nothing is to be decided."""
         return not any(self._open_questions())
 
+    @property
+    def accused_lives(self) -> dict[Life, float]:
+        """The lives of which a sign is looked for, and since when."""
+        return {life: case.begun for life, case in self._cases.items()}
+
+    def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
+        """Return True if :meth:`decide` may have something to decide."""
+        cases = (case.until for life, case in self._cases.items() if life not in spared)
+        links = (link.until for pair, link in self._links.items() if not {*pair} & {*spared})
+        return now >= min((*cases, *links), default=float("inf"))
+
     def decide(
         self,
         now: float,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 PREFIX = "allfold:"
 
-# Channel: the name of a group whose waiters should look again.
+# Channel: the name of a group whose waiters should look again, or a life to be probed.
 CHANGES = f"{PREFIX}changes"
 # String, JSON: the generation of the store, and the server's name for its present life.
 STORE = f"{PREFIX}store"
+# String, for a moment: the replica that decides whose life is over.
+JURY = f"{PREFIX}jury"
 # Set: groups with a record.
 GROUPS = f"{PREFIX}groups"
 # Sorted set, life -> expiry: the nodes that are alive.
@@ -50,6 +52,11 @@ def progress(name: str) -> str:
 def life(node_name: str, incarnation: str) -> str:
     """A node in one incarnation, as a member of a set. Names cannot hold a slash."""
     return f"{node_name}/{incarnation}"
+
+
+def is_life(text: str) -> bool:
+    """Return True for a life of a node, False for the name of a group."""
+    return "/" in text
 
 
 def parse_life(text: str) -> tuple[str, str]:

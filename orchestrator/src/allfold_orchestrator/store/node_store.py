@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_orchestrator.membership.group_state import NodeInfo
+from allfold_orchestrator.membership.group_state import Life, NodeInfo
 from allfold_orchestrator.membership.nodes import Admission, NodeRecord, admit
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.batching import Batches
@@ -140,6 +140,30 @@ class NodeStore:
                     pipe.set(beat.progress_key, beat.progress, ex=PROGRESS_SECONDS)
                 _, scores, *_ = await pipe.execute()
         return [score is not None for score in scores]
+
+    async def note_alive(self, node: str, incarnation: str) -> None:
+        """Extend the lease of a node that has answered a probe."""
+        expiry = self._clock.now() + self.lease_seconds
+        with store_errors():
+            await self._client.zadd(keys.LEASES, {keys.life(node, incarnation): expiry}, xx=True)
+
+    async def ages(self, lives: Sequence[Life]) -> dict[Life, float]:
+        """Return for how many seconds nobody has heard of each node that has a lease."""
+        if not lives:
+            return {}
+        with store_errors():
+            expiries = await self._client.zmscore(keys.LEASES, [keys.life(*each) for each in lives])
+        heard_by = self._clock.now() + self.lease_seconds
+        return {
+            life: heard_by - float(expiry)
+            for life, expiry in zip(lives, expiries, strict=True)
+            if expiry is not None
+        }
+
+    async def ask_all_to_probe(self, node: str, incarnation: str) -> None:
+        """Let the replica to which the node is linked look for a sign of its life."""
+        with store_errors():
+            await self._client.publish(keys.CHANGES, keys.life(node, incarnation))
 
     async def expired(self, now: float) -> list[tuple[str, str]]:
         """Return the nodes, with incarnations, whose lease is over."""

@@ -9,9 +9,12 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from allfold_orchestrator import background
+from allfold_orchestrator.membership.term_record import Life
+from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.clock import Clock, StoreClock
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
+from allfold_orchestrator.store.judging import Judging
 from allfold_orchestrator.store.life import StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
@@ -25,6 +28,7 @@ class Store:
     Attributes:
         on_change: called with each group that a replica has changed, or ``None`` after a time in
             which changes may have been missed.
+        on_probe: called with each life of a node that a replica wants to be probed.
     """
 
     def __init__(self, client: Client, lease_seconds: float, clock: Clock | None = None) -> None:
@@ -35,8 +39,10 @@ class Store:
         self.nodes = NodeStore(client, self.clock, lease_seconds)
         self.retention = Retention(client)
         self.lives = StoreLives(client)
+        self.judging = Judging(client)
         self.notifications = Notifications()
         self.on_change: list[Callable[[str | None], None]] = []
+        self.on_probe: list[Callable[[Life], None]] = []
 
     async def start(self) -> None:
         """Begin to listen for the changes that other replicas make."""
@@ -62,6 +68,10 @@ class Store:
             await self.clock.synchronize()
 
     def _changed(self, group: str) -> None:
+        if keys.is_life(group):
+            for probe in self.on_probe:
+                probe(keys.parse_life(group))
+            return
         self.groups.invalidate(group)
         self.notifications.notify(group)
         for hear in self.on_change:

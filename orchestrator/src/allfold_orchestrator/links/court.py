@@ -1,0 +1,176 @@
+"""The jury at work: it looks for signs of life, and carries out what the jury decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from time import monotonic
+
+from allfold_orchestrator.links import messages
+from allfold_orchestrator.links.dial import Dialled
+from allfold_orchestrator.links.known_terms import KnownTerms
+from allfold_orchestrator.links.link import Connected
+from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.jury import Cleared, Evict, Instruction, Jury, Probe
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.terms import may_evict
+from allfold_orchestrator.service import Orchestrator
+from allfold_orchestrator.store.store import Store
+
+log = logging.getLogger(__name__)
+
+Dial = Callable[[str], Awaitable[Dialled]]
+Refresh = Callable[[str], Awaitable[None]]
+
+
+class Court:
+    """This replica's jury, with the paths on which it reaches nodes and the store.
+
+    Args:
+        refresh: reads the term of a group anew.
+        wake: set when there is something to decide.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        orchestrator: Orchestrator,
+        terms: KnownTerms,
+        links: Connected,
+        dial: Dial,
+        refresh: Refresh,
+        wake: asyncio.Event,
+    ) -> None:
+        self._store = store
+        self._orchestrator = orchestrator
+        self._terms = terms
+        self._links = links
+        self._dial = dial
+        self._refresh = refresh
+        self._wake = wake
+        self._verdicts: dict[Life, tuple[str, bool]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.jury = Jury()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing is to be decided or carried out."""
+        return self.jury.is_idle and not self._verdicts
+
+    def follow(self, instructions: Iterable[Instruction]) -> None:
+        """Do what the jury says."""
+        for instruction in instructions:
+            match instruction:
+                case Probe(accused, members):
+                    self._probe(accused, members)
+                case Cleared(accuser, accused, patience):
+                    self._links.send(accuser, messages.cleared(accused, patience))
+                case Evict(lives, is_proven):
+                    self._verdicts |= {life: (how, is_proven) for life, how in lives.items()}
+        if not self.is_idle:
+            self._wake.set()
+
+    # Signs of life
+
+    def reach(self, life: Life, url: str) -> None:
+        """Dial a node while it lives: only then a refusal later on says something."""
+        self._spawn(self._reach(life, url))
+
+    async def _reach(self, life: Life, url: str) -> None:
+        if await self._dial(url) is not Dialled.REFUSED:
+            self.jury.reached(life)
+
+    def _probe(self, life: Life, members: Iterable[Life]) -> None:
+        self._spawn(self._store.nodes.ask_all_to_probe(*life))
+        for member in members:
+            self._links.send(member, messages.ping_for(life))
+        url = self._terms.control_url(life)
+        if url is not None:
+            self._spawn(self._look_for(life, url))
+
+    async def _look_for(self, life: Life, url: str) -> None:
+        match await self._dial(url):
+            case Dialled.REFUSED:
+                self.follow(self.jury.dial_refused(life))
+            case Dialled.ANSWERED:
+                self.follow(self.jury.answered(monotonic(), life, float("inf")))
+
+    async def _listen_to_others(self) -> None:
+        """Take in the signs of life that other replicas have noted in the store."""
+        accused = self.jury.accused_lives
+        ages, now = await self._store.nodes.ages([*accused]), monotonic()
+        for life, age in ages.items():
+            if now - age > accused[life]:
+                self.follow(self.jury.answered(now, life, float("inf")))
+
+    # Verdicts
+
+    async def sit(self) -> None:
+        """Decide what is due, if it is this replica's turn, and carry it out."""
+        await self._listen_to_others()
+        if self.jury.is_due(monotonic(), self._spared()):
+            async with self._store.judging.turn() as is_ours:
+                if is_ours:
+                    await self._decide()
+        await self._carry_out()
+
+    def _spared(self) -> set[Life]:
+        return self._terms.spared(self._store.clock.now())
+
+    async def _decide(self) -> None:
+        # What others have decided in their turn takes accusations away.
+        for group in [*self._terms.records]:
+            await self._refresh(group)
+        terms = self._terms
+        verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._spared())
+        self.follow(verdicts)
+        await self._carry_out()
+
+    async def _carry_out(self) -> None:
+        for life, (how, is_proven) in list(self._verdicts.items()):
+            if await self._may_evict(life, is_proven):
+                await self._evict(life, how)
+                self._verdicts.pop(life, None)
+            elif not is_proven:
+                del self._verdicts[life]
+                self._let_accuse_again(life)
+
+    async def _may_evict(self, life: Life, is_proven: bool) -> bool:
+        now = self._store.clock.now()
+        for group in self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}:
+            record = term_record(await self._store.groups.read(group))
+            if record is None or not record.has(life):
+                continue
+            if not may_evict(record, life[0], is_proven=is_proven, now=now):
+                return False
+        return True
+
+    async def _evict(self, life: Life, how: str) -> None:
+        """End a life: first in the store, so that any replica finishes what this one begins."""
+        if await self._store.nodes.evict(*life):
+            log.warning("node lost: %s", how, extra={"node": life[0]})
+        await self._orchestrator.clear_up(*life, how, self._terms.groups_of(life))
+        if life in self._links:
+            self._links[life].end_life()
+
+    def _let_accuse_again(self, life: Life) -> None:
+        """Drop a verdict that may not be carried out: the record was lost at this moment."""
+        text = messages.cleared(life, self.jury.patience(life, monotonic()))
+        for member in self._terms.members_with(life):
+            self._links.send(member, text)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("a sign of life could not be looked for: %r", task.exception())
+
+    def close(self) -> None:
+        """Stop looking for signs of life."""
+        for task in self._tasks:
+            task.cancel()

@@ -1,0 +1,66 @@
+"""The terms of the groups whose agents are linked to this replica, as it read them last."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.term_record import TermRecord
+from allfold_orchestrator.membership.terms import may_evict
+
+
+class KnownTerms:
+    """Records of terms by group, and who is in them."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, TermRecord] = {}
+
+    def replace(self, group: str, record: TermRecord | None) -> set[Life]:
+        """Put a record in the place of the last one; return the lives that are in none any more."""
+        before = self.records.pop(group, None)
+        if record is not None:
+            self.records[group] = record
+        return _lives(before) - self.lives if before else set()
+
+    @property
+    def lives(self) -> set[Life]:
+        """All nodes of all terms."""
+        return {life for record in self.records.values() for life in _lives(record)}
+
+    def groups_of(self, life: Life) -> set[str]:
+        """Return the groups that a life is in."""
+        return {group for group, record in self.records.items() if record.has(life)}
+
+    def members_with(self, life: Life) -> set[Life]:
+        """Return the others that are in a group with this life."""
+        records = [self.records[group] for group in self.groups_of(life)]
+        return {each for record in records for each in _lives(record)} - {life}
+
+    def control_url(self, life: Life) -> str | None:
+        """Return the address of a node's control port."""
+        for group in self.groups_of(life):
+            return self.records[group].voters[life[0]].control_url
+        return None
+
+    @property
+    def ranks(self) -> Counter[str]:
+        """How many ranks each node has, over all groups."""
+        return Counter(seat.node for record in self.records.values() for seat in record.seats)
+
+    @property
+    def leaders(self) -> set[str]:
+        """The nodes that lead a group."""
+        return {record.term.leader for record in self.records.values()}
+
+    def spared(self, now: float) -> set[Life]:
+        """Return the lives that may not be evicted for silence, as a record may lack their term."""
+        return {
+            life
+            for record in self.records.values()
+            for life in _lives(record)
+            if not may_evict(record, life[0], is_proven=False, now=now)
+        }
+
+
+def _lives(record: TermRecord) -> set[Life]:
+    return {(name, voter.incarnation) for name, voter in record.voters.items()}
