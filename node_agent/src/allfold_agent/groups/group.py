@@ -365,8 +365,9 @@ class Group:
         return self.failure_so_far(seq) is not None or self._succeeded(seq)
 
     def _succeeded(self, seq: int) -> bool:
-        called = self.last_called(self.epoch_of(seq))
-        return seq not in self.table.in_flight and seq <= min(called.values())
+        if seq in self.table.in_flight or seq > max(self._called.values(), default=-1):
+            return False
+        return seq <= min(self.last_called(self.epoch_of(seq)).values())
 
     def _cancel(self, op: Op, then_report: Callable[[], None]) -> None:
         self.epochs[op.epoch].runner.cancel(op, then_report)
