@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from allfold.cli._processes import wait_for
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.injector import Injector
-from tests.chaos.judge import RAISE, Life, judge
+from tests.chaos.judge import FINDINGS, RAISE, Finding, Life, judge
 from tests.chaos.leaks import Held, leaks
 from tests.chaos.report import Tally
 from tests.support.waiting import wait_until
@@ -22,6 +22,7 @@ _LIFE_SECONDS = 60.0
 _WARM_UP_SECONDS = 1.0
 _END_SECONDS = 30.0
 _CLOSE_SECONDS = 10.0
+_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,17 @@ def _live(
     tally.add(life, injector.done, findings)
     counts = [len(log.records) for log in life.survivors]
     tell(f"# {name}: {len(injector.done)} faults, {min(counts, default=0)} ops per survivor")
-    for finding in findings:
-        tell(str(finding))
+    for line in _some_of_each_kind(findings):
+        tell(line)
+
+
+def _some_of_each_kind(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the first findings of each kind: one mistake may break the promises of many ops."""
+    for kind in FINDINGS:
+        found = [finding for finding in findings if finding.kind == kind]
+        yield from map(str, found[:_TOLD])
+        if len(found) > _TOLD:
+            yield f"{kind}: {len(found) - _TOLD} more like these"
 
 
 def _play(
