@@ -11,14 +11,15 @@ from time import monotonic
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from allfold_orchestrator.links import hub
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
 from tests.orchestrator.conftest import Backend, MakeStore, Real
-from tests.orchestrator.fake_agent import FakeAgent, Replica, replica
-from tests.support.waiting import until
+from tests.orchestrator.fake_agent import SECONDS, FakeAgent, Replica, replica
+from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -278,6 +279,23 @@ async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
         assert [place["node"] for place in (await served[0].group())["lost"]] == ["b"]
 
 
+async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
+    make_store: MakeStore,
+) -> None:
+    """One end of a dead link is gone already, and the notification of that was lost."""
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b, _, d = await agents(stack, served[::-1], "abcd")
+        b.heard, d.heard = {"a": 60.0, "d": 0.0}, {"a": 0.0, "b": 0.0}
+        served[0].store.on_change.clear()
+        await b.accuse(a)
+        await b.hears("cleared", node="a")
+        assert await served[1].store.nodes.evict("a", "1")
+        await served[1].links._orchestrator.clear_up("a", "1")
+        await until(lambda: served[0].links._court.is_idle, "all is decided")
+        assert [place["node"] for place in (await served[0].group())["lost"]] == ["a"]
+
+
 async def test_of_two_replicas_one_judges_at_a_time(make_store: MakeStore) -> None:
     one, other = make_store(), make_store()
     async with one.judging.turn() as first, other.judging.turn() as second:
@@ -303,6 +321,7 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         frozen, other = make_store(), make_store()
         served = [await stack.enter_async_context(replica(each)) for each in (frozen, other)]
         a, _, _ = await agents(stack, served, "abc")
+        monkeypatch.setattr(hub, "LIFE_SECONDS", 3600)  # so that it looks only to announce
         thawed, reading = asyncio.Event(), asyncio.Event()
         read = frozen.lives.read
 
@@ -312,11 +331,11 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
             return await read()
 
         monkeypatch.setattr(frozen.lives, "read", read_later)
-        await reading.wait()
         old = a.generation
         await other.lives.outgrow(old)
         assert await other.nodes.evict("c", "1")
         await served[1].links._orchestrator.clear_up("c", "1")
+        await within(SECONDS, reading.wait())
         before = len(a.messages)
         thawed.set()
         await a.holds("a", "b")
@@ -374,6 +393,7 @@ async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Re
         until_then = case["c", "1"].until
         await until(lambda: monotonic() > until_then + 0.2, "the jury has found it silent")
         assert (await served.group())["phase"] == "ready"
+        assert not a.received("cleared"), "it stays accused"
         c.is_stopped = False
         await c.say_what_it_holds()
         await c.hears("registered", generation=2)

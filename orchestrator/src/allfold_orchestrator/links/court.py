@@ -50,6 +50,7 @@ class Court:
         self._refresh = refresh
         self._wake = wake
         self._verdicts: dict[Life, tuple[str, bool]] = {}
+        self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
         self._tasks: set[asyncio.Task[None]] = set()
         self.jury = Jury()
 
@@ -82,7 +83,7 @@ class Court:
             self.jury.reached(life)
 
     def _probe(self, life: Life, members: Iterable[Life]) -> None:
-        self._spawn(self._store.nodes.ask_all_to_probe(*life))
+        self._spawn(self._ask_other_replicas(life))
         for member in members:
             self._links.send(member, messages.ping_for(life))
         url = self._terms.control_url(life)
@@ -96,13 +97,23 @@ class Court:
             case Dialled.ANSWERED:
                 self.follow(self.jury.answered(monotonic(), life, float("inf")))
 
+    async def _ask_other_replicas(self, life: Life) -> None:
+        """Let a node be probed on its link, whichever replica has it.
+
+        The lease is read first: whatever extends it from then on is a sign of life.
+        """
+        leases = await self._store.nodes.leases([life])
+        self._leases |= leases
+        await self._store.nodes.ask_all_to_probe(*life)
+
     async def _listen_to_others(self) -> None:
         """Take in the signs of life that other replicas have noted in the store."""
         accused = self.jury.accused_lives
-        ages, now = await self._store.nodes.ages([*accused]), monotonic()
-        for life, age in ages.items():
-            if now - age > accused[life]:
-                self.follow(self.jury.answered(now, life, float("inf")))
+        self._leases = {life: at for life, at in self._leases.items() if life in accused}
+        now_is = await self._store.nodes.leases([*self._leases])
+        for life, lease in now_is.items():
+            if lease is not None and lease != self._leases.get(life, lease):
+                self.follow(self.jury.answered(monotonic(), life, float("inf")))
 
     # Verdicts
 

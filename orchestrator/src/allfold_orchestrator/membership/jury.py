@@ -202,9 +202,9 @@ class Jury:
         return not any(self._open_questions())
 
     @property
-    def accused_lives(self) -> dict[Life, float]:
-        """The lives of which a sign is looked for, and since when."""
-        return {life: case.begun for life, case in self._cases.items()}
+    def accused_lives(self) -> set[Life]:
+        """The lives of which a sign is looked for."""
+        return set(self._cases)
 
     def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""

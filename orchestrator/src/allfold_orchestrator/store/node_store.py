@@ -147,18 +147,13 @@ class NodeStore:
         with store_errors():
             await self._client.zadd(keys.LEASES, {keys.life(node, incarnation): expiry}, xx=True)
 
-    async def ages(self, lives: Sequence[Life]) -> dict[Life, float]:
-        """Return for how many seconds nobody has heard of each node that has a lease."""
+    async def leases(self, lives: Sequence[Life]) -> dict[Life, float | None]:
+        """Return when each lease ends. It is another value whenever the node was heard again."""
         if not lives:
             return {}
         with store_errors():
             expiries = await self._client.zmscore(keys.LEASES, [keys.life(*each) for each in lives])
-        heard_by = self._clock.now() + self.lease_seconds
-        return {
-            life: heard_by - float(expiry)
-            for life, expiry in zip(lives, expiries, strict=True)
-            if expiry is not None
-        }
+        return dict(zip(lives, expiries, strict=True))
 
     async def ask_all_to_probe(self, node: str, incarnation: str) -> None:
         """Let the replica to which the node is linked look for a sign of its life."""
