@@ -80,6 +80,16 @@ SCENARIOS = [
         verdicts=1,
     ),
     Scenario("the root is lost before the call", kinds=("bc",), late=((1, 0), (2, 0)), crashes=1),
+    Scenario(
+        "the root is lost, and a call in advance",
+        nodes=2,
+        rank_node=(0, 1, 1),
+        kinds=("bc",),
+        mortal=(2,),
+        late=((1, 0),),
+        rank_deaths=1,
+        crashes=1,
+    ),
     Scenario("a reduce that is redone, two crashes", kinds=("re",), crashes=2),
     Scenario("fewer than min_world", min_world=3, late=((0, 1),), crashes=1),
     Scenario(

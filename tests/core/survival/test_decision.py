@@ -149,6 +149,8 @@ def expected(s: Situation) -> object:
         return ("fail", "late", ordinal)
     root_is_left = s.kind not in ROOTED or any(x.session == f"r{s.root}" for x in left)
     enough = len(left) >= s.policy.min_world
+    if begun and s.kind in ROOTED and f"r{s.root}" not in {x.session for x in s.attempt.seats}:
+        return ("fail", "RootLost", ordinal)
     if begun:
         # e. It goes on if each input is here.
         dead_has_called = s.dead < 0 or s.states[s.dead] != ABSENT

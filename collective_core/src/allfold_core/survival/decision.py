@@ -145,7 +145,8 @@ class _Round:
             or self._go_forward(seq, epoch, said)
             or self._of_other_view(epoch, said)
             or self._judged(seq, epoch)
-            or (self._go_on(seq, epoch, said) if attempt else self._begin(seq, said))
+            or self._without_root(seq, epoch, said)
+            or (self._go_on(seq, epoch, said) if attempt else self._run_with_those_left(seq))
         )
 
     def _go_forward(self, seq: int, newest: Epoch, said: Mapping[str, OpReport]) -> Outcome | None:
@@ -186,6 +187,17 @@ class _Round:
         error = self.judge(seq, epoch, self.reports, self.doubts.get(seq))
         return self._fail(error) if error else None
 
+    def _without_root(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:
+        """The error of an op whose root was lost before the op began."""
+        roots = {call.root: call for call in _calls(said, epoch) if call.root}
+        gone = next((call for root, call in roots.items() if root not in epoch.sessions), None)
+        if gone is None:
+            return None
+        if gone.root in self.base.sessions:
+            return self._fail(self._loss(seq, gone, self.base))
+        loss = from_dict(json.loads(self.epoch.loss))
+        return self._fail(root_lost_before(self.policy.group, seq, gone, loss))
+
     def _go_on(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
         """The outcome of an op that has been started in an epoch."""
         call = next(iter(_calls(said, epoch)), None)
@@ -194,13 +206,6 @@ class _Round:
         if self.policy.shrink and call is not None and self._can_shrink(call):
             return self._run_with_those_left(seq)
         return self._fail(self._loss(seq, call, epoch))
-
-    def _begin(self, seq: int, said: Mapping[str, OpReport]) -> Outcome:
-        """The outcome of an op that no node has started: it begins in the new epoch."""
-        call = next(iter(_calls(said, self.epoch)), None)
-        if call is not None and call.root and call.root not in self.epoch.sessions:
-            return self._fail(self._root_loss(seq, call))
-        return self._run_with_those_left(seq)
 
     def _run_with_those_left(self, seq: int) -> Outcome:
         left, least = len(self.epoch.seats), self.policy.min_world
@@ -228,13 +233,6 @@ class _Round:
     def _loss(self, seq: int, call: Call | None, epoch: Epoch) -> AllfoldError:
         gone = _gone(epoch, self.term, self.dead)
         return cannot_go_on(self.policy.group, seq, call, epoch, gone, len(self.epoch.seats))
-
-    def _root_loss(self, seq: int, call: Call) -> AllfoldError:
-        if call.root in self.base.sessions:
-            return self._loss(seq, call, self.base)
-        return root_lost_before(
-            self.policy.group, seq, call, from_dict(json.loads(self.epoch.loss))
-        )
 
     def _fail(self, error: AllfoldError) -> Fail:
         return Fail(packed(error), self.epoch.ordinal)
