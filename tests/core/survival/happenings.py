@@ -164,7 +164,7 @@ def _orchestrator(w: World) -> Iterator[Action]:
     if w.record is None:
         return
     for n in sorted(w.voters(w.record)):
-        if w.recalled and w.mutant.grace and _some_are_late(w) and n not in w.reported:
+        if w.recalled and _some_are_late(w) and n not in w.reported:
             continue
         gone = not w.alive[n] or (w.agents[n].out and w.mutant.out_is_proof)
         if gone and len(w.voters(w.record)) > 1:
@@ -204,7 +204,7 @@ def _register(w: World, n: int) -> None:
     if not (w.agents[n].out or t == w.record):
         _meet(w, n, t)
     gone = {each for each in range(w.s.nodes) if not w.alive[each]}
-    if _some_are_late(w) and w.mutant.grace:
+    if _some_are_late(w):
         gone = set()
     if w.record is not None and w.voters(w.record) <= w.reported | gone:
         w.recalled = False
@@ -218,10 +218,8 @@ def _meet(w: World, n: int, t: int) -> None:
         both = tuple(v for v in w.terms[w.record].voters if v in w.terms[t].voters)
         if both:
             _add_term(w, (w.record, t), both)
-        elif w.mutant.reporter_out:
-            w.agents[n].out = True
         else:
-            raise Violation("two terms without a common node")
+            w.agents[n].out = True
 
 
 # An agent's control plane

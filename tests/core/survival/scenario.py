@@ -71,10 +71,8 @@ class Mutant:
     compare_and_set: bool = True
     recalled_evicts_no_silent: bool = True
     generation: bool = True
-    grace: bool = True
     out_is_proof: bool = True
     siblings_meet: bool = True
-    reporter_out: bool = True
 
 
 FAITHFUL = Mutant()

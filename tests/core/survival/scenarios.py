@@ -91,7 +91,9 @@ SCENARIOS = [
         crashes=1,
     ),
     Scenario("a reduce that is redone, two crashes", kinds=("re",), crashes=2),
-    Scenario("fewer than min_world", min_world=3, late=((0, 1),), crashes=1),
+    Scenario(
+        "fewer than min_world", kinds=("ar",), min_world=3, late=((0, 0), (1, 0), (2, 0)), crashes=1
+    ),
     Scenario(
         "messages arrive twice",
         rank_node=TWO,
@@ -102,13 +104,48 @@ SCENARIOS = [
         verdicts=1,
         again=2,
     ),
-    # Small ones, each with what one of the mutants needs to be caught.
+    # Small ones, each with what some mutant needs to be caught.
     Scenario("one all-reduce, crash", kinds=("ar",), crashes=1),
     Scenario("one reduce-scatter, crash", kinds=("rs",), crashes=1),
     Scenario(
         "one late all-reduce, verdict, crash", kinds=("ar",), late=((2, 0),), verdicts=1, crashes=1
     ),
-    Scenario("result and verdict", nodes=2, rank_node=(0, 1), kinds=("ar",), verdicts=1, false=1),
+    Scenario("one all-reduce, verdict, false suspicion", kinds=("ar",), verdicts=1, false=1),
+    Scenario(
+        "one late broadcast, rank dies, false suspicion",
+        nodes=2,
+        rank_node=ONE_TWO,
+        kinds=("bc",),
+        mortal=(2,),
+        late=((1, 0), (2, 0)),
+        rank_deaths=1,
+        false=1,
+    ),
+    Scenario(
+        "one late all-reduce, record lost, false suspicion",
+        nodes=2,
+        rank_node=(0, 1),
+        kinds=("ar",),
+        late=((1, 0),),
+        false=1,
+        losses=1,
+    ),
+    Scenario(
+        "one all-reduce, record lost, false suspicions",
+        nodes=2,
+        rank_node=(0, 1),
+        kinds=("ar",),
+        false=2,
+        losses=1,
+    ),
+    Scenario(
+        "one late all-reduce, record lost, false suspicion, crash",
+        kinds=("ar",),
+        late=((1, 0),),
+        crashes=1,
+        false=1,
+        losses=1,
+    ),
     Scenario(
         "two rounds",
         nodes=2,

@@ -225,6 +225,13 @@ def test_a_term_counts_if_the_store_of_the_last_registration_has_announced_it() 
     assert (me.term, me.round, me.frozen) == (newer, 0, True)
 
 
+def test_a_term_with_one_who_was_left_out_before_is_not_taken() -> None:
+    me = machine()
+    me.take_term(Term(1, 0, ("b",), (0,), (("a", "died"),)), 0)
+    assert me.take_term(Term(3, 0, ("a", "b"), (0, 0)), 0) == []
+    assert report(me.take_term(Term(3, 0, ("a", "b"), (2, 0)), 0)).term.number == 3
+
+
 def test_a_node_that_a_term_leaves_out_does_nothing_any_more() -> None:
     me = machine()
     me.call(0, "r1", SUM)

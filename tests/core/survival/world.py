@@ -14,7 +14,15 @@ from allfold_core.errors import AllfoldError, PeerMissing
 from allfold_core.survival import instructions as agent
 from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
-from allfold_core.survival.reports import Doubt, Install, OpState, Reason, Report, may_shrink
+from allfold_core.survival.reports import (
+    Doubt,
+    Install,
+    OpState,
+    Reason,
+    Report,
+    is_replicated,
+    may_shrink,
+)
 from tests.core.survival.calls import call_of
 from tests.core.survival.scenario import FAITHFUL, KINDS, Mutant, Scenario, Violation, name, number
 
@@ -128,8 +136,8 @@ class World:
             frozenset(self.told.items()),
             frozenset((key, frozenset(nodes)) for key, nodes in self.started.items()),
             frozenset((key, frozenset(nodes)) for key, nodes in self.closings.items()),
-            frozenset(self.reports),
-            frozenset(self.installs),
+            frozenset((key, _content(report)) for key, report in self.reports.items()),
+            frozenset((key, _decision(install)) for key, install in self.installs.items()),
             (frozenset(self.sent), again),
             tuple(self.budget.values()),
         )
@@ -208,9 +216,13 @@ class World:
                 self._check_start(n, each)
                 self.started.setdefault((each.seq, each.epoch.stamp), set()).add(n)
             elif isinstance(each, agent.SendClosing):
-                stamp = me.ops[each.seq].stamp
-                assert stamp is not None
-                self.closings.setdefault((each.seq, stamp), set()).add(n)
+                entry = me.ops.get(each.seq)
+                if entry is None or entry.stamp is None:
+                    raise Violation(f"node {n} has forgotten op {each.seq}, which it closes")
+                self.closings.setdefault((each.seq, entry.stamp), set()).add(n)
+            elif isinstance(each, agent.Fetch):
+                if not is_replicated(KINDS[self.s.kinds[each.seq]]):
+                    raise Violation(f"node {n} is to get its part of op {each.seq} elsewhere")
             elif isinstance(each, agent.HandOut):
                 self._tell(n, each.seq, ("result", each.stamp, self.ordinals[each.stamp]))
             elif isinstance(each, agent.Refuse):
@@ -304,3 +316,22 @@ class World:
                 mine = self.s.rank_node[rank] == n and rank not in self.dead
                 if mine and (n, k) not in self.told:
                     raise Violation(f"I4: op {k} never ends on node {n}: {me.ops.get(k)}")
+
+
+def _content(report: Report) -> object:
+    """What a decision may depend on. A node can report before or after a death."""
+    if (known := report.__dict__.get("_content")) is None:
+        ops = tuple(
+            (seq, op.state, op.stamp, tuple((s, call.view) for s, call in op.calls.items()))
+            for seq, op in report.ops.items()
+        )
+        known = hash((report.epoch.stamp, tuple(report.dead), report.floor, ops))
+        report.__dict__["_content"] = known
+    return known
+
+
+def _decision(install: Install) -> object:
+    if (known := install.__dict__.get("_content")) is None:
+        known = hash((install.epoch, install.floor, tuple(install.outcomes.items())))
+        install.__dict__["_content"] = known
+    return known

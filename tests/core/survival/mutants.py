@@ -1,0 +1,267 @@
+"""The rules of the agreement, each switched off: the search has to find what it was there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from allfold_core.survival import decision
+from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
+from allfold_core.survival.decision import GroupPolicy
+from allfold_core.survival.instructions import (
+    Instruction,
+    Instructions,
+    Release,
+    SendClosing,
+)
+from allfold_core.survival.leader_machine import Freeze, LeaderMachine
+from allfold_core.survival.op_entry import OpEntry
+from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.reports import (
+    Call,
+    Forward,
+    Install,
+    OpReport,
+    OpState,
+    Outcome,
+    is_replicated,
+)
+from tests.core.survival.scenario import FAITHFUL, Mutant
+from tests.core.survival.scenarios import SCENARIOS
+from tests.core.survival.search import Found, explore, walk
+
+Round = decision._Round
+"""The decision of one round, whose rules are replaced one by one."""
+
+
+class ClaimsWhileFrozen(AgentMachine):
+    def _advance(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+        frozen, self.frozen = self.frozen, False
+        yield from super()._advance(seq, entry)
+        self.frozen = frozen
+
+
+class FetchesWhileFrozen(AgentMachine):
+    def fetched(self, seq: int, stamp: Stamp) -> Instructions:
+        frozen, self.frozen = self.frozen, False
+        done = super().fetched(seq, stamp)
+        self.frozen = frozen
+        return done
+
+
+class ClosesWhileFrozen(AgentMachine):
+    def completed(self, seq: int, stamp: Stamp) -> Instructions:
+        done = super().completed(seq, stamp)
+        entry = self.ops.get(seq)
+        if self.frozen and entry is not None and entry.complete and self._must_close(entry):
+            done.append(SendClosing(seq))
+        return done
+
+
+class TakesAnyInstall(AgentMachine):
+    def install(self, install: Install) -> Instructions:
+        if self.frozen and install.term == self.term.number:
+            self.round = install.round
+        return super().install(install)
+
+
+class ForgetsErrors(AgentMachine):
+    """It keeps an error until it has its outcome itself, and not until all nodes have."""
+
+    def _forget(self) -> None:
+        failed = [k for k, each in self.ops.items() if each.state is OpState.FAILED]
+        for seq in failed:
+            if seq <= self._reached:
+                del self.ops[seq]
+        super()._forget()
+
+
+class ForgetsErrorsBeforeTheCall(AgentMachine):
+    def _forget(self) -> None:
+        for seq in [seq for seq in self.ops if seq <= self.floor]:
+            del self.ops[seq]
+        super()._forget()
+
+
+class ReleasesAlone(AgentMachine):
+    """It drops its copy of a result when it is done with it."""
+
+    def _settle(self) -> Iterator[Instruction]:
+        yield from super()._settle()
+        if not self.frozen and self.floor < self.watermark < NOTHING_OPEN - 1:
+            self.floor = self.watermark
+            self._forget()
+            yield Release(self.floor)
+
+
+class NeverCloses(AgentMachine):
+    def _must_close(self, entry: OpEntry) -> bool:
+        return False
+
+
+class IgnoresMinWorld(AgentMachine):
+    def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
+        super().__init__(node, replace(policy, min_world=1), term, epoch)
+
+
+class BeginsWithoutTheRoot(AgentMachine):
+    def _may_begin(self, entry: OpEntry, epoch: Epoch) -> bool:
+        calls = entry.calls.values()
+        return super()._may_begin(entry, epoch) or any(
+            call.root and call.root not in epoch.sessions for call in calls
+        )
+
+
+class OldViewsFit(GroupPolicy):
+    def is_stale(self, call: Call, epoch: Epoch) -> bool:
+        return super().is_stale(call, epoch) and call.view > epoch.ordinal
+
+
+class NewerViewsFit(GroupPolicy):
+    def is_stale(self, call: Call, epoch: Epoch) -> bool:
+        return super().is_stale(call, epoch) and call.view < epoch.ordinal
+
+
+class MajorityDecides(LeaderMachine):
+    @property
+    def missing(self) -> tuple[str, ...]:
+        missing = super().missing
+        return missing if len(missing) * 2 >= len(self.term.voters) else ()
+
+
+class ForgetsDeathsWhileGathering(LeaderMachine):
+    def down(self, dead: Mapping[str, str]) -> list[Freeze]:
+        return [] if self.gathering else super().down(dead)
+
+
+def nothing(*_: object) -> None:
+    """The rule never applies."""
+
+
+def forward_if_all_held(
+    self: Any, seq: int, newest: Epoch, said: Mapping[str, OpReport]
+) -> Outcome | None:
+    """Of partitioned kinds the dead are asked, too."""
+    outcome: Outcome | None = REAL_FORWARD(self, seq, newest, said)
+    if isinstance(outcome, Forward):
+        kind = next(iter(said[outcome.holders[0]].calls.values())).kind
+        if not is_replicated(kind) and not self.known[outcome.stamp].nodes <= set(outcome.holders):
+            return None
+    return outcome
+
+
+def judge_first(self: Any, seq: int) -> Outcome:
+    """A verdict comes before a result."""
+    judged: Outcome | None = self._judged(seq, self.epoch)
+    if judged is not None:
+        return judged
+    outcome: Outcome = REAL_OUTCOME(self, seq)
+    return outcome
+
+
+def viable_with_the_dead(self: Any, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
+    return epoch.nodes.issubset(self.reports)
+
+
+def lowest_floor(values: Iterable[Any], **how: Any) -> Any:
+    """In place of ``max``: ops above the lowest floor are decided, and not above the highest."""
+    return max(values, **how) if how else min(values)
+
+
+REAL_FORWARD, REAL_OUTCOME = Round._go_forward, Round.outcome
+held_is_final = property(lambda entry: entry.state is not OpState.OPEN)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mutant, and the scenario that catches it soonest.
+
+    Attributes:
+        changes: of modules and classes: what, the name in it, and what is there instead.
+        seed: of walks; 0 for breadth-first.
+    """
+
+    scenario: str
+    mutant: Mutant = FAITHFUL
+    changes: tuple[tuple[object, str, object], ...] = ()
+    seed: int = 0
+
+    def search(self, most: int) -> Found:
+        """Search the scenario with this mutant."""
+        scenario = BY_NAME[self.scenario]
+        with ExitStack() as stack:
+            for target, name, instead in self.changes:
+                stack.enter_context(patch.object(target, name, instead, create=True))
+            if self.seed:
+                return walk(scenario, most, self.seed, self.mutant)
+            return explore(scenario, most, self.mutant)
+
+
+def of_agent(scenario: str, agent: type[AgentMachine]) -> Case:
+    return Case(scenario, Mutant(agent=agent))
+
+
+def of_leader(scenario: str, leader: type[LeaderMachine]) -> Case:
+    return Case(scenario, Mutant(leader=leader))
+
+
+def of_decision(scenario: str, target: object, name: str, instead: object) -> Case:
+    return Case(scenario, changes=((target, name, instead),))
+
+
+BY_NAME = {each.name: each for each in SCENARIOS}
+SUM, PARTS = "one all-reduce, crash", "one reduce-scatter, crash"
+LATE = "one late all-reduce, verdict, crash"
+JUDGED = "one all-reduce, verdict, false suspicion"
+RECALL = "one all-reduce, record lost, false suspicions"
+# Two rules are not here, as only nodes that join make them necessary: the grace after the loss of
+# the record, and that a node whose term has no voter in common with the record's is out. As long
+# as nobody joins, every living node of a newer term is a voter of each older one, which therefore
+# waits for its report.
+CASES = {
+    "frozen agents claim": of_agent(SUM, ClaimsWhileFrozen),
+    "frozen agents take fetched results": of_agent(
+        "one late broadcast, rank dies, false suspicion", FetchesWhileFrozen
+    ),
+    "frozen agents close": of_agent(PARTS, ClosesWhileFrozen),
+    "any INSTALL counts": of_agent("two rounds", TakesAnyInstall),
+    "errors are forgotten before others know them": of_agent(LATE, ForgetsErrors),
+    "errors are forgotten before the call": of_agent("two rounds", ForgetsErrorsBeforeTheCall),
+    "copies go too early": of_agent(SUM, ReleasesAlone),
+    "partitioned kinds do not close": of_agent(PARTS, NeverCloses),
+    "held parts are final": of_decision(PARTS, OpEntry, "is_final", held_is_final),
+    "min_world is forgotten": of_agent("fewer than min_world", IgnoresMinWorld),
+    "the root may be lost": of_agent("the root is lost before the call", BeginsWithoutTheRoot),
+    "the leader forgets that the root is lost": of_decision(
+        "the root is lost, and a call in advance", Round, "_without_root", nothing
+    ),
+    "old views fit": Case("old views, raise", Mutant(policy=OldViewsFit)),
+    "newer views fit": Case("a view newer than the op", Mutant(policy=NewerViewsFit)),
+    "a majority decides": of_leader(LATE, MajorityDecides),
+    "deaths are forgotten": of_leader("two ranks die", ForgetsDeathsWhileGathering),
+    "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
+    "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),
+    "one part serves all": of_decision(PARTS, decision, "is_replicated", bool),
+    "the dead are asked": of_decision(PARTS, Round, "_go_forward", forward_if_all_held),
+    "verdicts come first": of_decision(JUDGED, Round, "outcome", judge_first),
+    "the dead need not have called": of_decision(
+        "two ranks die", Round, "_is_viable", viable_with_the_dead
+    ),
+    "ops below the highest floor are decided": of_decision(
+        "floors that differ", decision, "max", lowest_floor
+    ),
+    "no compare-and-set": Case(RECALL, Mutant(compare_and_set=False)),
+    "silence evicts in recall": Case(RECALL, Mutant(recalled_evicts_no_silent=False)),
+    "old announcements count": Case(RECALL, Mutant(generation=False)),
+    "to be out is no proof": Case(
+        "one late all-reduce, record lost, false suspicion", Mutant(out_is_proof=False)
+    ),
+    "siblings do not meet": Case(
+        "one late all-reduce, record lost, false suspicion, crash",
+        Mutant(siblings_meet=False),
+        seed=1,
+    ),
+}
