@@ -1,0 +1,76 @@
+"""The messages of control links: what is taken for one, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from allfold_core.schema import UnknownSchema
+from allfold_orchestrator.links import messages
+from allfold_orchestrator.membership.reports import term_record
+from tests.orchestrator.builders import ready
+
+RECORD = term_record(ready(2))
+assert RECORD is not None
+
+
+def register(**changes: Any) -> str:
+    held = {"group": "train", "record": {**json.loads(json.dumps(RECORD.to_dict())), **changes}}  # type: ignore[union-attr]
+    return json.dumps({"type": "register", "generation": 1, "incarnation": "x", "groups": [held]})
+
+
+def test_a_record_comes_back_as_it_was_announced() -> None:
+    message = messages.parse(register())
+    assert isinstance(message, messages.Register)
+    (held,) = message.groups
+    assert message.report(("a", "x"), held).held == RECORD
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"voters": {}},
+        {"seats": [["s0"]]},
+        {"epoch": -1},
+        {"generation": 1 << 12},
+        {"term": {"number": 1, "generation": 0, "voters": [], "joined": []}},
+        {"more": 1},
+    ],
+    ids=["no addresses", "half a seat", "no epoch", "no generation", "no voters", "another field"],
+)
+def test_a_record_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        message = messages.parse(register(**changes))
+        assert isinstance(message, messages.Register)
+        message.report(("a", "x"), message.groups[0])
+
+
+def test_another_schema_is_refused() -> None:
+    with pytest.raises(UnknownSchema):
+        messages.parse('{"schema": 2, "type": "alive", "nonce": "n", "lag": 0.0}')
+
+
+def test_what_goes_down_has_a_type_and_the_schema() -> None:
+    assert RECORD is not None
+    sent = [
+        messages.registered(1, is_evicted=False, out=["g"]),
+        messages.beat(1),
+        messages.term(1, "train", RECORD),
+        messages.probe("n"),
+        messages.ping_for(("a", "1")),
+        messages.cleared(("a", "1"), 0.8),
+        messages.recall(2),
+    ]
+    found = [json.loads(text) for text in sent]
+    assert {each["schema"] for each in found} == {1}
+    assert [each["type"] for each in found] == [
+        "registered",
+        "beat",
+        "term",
+        "probe",
+        "ping_for",
+        "cleared",
+        "recall",
+    ]
