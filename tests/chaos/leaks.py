@@ -16,9 +16,14 @@ _FILES, _THREADS, _RESIDENT = 8, 8, 96 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """The resources of a process, as the kernel counts them."""
+    """The resources of a process, as the kernel counts them.
+
+    Attributes:
+        processes: itself, and what it has started.
+    """
 
     pid: int
+    processes: int
     files: Counter[str]
     threads: int
     resident: int
@@ -28,6 +33,7 @@ class Held:
         process = Path(f"/proc/{pid}")
         return cls(
             pid,
+            _in_session(pid),
             Counter(_kinds(process / "fd")),
             len(list((process / "task").iterdir())),
             int((process / "statm").read_text().split()[1]) * 4096,
@@ -42,11 +48,23 @@ def leaks(node: str, before: Held, after: Held) -> list[Finding]:
     if after.files.total() > before.files.total() + _FILES:
         more = dict(after.files - before.files)
         found.append(f"files {before.files.total()} -> {after.files.total()}: {more} more")
+    if after.processes > before.processes:
+        found.append(f"processes {before.processes} -> {after.processes}")
     if after.threads > before.threads + _THREADS:
         found.append(f"threads {before.threads} -> {after.threads}")
     if after.resident > before.resident + _RESIDENT:
         found.append(f"resident {before.resident} -> {after.resident}")
     return [Finding(LEAK, f"{node}: {each}") for each in found]
+
+
+def _in_session(pid: int) -> int:
+    """Return how many processes are in the session that a process leads."""
+    found = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # Behind the name, which may have blanks: state, parent, group, session.
+            found += file.read_text().rpartition(")")[2].split()[3] == str(pid)
+    return found
 
 
 def _kinds(folder: Path) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +32,7 @@ from tests.chaos.judge import (
 from tests.chaos.leaks import Held, leaks
 from tests.chaos.records import BROKEN, CRASHED, FINISHED, HUNG, KILLED, RankLog, Record
 from tests.chaos.report import Tally, recovery, table
+from tests.support.waiting import wait_until
 
 SEATS = range(4)
 
@@ -219,13 +222,27 @@ def test_the_table_counts_faults_recoveries_and_findings() -> None:
 
 
 def test_an_agent_that_holds_more_than_it_may_leaks() -> None:
-    before = Held(1, files=Counter(socket=20), threads=10, resident=100 << 20)
+    before = Held(1, 1, files=Counter(socket=20), threads=10, resident=100 << 20)
     assert leaks("node0", before, replace(before, files=Counter(socket=24))) == []
-    many = replace(before, files=Counter(socket=60), threads=60, resident=300 << 20)
-    told = ["files 20 -> 60: {'socket': 40} more", "threads 10 -> 60"]
+    files = Counter(socket=60)
+    many = replace(before, processes=2, files=files, threads=60, resident=300 << 20)
+    told = ["files 20 -> 60: {'socket': 40} more", "processes 1 -> 2", "threads 10 -> 60"]
     found = [finding.text.removeprefix("node0: ") for finding in leaks("node0", before, many)]
     assert found == [*told, f"resident {100 << 20} -> {300 << 20}"]
     assert leaks("node0", before, replace(many, pid=2)) == []
+
+
+def test_what_a_process_holds_is_counted() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    command = [sys.executable, "-c", program]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    with child:
+        wait_until(lambda: Held.of(child.pid).processes == 2, "it has started another one")
+        held = Held.of(child.pid)
+        assert (held.pid, held.threads) == (child.pid, 1)
+        assert held.files["pipe"] >= 1
+        assert held.resident > 1 << 20
+        child.communicate(b"\n")
 
 
 def test_logs_are_read_as_they_were_written_even_if_the_last_line_is_torn(tmp_path: Path) -> None:
