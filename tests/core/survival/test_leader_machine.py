@@ -17,7 +17,8 @@ EPOCH = Epoch(Stamp(2, 0, 0), 0, tuple(Seat(f"s{n}", "aabb"[n]) for n in range(4
 
 
 def judge(_seq: int, _epoch: Epoch, _reports: object, doubt: Doubt | None) -> PeerMissing | None:
-    return PeerMissing("late") if doubt else None
+    is_late = doubt is not None and doubt.reason is Reason.DEADLINE
+    return PeerMissing("late") if is_late else None
 
 
 def leader(*, gathering: bool = False) -> LeaderMachine:
@@ -86,6 +87,19 @@ def test_a_doubt_while_a_round_gathers_is_judged_by_the_next_one() -> None:
     assert isinstance(second.outcomes[0], Fail)
     assert "late" in second.outcomes[0].error
     assert machine.doubt(Doubt(0, Reason.DEADLINE, 2.0)) == [Freeze(2, 3)]
+
+
+def test_a_deadline_is_judged_although_the_op_was_doubted_for_its_calls_before() -> None:
+    machine = leader(gathering=True)
+    machine.doubt(Doubt(0, Reason.STALE))
+    machine.doubt(Doubt(0, Reason.DEADLINE, 1.0))
+    machine.doubt(Doubt(0, Reason.MISMATCH))
+    machine.report(report("a", 0))
+    machine.report(report("b", 0))
+    machine.report(report("a", 1))
+    (install,) = machine.report(report("b", 1))
+    assert isinstance(install, Install)
+    assert isinstance(install.outcomes[0], Fail)
 
 
 def test_reports_of_other_rounds_terms_and_nodes_do_not_count() -> None:

@@ -11,7 +11,7 @@ from tests.core.survival.scenario import Scenario
 from tests.core.survival.scenarios import DEEP, SCENARIOS
 from tests.core.survival.search import Found, explore, main, walk
 
-STATES, STEPS = 600, 1500
+STATES, STEPS = 400, 1200
 
 
 def way_of(found: Found) -> str:

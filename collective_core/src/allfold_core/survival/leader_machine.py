@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from allfold_core.survival.decision import GroupPolicy, Judge, decide
 from allfold_core.survival.records import Term
-from allfold_core.survival.reports import Doubt, Install, Report
+from allfold_core.survival.reports import Doubt, Install, Reason, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,9 @@ class LeaderMachine:
 
     def doubt(self, doubt: Doubt) -> list[Freeze]:
         """An op is to be judged (DOUBT)."""
-        self._later.setdefault(doubt.seq, doubt)
+        before = self._later.get(doubt.seq)
+        if before is None or before.reason in (Reason.MISMATCH, Reason.STALE):
+            self._later[doubt.seq] = doubt  # the calls show these two without a doubt, too
         return self._begin_if_idle()
 
     def report(self, report: Report) -> list[Install | Freeze]:
