@@ -18,10 +18,12 @@ from allfold_orchestrator.membership.group_state import (
     GroupParams,
     GroupState,
     Join,
+    Leave,
     NodeInfo,
     NodeLost,
     PlanReady,
     RankSeat,
+    Reason,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.wire import PlanComplete
@@ -44,7 +46,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
     lost = NodeLost(node["node"], node["incarnation"])
     (broken, _), losing = _best(lambda: step(complete, lost))
     survivors = cluster.without_the_first()
-    _, replanning = _planning(survivors, broken)
+    _, replanning = _planning(survivors, _left(broken, cluster))
     return {
         "nodes": cluster.nodes,
         "ranks_per_node": cluster.ranks_per_node,
@@ -68,6 +70,13 @@ def _joined(state: GroupState, cluster: Cluster, leave_out: int = 0) -> GroupSta
     for rank in range(cluster.world_size - leave_out):
         seat = RankSeat(nodes[rank // cluster.ranks_per_node], cluster.session(rank))
         state, _ = step(state, Join(rank, seat, params))
+    return state
+
+
+def _left(state: GroupState, cluster: Cluster) -> GroupState:
+    """The state after all ranks have left, so that the name is free again."""
+    for rank in range(cluster.world_size):
+        state, _ = step(state, Leave(rank, cluster.session(rank), Reason.FINISHED))
     return state
 
 

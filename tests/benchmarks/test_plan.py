@@ -291,11 +291,13 @@ def test_a_lossy_wire_may_be_wrong_by_its_rounding_and_no_more() -> None:
     assert count_wrong(np.full_like(total, np.nan), total, 1.0, allowed) == len(total)
 
 
-def test_no_benchmark_imports_tests() -> None:
+def test_no_benchmark_but_that_of_faults_imports_tests() -> None:
+    """The fleet under faults is that of tests/chaos: its judge checks what is measured."""
     sources = list((Path(__file__).parents[2] / "benchmarks").rglob("*.py"))
     found = [
         path.name
         for path in sources
-        if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.M)
+        if path.parent.name != "faults"
+        and re.search(r"^\s*(from|import) tests\b", path.read_text(), re.M)
     ]
     assert (found, len(sources) > 40) == ([], True)

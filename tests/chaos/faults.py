@@ -50,6 +50,7 @@ ENDURED = (
     Kind.PAUSE_AGENT,
     Kind.RESTART_ORCHESTRATOR,
     Kind.RESTART_REDIS,
+    Kind.KILL_RANK,
 )
 """The faults that no op may notice, whatever comes together: those of the test and of make chaos.
 

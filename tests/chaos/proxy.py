@@ -26,6 +26,7 @@ Pair = tuple[str, str]
 
 _CHUNK = 1 << 16
 _BUFFER_BYTES = 1 << 18
+_LOOKS = 2
 _TICK_SECONDS = 0.01
 # What comes before is the head of an HTTP request or response, which has no checksum of its own.
 _HEAD_BYTES = 2048
@@ -173,10 +174,15 @@ class Proxy:
         self._watch(connection)
 
     def _find_diallers(self) -> None:
-        unknown = [each for each in self._connections if not each.is_known]
-        found = diallers([each.port for each in unknown], self._pids) if unknown else {}
-        for connection in unknown:
-            connection.dialled_by(found.get(connection.port, ""))
+        """Note who has dialled what. A look at the kernel's tables may miss one of them."""
+        for _ in range(_LOOKS):
+            unknown = [each for each in self._connections if not each.is_known]
+            if not unknown:
+                return
+            found = diallers([each.port for each in unknown], self._pids)
+            for connection in unknown:
+                if connection.port in found:
+                    connection.dialled_by(found[connection.port])
 
     def _move(self, connection: Connection) -> None:
         try:

@@ -1,12 +1,19 @@
 """The launcher's pure parts: when a run ends, how lines are cut, what an op waits for."""
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from allfold.cli._ending import TIMED_OUT, Ending
-from allfold.cli._inflight import messages_in_flight, ops_in_flight
+from allfold.cli._inflight import (
+    Membership,
+    MissingRank,
+    memberships,
+    messages_in_flight,
+    ops_in_flight,
+)
 from allfold.cli._output import LineCutter
 
 # --- the ending
@@ -148,15 +155,21 @@ def agent(
     last_seq: dict[int, int],
     *in_flight: dict[str, Any],
     nodes: str = "ab",
-    left: tuple[int, ...] = (),
+    opening: int = 5,
+    epoch: int = 2,
+    losses: Sequence[str] = (),
+    broken: str = "",
 ) -> dict[str, Any]:
     group = {
         "name": "dp",
-        "epoch": 2,
+        "opening": opening,
+        "epoch": epoch,
+        "term": opening,
         "nodes": list(nodes),
         "ranks": list(last_seq),
         "last_seq": {str(rank): seq for rank, seq in last_seq.items()},
-        "left": list(left),
+        "losses": list(losses),
+        "broken": broken,
         "in_flight": list(in_flight),
     }
     return {"node": node, "groups": [group]}
@@ -176,9 +189,9 @@ def agent(
             id="a node where nobody came does not know of the op",
         ),
         pytest.param(
-            [agent("a", {0: 7, 1: 7}, op(7, 1.2)), agent("b", {2: 7, 3: 6}, op(7, 1.0), left=(3,))],
+            [agent("a", {0: 7, 1: 7}, op(7, 1.2), epoch=3), agent("b", {2: 7, 3: 6}, op(7, 1.0))],
             "is being worked on, 1.2 s",
-            id="who has left is not waited for",
+            id="a node that does not know yet that a rank is lost has old numbers",
         ),
         pytest.param(
             [agent("a", {0: 7}, op(7, 1.2, "b")), agent("b", {1: 7}, op(7, 1.0))],
@@ -206,6 +219,28 @@ def test_ops_in_flight_are_listed_oldest_first() -> None:
     statuses = [agent("a", {0: 9}, op(8, 0.5), op(9, 0.1)), agent("b", {1: 8}, op(8, 0.7))]
     assert [(each.seq, each.age) for each in ops_in_flight(statuses)] == [(8, 0.7), (9, 0.1)]
     assert ops_in_flight([agent("a", {0: 3})]) == []
+
+
+def test_two_groups_of_one_name_are_not_mixed() -> None:
+    statuses = [agent("a", {0: 9}, op(9, 0.5)), agent("b", {0: 3}, op(4, 0.1), opening=6)]
+    assert [(each.seq, each.missing) for each in ops_in_flight(statuses)] == [
+        (9, ()),
+        (4, (MissingRank(0, "b"),)),
+    ]
+
+
+def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> None:
+    lost = "group 'dp' has lost rank 3 on node b, which left the group; 3 of 4 ranks are left"
+    broken = "node b of group 'dp' with rank 2 cannot be reached any more"
+    statuses = [
+        agent("a", {0: 9}, epoch=2, losses=["older", lost], broken=broken),
+        agent("b", {2: 9}, epoch=1, losses=["older"]),
+        agent("a", {0: 1}, opening=7, epoch=0),
+    ]
+    assert memberships(statuses) == [
+        Membership("dp", 5, 2, 5, ("older", lost, broken)),
+        Membership("dp", 7, 0, 7, ()),
+    ]
 
 
 def test_a_message_in_flight_says_who_waits_for_whom() -> None:

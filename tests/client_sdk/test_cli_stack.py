@@ -228,3 +228,47 @@ def test_status_names_the_rank_that_an_op_waits_for(allfold: Commands) -> None:
     assert job.out.count("sum 6.0") == 4
     up.send(signal.SIGTERM)
     assert up.wait() == 143
+
+
+LOSE_RANK_3 = """
+import os, pathlib, sys, time
+import numpy as np, allfold
+group = allfold.init(group="lossy")
+allfold.barrier()
+if group.rank == 3:
+    os._exit(9)
+try:
+    allfold.barrier()
+except allfold.PeerLost:
+    print("left", group.world_size, "epoch", group.epoch)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+"""
+
+
+def test_status_tells_the_epoch_of_a_group_and_why_it_has_lost_a_rank(allfold: Commands) -> None:
+    flag = allfold.folder / "flag"
+    up = allfold.start(*UP, "--nodes", "2", "--json")
+    up.wait_for_output("\n")
+    told = json.loads(up.out)
+    env = {"ALLFOLD_TOKEN": told["token"], "ALLFOLD_ORCHESTRATOR_URL": told["orchestrator_url"]}
+    agents = [word for node in told["nodes"] for word in ("--agent", node["socket"])]
+    script = allfold.script(LOSE_RANK_3)
+    launch = ("run", "--keep-going", *agents, "--nproc-per-node", "2", script, flag)
+    job = allfold.start(*launch, env=env)
+    job.wait_for_output("left 3 epoch 1", count=3)
+    shown = allfold.run("status", env=env).out
+    why = "group 'lossy' has lost rank 3 on node node1, which ended without leaving the group"
+    assert f"{why}; 3 of 4 ranks are left" in shown
+    report = json.loads(allfold.run("status", "--json", env=env).out)
+    (group,) = report["memberships"]
+    assert (group["group"], group["epoch"]) == ("lossy", 1)
+    (row,) = [line for line in shown.splitlines() if "lossy" in line and "lost rank" not in line]
+    cells = [cell.strip() for cell in row.split("\u2502")]
+    assert cells[1:5] == ["lossy", "reduced", str(group["term"]), "1"]
+    alone = [word for url in report["agents"] for word in ("--agent-url", url)]
+    assert f"lossy: 2 (term {group['term']}, epoch 1)" in allfold.run("status", *alone, env=env).out
+    flag.touch()
+    assert job.wait() == 0
+    up.send(signal.SIGTERM)
+    assert up.wait() == 143

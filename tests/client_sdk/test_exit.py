@@ -144,7 +144,7 @@ def test_a_script_that_forgets_to_wait_for_what_is_done_leaves_in_order(
     second.end()
     assert first.err == ""
     assert "True" in second.out
-    assert "can never be done: rank 0 exited" in second.out
+    assert "rank 0 on node node0, which exited" in second.out
     wait_until(lambda: not scripts.groups(), "the agent has closed the group")
 
 
@@ -199,7 +199,7 @@ def test_a_script_that_an_error_ends_is_recorded_as_lost_and_its_error_is_told(
         f"while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)",
     )
     first.end(1)
-    second.wait_for_output("rank 0 ended with an exception (ValueError: boom) after op 0")
+    second.wait_for_output("rank 0 on node node0, which ended with an exception (ValueError: boom)")
     group = scripts.services.get(f"{scripts.services.orchestrator_url}/v1/groups/{first.group}")
     assert [each["rank"] for each in group["lost"]] == [0]
     seen.touch()

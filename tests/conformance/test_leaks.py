@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import memory_programs, programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.support.processes.ranks import RankPool
+from tests.support.processes.ranks import RankPool, failures, results
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
@@ -47,7 +47,7 @@ def open_groups(services: Services) -> list[str]:
 
 
 def one_group(pool: RankPool, *, die: bool = False) -> None:
-    """A group over three nodes that does ops of all kinds; one rank may die in it."""
+    """A group over three nodes that does ops of all kinds; one rank may die, and the rest go on."""
     with pool.job([0, 0, 1, 2], timeout=OP_SECONDS) as job:
         for kind, options in (
             ("all_reduce", {"shape": [300_000], "strategy": "ring"}),
@@ -58,7 +58,11 @@ def one_group(pool: RankPool, *, die: bool = False) -> None:
         ):
             job.run(programs.calls, count=3, kind=kind, **options)
         if die:
+            left = [0, 1, 2]
+            stopped = [job.start(rank, programs.call, shape=[300_000]) for rank in left]
             job.ranks[3].kill()
+            failures(stopped)
+            results([job.start(rank, programs.calls, count=3, shape=[300_000]) for rank in left])
 
 
 def test_agents_hold_after_many_groups_what_they_held_before(
@@ -73,7 +77,7 @@ def test_agents_hold_after_many_groups_what_they_held_before(
     wait_until(lambda: not open_groups(services), "the groups are closed")
     before = {node: held(services.agents[node].pid) for node in NODES}
     for number in range(GROUPS):
-        one_group(pool, die=number == GROUPS // 2)
+        one_group(pool, die=number % 3 == 0)
     wait_until(lambda: not open_groups(services), "the groups are closed")
     for node in NODES:
         after, first = held(services.agents[node].pid), before[node]

@@ -221,7 +221,7 @@ def test_a_rank_that_dies_is_lost_to_all_its_groups_and_to_no_other(pool: RankPo
         for failure in failures(calls):
             assert isinstance(failure.error, PeerLost)
             # By the number that it has in this group.
-            assert "lost rank 2 " in failure.error.message
+            assert "rank 2 on node node1" in failure.error.message
         calls = [job.start(rank, group_programs.use, members=[0, 1], value=1.0) for rank in (0, 1)]
         assert results(calls) == [2.0, 2.0]
 

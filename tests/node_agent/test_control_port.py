@@ -15,14 +15,13 @@ import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.control_port import make_app
-from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.http.guard import MAX_BODY_BYTES
 from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices
-from allfold_agent.membership.failure_protocol import FailureProtocol
+from allfold_agent.membership.loss_notices import LossNotices
 from allfold_agent.settings import AgentSettings
-from allfold_core.errors import PeerLost
+from allfold_core.errors import InvalidArgument, PeerLost
 from allfold_core.plan import LinkModel, Member, Plan
 from tests.support.waiting import until, within
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 TOKEN = "secret"
 NODES = 8
-EPOCH = 3
+OPENING = 3
 
 
 @pytest.fixture
@@ -39,31 +38,27 @@ def anyio_backend() -> str:
 
 
 @dataclass(eq=False)
-class FakeEpoch:
-    """An epoch that notes what happens to it."""
+class FakeGroup:
+    """A group that notes what happens to it."""
 
     plan: Plan
     losses: list[PeerLost] = field(default_factory=list)
-    departures: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def group(self) -> str:
+    def name(self) -> str:
         return self.plan.group
 
     @property
-    def number(self) -> int:
+    def opening(self) -> int:
         return self.plan.epoch
 
     def break_(self, error: PeerLost) -> None:
         self.losses.append(error)
 
-    def rank_left(self, rank: int, last_seq: int, how: str) -> None:
-        self.departures.append((rank, last_seq))
-
 
 PLAN = Plan(
     group="train",
-    epoch=EPOCH,
+    epoch=OPENING,
     world_size=NODES,
     members=tuple(Member(f"n{i}", f"http://n{i}", "", (i,)) for i in range(NODES)),
     tree_order=tuple(range(NODES)),
@@ -74,22 +69,21 @@ PLAN = Plan(
 
 
 class Node:
-    """An agent's control port and failure protocol, without the rest of the agent."""
+    """An agent's control port and its notices, without the rest of the agent."""
 
     def __init__(self, name: str, network: Network) -> None:
         self.name = name
         self.registry = Registry()
         self.notices = EarlyNotices(self.registry)
-        self.peers = FailureProtocol(name, TOKEN, network)
+        self.losses = LossNotices(name, TOKEN, network)
         self.settings = AgentSettings.model_validate({"ALLFOLD_TOKEN": TOKEN})
         self.app = httpx.ASGITransport(make_app(cast(Agent, self)))
 
-    def open(self) -> FakeEpoch:
-        epoch = FakeEpoch(PLAN)
-        group = SimpleNamespace(name=PLAN.group, opening=EPOCH, epochs={EPOCH: epoch})
+    def open(self) -> FakeGroup:
+        group = FakeGroup(PLAN)
         self.registry.open(PLAN, lambda: cast(Group, group))
-        self.notices.opened(cast(Epoch, epoch))
-        return epoch
+        self.notices.opened(cast(Group, group))
+        return group
 
 
 class Network(httpx.AsyncBaseTransport):
@@ -122,7 +116,7 @@ async def network() -> AsyncIterator[Network]:
     network = Network()
     yield network
     for node in network.nodes.values():
-        await node.peers.close()
+        await node.losses.close()
 
 
 def client(node: Node, token: str = TOKEN) -> httpx.AsyncClient:
@@ -136,7 +130,7 @@ def lost(node: str) -> PeerLost:
 
 
 def base(group: str = "train") -> str:
-    return f"/v1/groups/{group}/epochs/{EPOCH}"
+    return f"/v1/groups/{group}/openings/{OPENING}"
 
 
 @pytest.mark.parametrize("dead", ["n0", "n5"], ids=["the first", "another"])
@@ -146,7 +140,7 @@ async def test_that_all_survivors_notice_a_lost_node_takes_few_messages(
     groups = {name: node.open() for name, node in network.nodes.items() if name != dead}
     network.dead.add(dead)
     nodes = [network.nodes[name] for name in groups]
-    reports = (node.peers.report_loss(cast(Epoch, groups[node.name]), lost(dead)) for node in nodes)
+    reports = (node.losses.report(cast(Group, groups[node.name]), lost(dead)) for node in nodes)
     await asyncio.gather(*reports)
     assert all(group.losses for group in groups.values()), "each is notified by the leaders"
     leaders, others = 3, NODES - 1 - 3
@@ -156,7 +150,7 @@ async def test_that_all_survivors_notice_a_lost_node_takes_few_messages(
 async def test_a_loss_is_announced_although_the_leader_is_dead_as_well(network: Network) -> None:
     groups = {name: node.open() for name, node in network.nodes.items()}
     network.dead |= {"n0", "n7"}
-    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    await network.nodes["n4"].losses.report(cast(Group, groups["n4"]), lost("n7"))
     told = [name for name, group in groups.items() if group.losses]
     assert told == ["n1", "n2", "n3", "n4", "n5", "n6"]
 
@@ -166,7 +160,7 @@ async def test_a_node_to_which_only_a_link_is_broken_hears_that_it_is_given_up(
 ) -> None:
     """Its ranks would wait for the others until their timeouts, and the others do not wait."""
     groups = {name: node.open() for name, node in network.nodes.items()}
-    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    await network.nodes["n4"].losses.report(cast(Group, groups["n4"]), lost("n7"))
     assert {each.details["node"] for each in groups["n7"].losses} == {"n7"}
 
 
@@ -174,7 +168,7 @@ async def test_silent_nodes_do_not_delay_the_announcement_of_a_loss(network: Net
     """Each costs a second until it is given up, in which the ranks of the others would wait."""
     network.silent |= {"n0", "n1"}
     groups = {name: node.open() for name, node in network.nodes.items()}
-    report = network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    report = network.nodes["n4"].losses.report(cast(Group, groups["n4"]), lost("n7"))
     reporting = asyncio.create_task(report)
     survivors = [group for name, group in groups.items() if name not in network.silent]
     await until(lambda: all(each.losses for each in survivors), "the others are notified")
@@ -184,45 +178,37 @@ async def test_silent_nodes_do_not_delay_the_announcement_of_a_loss(network: Net
 
 async def test_a_node_without_the_group_does_not_lead(network: Network) -> None:
     groups = {name: node.open() for name, node in network.nodes.items() if name != "n0"}
-    await network.nodes["n4"].peers.report_loss(cast(Epoch, groups["n4"]), lost("n7"))
+    await network.nodes["n4"].losses.report(cast(Group, groups["n4"]), lost("n7"))
     assert all(group.losses for group in groups.values())
 
 
 async def test_notices_for_an_unknown_group_are_answered_at_once_and_kept(network: Network) -> None:
     node = network.nodes["n0"]
     async with client(node) as http:
-
-        async def notify(path: str, body: dict[str, Any]) -> None:
-            answer = await within(2.0, http.post(f"{base()}/{path}", json=body))
-            assert answer.status_code == 200, answer.text
-
-        await asyncio.gather(
-            *(notify("departures", {"rank": rank, "last_seq": 9}) for rank in range(1, 65)),
-            notify("losses", lost("n7").to_dict()),
-        )
+        answer = await within(2.0, http.post(f"{base()}/losses", json=lost("n7").to_dict()))
+        assert answer.status_code == 200, answer.text
     group = node.open()
-    assert sorted(group.departures) == [(rank, 9) for rank in range(1, 65)]
     assert [each.details["node"] for each in group.losses] == ["n7"]
 
 
 def test_the_notices_that_are_kept_are_bounded() -> None:
     notices, seen = EarlyNotices(Registry()), list[int]()
     for index in range(MAX_KEPT + 5):
-        notices.apply("train", EPOCH, lambda _, index=index: seen.append(index))  # type: ignore[misc]
-    notices.opened(cast(Epoch, FakeEpoch(PLAN)))
+        notices.apply("train", OPENING, lambda _, index=index: seen.append(index))  # type: ignore[misc]
+    notices.opened(cast(Group, FakeGroup(PLAN)))
     assert seen == [*range(5, MAX_KEPT + 5)]
 
 
 def test_notices_of_a_group_that_is_over_take_no_places() -> None:
     registry, seen = Registry(), list[str]()
-    over = SimpleNamespace(name="over", opening=EPOCH)
+    over = SimpleNamespace(name="over", opening=OPENING)
     registry.open(replace(PLAN, group="over"), lambda: cast(Group, over))
     registry.remove(cast(Group, over))
     notices = EarlyNotices(registry)
-    notices.apply("train", EPOCH, lambda _: seen.append("lost"))
+    notices.apply("train", OPENING, lambda _: seen.append("lost"))
     for _ in range(MAX_KEPT):
-        notices.apply("over", EPOCH, lambda _: seen.append("of another group"))
-    notices.opened(cast(Epoch, FakeEpoch(PLAN)))
+        notices.apply("over", OPENING, lambda _: seen.append("of another group"))
+    notices.opened(cast(Group, FakeGroup(PLAN)))
     assert seen == ["lost"]
 
 
@@ -260,41 +246,41 @@ async def test_who_has_no_token_is_refused_before_the_body_is_read(network: Netw
     assert read == 0
 
 
-BODIES: dict[str, dict[str, Any]] = {
-    "ops/0/suspicion": {"reason": "stall", "waited": 0.0},
-    "ops/0/verdict": lost("n7").to_dict(),
-    "losses": lost("n7").to_dict(),
-    "departures": {"rank": 1, "last_seq": 9},
-}
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_request_of_a_newer_schema_is_refused_with_both_numbers(
-    network: Network, path: str
-) -> None:
+async def test_a_request_of_a_newer_schema_is_refused_with_both_numbers(network: Network) -> None:
     node = network.nodes["n0"]
     group = node.open()
     async with client(node) as http:
-        answer = await http.post(f"{base()}/{path}", json={"schema": 2, **BODIES[path]})
+        body = {"schema": 2, **lost("n7").to_dict()}
+        answer = await http.post(f"{base()}/losses", json=body)
     assert answer.status_code == 400
     assert "has schema 2 and is read here up to schema 1" in answer.json()["error"]["message"]
-    assert (group.losses, group.departures) == ([], [])
+    assert group.losses == []
 
 
 @pytest.mark.parametrize("schema", [{}, {"schema": 1}], ids=["0", "1"])
-@pytest.mark.parametrize("path", ["losses", "departures"])
 async def test_a_request_of_a_known_schema_is_read(
-    network: Network, path: str, schema: dict[str, int]
+    network: Network, schema: dict[str, int]
 ) -> None:
     node = network.nodes["n0"]
     group = node.open()
     async with client(node) as http:
-        answer = await http.post(f"{base()}/{path}", json={**schema, **BODIES[path]})
+        answer = await http.post(f"{base()}/losses", json={**schema, **lost("n7").to_dict()})
     assert (answer.status_code, answer.json()) == (200, {"schema": 1})
-    assert [*group.losses, *group.departures]
+    assert group.losses
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/version", f"{base()}/ops/0"])
+async def test_a_loss_that_is_no_loss_of_a_peer_is_refused(network: Network) -> None:
+    node = network.nodes["n0"]
+    group = node.open()
+    async with client(node) as http:
+        body = InvalidArgument("something else").to_dict()
+        answer = await http.post(f"{base()}/losses", json=body)
+    assert answer.status_code == 400
+    assert "a loss is a PeerLost, got InvalidArgument" in answer.json()["error"]["message"]
+    assert group.losses == []
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/version", f"{base()}/ops"])
 @pytest.mark.parametrize("token", [TOKEN, "wrong"])
 async def test_every_answer_carries_its_schema(network: Network, path: str, token: str) -> None:
     async with client(network.nodes["n0"], token) as http:
@@ -309,12 +295,12 @@ async def test_agents_stamp_their_requests_and_refuse_answers_of_a_newer_schema(
         asked.append(json.loads(request.content))
         return httpx.Response(200, json={"schema": next(numbers)})
 
-    peers = FailureProtocol("n1", TOKEN, httpx.MockTransport(answer))
-    epoch, to = cast(Epoch, FakeEpoch(PLAN)), PLAN.members[0]
-    assert not await peers._have_announced(epoch, to, lost("n7")), "of schema 2"
-    assert await peers._have_announced(epoch, to, lost("n7"))
+    notices = LossNotices("n1", TOKEN, httpx.MockTransport(answer))
+    group, to = cast(Group, FakeGroup(PLAN)), PLAN.members[0]
+    assert await notices._notify(group, to, "losses", lost("n7")) is None, "of schema 2"
+    assert await notices._notify(group, to, "losses", lost("n7")) is not None
     assert [body["schema"] for body in asked] == [1, 1]
-    await peers.close()
+    await notices.close()
 
 
 REFUSALS = [

@@ -59,7 +59,7 @@ def test_the_others_are_told_how_a_rank_that_is_gone_has_ended(
     before = len((services.folder / "node0.log").read_text())
     listener, gone = run(services, tmp_path, LISTEN, ending)
     assert (listener.returncode, gone.returncode) == (1, status), listener.stderr + gone.stderr
-    assert f"rank 1 {told} after op 0" in listener.stderr
+    assert f"rank 1 on node node0, which {told}" in listener.stderr
     log = (services.folder / "node0.log").read_text()[before:].splitlines()
     (first,) = [line for line in log if "rank 1 of 'torch-" in line]
     assert first.endswith(told)

@@ -39,7 +39,7 @@ def test_what_cannot_work_is_refused_at_the_call(two_nodes: TorchJob) -> None:
 def test_an_aborted_sub_group_fails_what_is_in_flight_at_once(two_nodes: TorchJob) -> None:
     (message, seconds, _), *others, _ = two_nodes.run(programs.abort_a_sub_group)
     assert "PeerLost" in message, message
-    assert "it left the group while ops of its own were in flight" in message, message
+    assert "which left the group while ops of its own were in flight" in message, message
     assert seconds < ENDS_WITHIN_SECONDS
     assert all("PeerLost" in elsewhere for _, _, elsewhere in others), others
 

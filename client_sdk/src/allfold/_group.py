@@ -51,7 +51,7 @@ class Group(Collectives):
         RegisterNotFirstOperation: the group has been left.
         MismatchError: the ranks asked for different things; the group stays usable.
         PeerMissing: the deadline has passed; names the missing ranks.
-        PeerLost: a rank or node is gone.
+        PeerLost: a rank is gone without which the op cannot be done, or a node is.
         AgentLost: the node agent of this machine is gone.
     """
 

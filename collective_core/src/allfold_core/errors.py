@@ -156,8 +156,8 @@ class PeerLost(PeerError):
 
     code = "AF301"
     advice = (
-        "Look at what the lost rank or its agent printed last; then restart the job, or start the "
-        "rank again and call shutdown and init on all others."
+        "Look at what the lost rank or its agent printed last. After the loss of a rank the group "
+        "is usable with those that are left; after that of a node, restart the job."
     )
 
 

@@ -20,18 +20,23 @@ from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.opening import Dial
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
+from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.result_transfer import fetch_result
+from allfold_agent.groups.results import Result
 from allfold_agent.http import addresses
 from allfold_agent.http import client as http_client
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, LocalServer
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.early_notices import EarlyNotices
-from allfold_agent.membership.failure_protocol import FailureProtocol
+from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_agent.membership.links import PeerLinks
+from allfold_agent.membership.loss_notices import LossNotices
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.runtime.buffers import BufferPool
@@ -41,15 +46,18 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.survival.records import Stamp
 from allfold_core.verdict import name_ranks
 from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.peer_link import LINK_PROTOCOL
+from allfold_core.wire.peer_link import LINK_PROTOCOL, GroupMessage
 
 log = logging.getLogger(__name__)
 
 _IDLE_BUFFER_BYTES = 64 << 20
 _DIAL_SECONDS = 5.0
 _LINGER_SECONDS = 5.0
+# How long a rank that leaves waits for the others to agree that it has.
+_DEPARTURE_SECONDS = 2.0
 _STOPPED = "the node agent was told to end while the rank waited for its group"
 
 
@@ -81,6 +89,7 @@ class Agent:
             dial=self._dial,
             reactor=self._reactor,
             pins=self.gpus.pins,
+            fetch=partial(fetch_result, settings.token or None),
         )
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         self.registration = Registration(
@@ -90,16 +99,18 @@ class Agent:
             self.registry.all,
             lambda address: link_probe.measure(address, settings.token or None),
         )
-        self.peers = FailureProtocol(settings.name, settings.token)
+        self.losses = LossNotices(settings.name, settings.token)
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
             settings.name, self.registration.incarnation, self._reactor, self._dial_link
         )
+        self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
         self._data = DataPort(
             data,
             token=settings.token or None,
             open_edge=self._open_edge,
             open_link=self.links.open,
+            find_result=self._find_result,
             tensors=TensorStore(),
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
@@ -133,7 +144,7 @@ class Agent:
         self._poller.close()
         self._workers.close()
         await self._end_tasks()  # what ranks asked for meanwhile
-        await self.peers.close()
+        await self.losses.close()
         await self._orchestrator.close()
 
     async def _end_tasks(self) -> None:
@@ -144,10 +155,9 @@ class Agent:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _announce_end(self, group: Group) -> None:
-        epoch = group.current
-        here = [rank for rank in epoch.ranks if rank not in epoch.left]
-        if here:
-            await self.peers.announce_loss(epoch, _lost(epoch, here, "its node agent stopped"))
+        if not group.is_empty and group.broken is None:
+            here = group.current.ranks
+            await self.losses.announce(group, _lost(group, here, "its node agent stopped"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of the control plane; its failure is logged, never lost."""
@@ -197,79 +207,85 @@ class Agent:
         future.add_done_callback(withdraw)
 
     def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
-        group, epoch = membership.group, membership.epoch
         gone: Future[None] = Future()
-        if epoch is None:  # it has no seat to give up
-            gone.set_result(None)
-            return gone
-        rank = epoch.rank_of(membership.session)
-        log.log(WARNING if failed else INFO, "rank %d of '%s' %s", rank, group.name, how)
-        epoch.rank_left(rank, group.last_called(epoch)[rank], how)
-        self._from_thread(self._finish_leaving(membership, epoch, how, failed, gone))
+        rank = _describe(membership)
+        log.log(WARNING if failed else INFO, "%s of '%s' %s", rank, membership.group.name, how)
+        self._from_thread(self._finish_leaving(membership, how, failed, gone))
         return gone
 
-    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
-        group, epoch = membership.group, membership.epoch
-        if epoch is None:  # nobody counts on it
-            return
-        rank = epoch.rank_of(membership.session)
-        error = _lost(epoch, [rank], reason)
-        epoch.left[rank] = group.last_called(epoch)[rank]
-        epoch.break_(error)
-        self._from_thread(self._finish_loss(membership, epoch, error))
+    def lose(
+        self, membership: Membership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+    ) -> None:
+        membership.group.rank_ended(membership.session, reason, withdraws=withdraws)
+        self._from_thread(self._finish_loss(membership))
 
-    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
-        self._from_thread(self.peers.suspect(group, seq, reason, waited))
+    # What groups ask for (any thread, without waiting)
 
-    def report_lost(self, epoch: Epoch, error: PeerLost) -> None:
-        epoch.break_(error)
-        self._from_thread(self.peers.report_loss(epoch, error))
+    def send(self, node: str, message: GroupMessage) -> None:
+        self.group_links.send(node, message)
+
+    def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
+        group.break_(error)
+        self._from_thread(self.losses.report(group, error))
+
+    def silent(self, group: AgreeingGroup) -> list[str]:
+        return self.group_links.silent(group)
+
+    def group_over(self, group: AgreeingGroup) -> None:
+        self._from_thread(self._close(group))
 
     async def _join(self, request: dict[str, Any]) -> Group:
         plan = await self.registration.join(request)
-        session, rank = request["session"], request["rank"]
         try:
             group = self.registry.open(plan, lambda: self._make_group(plan))
-            epoch = group.epochs[plan.epoch]
-            epoch.seat(session, rank)
-            self.notices.opened(epoch)
+            self.notices.opened(group)
         except Exception:
             # The group is complete with this rank, and will not have it.
+            rank, session = request["rank"], request["session"]
             await self.registration.give_up_seat(plan.group, rank, session, "lost")
             raise
         return group
 
     def _make_group(self, plan: Plan) -> Group:
-        log.info("group '%s' epoch %d: %d ranks", plan.group, plan.epoch, plan.world_size)
-        return Group(plan, self._resources, self)
+        log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
+        group = Group(plan, self._resources, self)
+        self.group_links.opened(group)
+        return group
 
     async def _finish_leaving(
-        self, membership: Membership, epoch: Epoch, how: str, failed: bool, gone: Future[None]
+        self, membership: Membership, how: str, failed: bool, gone: Future[None]
     ) -> None:
-        """``epoch`` is that in which it has left: there may be a newer one by now."""
-        group, rank = membership.group, epoch.rank_of(membership.session)
-        reason = "lost" if failed else "finished"
+        group, session = membership.group, membership.session
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
         await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
+        group.rank_ended(session, how)
         try:
             await asyncio.gather(
-                self.peers.announce_departure(epoch, rank, epoch.left[rank], how),
-                self.registration.give_up_seat(group.name, rank, membership.session, reason),
+                asyncio.to_thread(group.await_departure, session, _DEPARTURE_SECONDS),
+                self._give_up_seat(membership, "lost" if failed else "finished"),
             )
         finally:
             gone.set_result(None)
-        await self._close_if_empty(group)
+        await self._close_if_broken(group)
 
-    async def _finish_loss(self, membership: Membership, epoch: Epoch, error: PeerLost) -> None:
+    async def _finish_loss(self, membership: Membership) -> None:
+        await self._give_up_seat(membership, "lost")
+        await self._close_if_broken(membership.group)
+
+    async def _give_up_seat(self, membership: Membership, reason: str) -> None:
         group, session = membership.group, membership.session
-        await self.peers.announce_loss(epoch, error)
-        await self.registration.give_up_seat(group.name, epoch.rank_of(session), session, "lost")
-        await self._close_if_empty(group)
+        rank = group.plan.sessions.index(session)
+        await self.registration.give_up_seat(group.name, rank, session, reason)
 
-    async def _close_if_empty(self, group: Group) -> None:
-        if group.current.is_empty:
-            await asyncio.to_thread(group.close, _LINGER_SECONDS)
-            self.registry.remove(group)
+    async def _close_if_broken(self, group: Group) -> None:
+        """One that is not broken is over when all nodes have agreed that no rank is left."""
+        if group.broken is not None and group.is_empty:
+            await self._close(group)
+
+    async def _close(self, group: AgreeingGroup) -> None:
+        await asyncio.to_thread(group.close, _LINGER_SECONDS)
+        if self.registry.remove(group):
+            self.group_links.over(group)
 
     # Connections between agents
 
@@ -294,6 +310,10 @@ class Agent:
         group = self.registry.find(request.group, request.opening, PLAN_LAG_SECONDS)
         return group.serve_edge(request).attach(request.from_frame)
 
+    def _find_result(self, request: ResultRequest) -> Result | None:
+        group = self.registry.find(request.group, request.opening)
+        return group.results.take(request.seq, Stamp.unpack(request.stamp))
+
 
 def _identify(
     settings: AgentSettings, device_type: str, control: tuple[str, int], data: tuple[str, int]
@@ -312,10 +332,14 @@ def _identify(
     )
 
 
-def _lost(epoch: Epoch, ranks: Sequence[int], reason: str) -> PeerLost:
-    node = epoch.plan.members[epoch.me].node
+def _lost(group: Group, ranks: Sequence[int], reason: str) -> PeerLost:
     return PeerLost(
-        f"group '{epoch.group}' has lost {name_ranks(ranks)} on node {node}: {reason}",
+        f"group '{group.name}' has lost {name_ranks(ranks)} on node {group.node}: {reason}",
         ranks=list(ranks),
-        node=node,
+        node=group.node,
     )
+
+
+def _describe(membership: Membership) -> str:
+    epoch = membership.epoch
+    return "a rank" if epoch is None else f"rank {epoch.rank_of(membership.session)}"

@@ -1,4 +1,4 @@
-"""The control port: health and status for people and tools, evidence and verdicts for peers."""
+"""The control port: health and status for people and tools, and notices of peers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import Group
 from allfold_agent.http.guard import Guard, StampedResponse
-from allfold_agent.membership.peer_messages import Departure, Failure, Suspicion
+from allfold_agent.membership.peer_messages import Failure
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+from allfold_core.survival.losses import unpacked
 
 Json = dict[str, Any]
+_LOSSES_SHOWN = 16
 
-_EPOCH = "/v1/groups/{name}/epochs/{epoch}"
+_GROUP = "/v1/groups/{name}/openings/{opening}"
 
 
 def make_app(agent: Agent) -> FastAPI:
@@ -33,7 +35,6 @@ def make_app(agent: Agent) -> FastAPI:
     _add_errors(app)
     _add_health(app, agent)
     _add_status(app, agent)
-    _add_verdicts(app, agent)
     _add_notices(app, agent)
     return app
 
@@ -107,10 +108,10 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
             "groups": [_describe(group) for group in agent.registry.all()],
         }
 
-    @app.get(_EPOCH + "/ops")
-    async def ops(name: str, epoch: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
+    @app.get(_GROUP + "/ops")
+    async def ops(name: str, opening: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
         """The flight recorder: the latest ops of a group that are over, newest last."""
-        group = agent.registry.find(name, epoch)
+        group = agent.registry.find(name, opening)
         return {"ops": [each.to_dict() for each in list(group.outcomes.recent)[-limit:]]}
 
 
@@ -118,13 +119,15 @@ def _describe(group: Group) -> Json:
     now, epoch = monotonic(), group.current
     return {
         "name": group.name,
-        "epoch": epoch.number,
+        "opening": group.opening,
+        "epoch": epoch.ordinal,
+        "term": group.agreement.term.number,
         "world_size": epoch.plan.world_size,
         "nodes": [member.node for member in epoch.plan.members],
         "ranks": list(epoch.ranks),
-        "last_seq": {str(rank): last for rank, last in group.last_called(epoch).items()},
-        "left": sorted(epoch.left),
-        "broken": epoch.broken.message if epoch.broken else "",
+        "last_seq": {str(rank): last for rank, last in group.last_called().items()},
+        "losses": _losses(group),
+        "broken": group.broken.message if group.broken else "",
         "in_flight": [
             {
                 "seq": op.seq,
@@ -135,7 +138,7 @@ def _describe(group: Group) -> Json:
                 "age": now - op.first_arrival,
             }
             for op in sorted(group.table.in_flight.values(), key=lambda op: op.seq)
-            if op.arrivals
+            if op.calls
         ],
         "messages": [
             {"rank": call.rank, "what": call.describe(), "age": now - call.began}
@@ -147,6 +150,12 @@ def _describe(group: Group) -> Json:
             for direction, peer, counters in edges.counters()
         ],
     }
+
+
+def _losses(group: Group) -> list[str]:
+    """Why the group has had each of its later epochs, the newest last."""
+    later = [each for each in group.epochs.values() if each.record.loss]
+    return [unpacked(each.record.loss).message for each in later[-_LOSSES_SHOWN:]]
 
 
 def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
@@ -164,49 +173,16 @@ def _silent_sources(op: Op) -> list[str]:
     return [node for node, receiver in list(op.receivers.items()) if not receiver.all_received()]
 
 
-def _add_verdicts(app: FastAPI, agent: Agent) -> None:
-    """Add the routes by which nodes agree on an op that cannot go on."""
-
-    @app.get(_EPOCH + "/ops/{seq}")
-    async def testify(
-        name: str, epoch: int, seq: int, wait: Annotated[float, Query(ge=0, le=5)] = 0.0
-    ) -> Json:
-        """This node's evidence of an op: the ranks that have called it, and their fingerprints."""
-        return await agent.peers.testify(agent.registry.find(name, epoch), seq, wait)
-
-    @app.post(_EPOCH + "/ops/{seq}/suspicion")
-    async def suspicion(name: str, epoch: int, seq: int, body: Suspicion) -> Json:
-        """A node suspects an op: judge it, as the group's leader."""
-        group = agent.registry.find(name, epoch)
-        verdict = await agent.peers.lead(group, seq, body.reason, body.waited)
-        return {"error": verdict.to_dict() if verdict else None}
-
-    @app.post(_EPOCH + "/ops/{seq}/verdict")
-    async def verdict(name: str, epoch: int, seq: int, body: Failure, final: bool = True) -> Json:
-        """The leader's verdict on an op; answers whether the op has failed here."""
-        group = agent.registry.find(name, epoch)
-        return {"failed": group.fail(seq, body.error(), final=final)}
-
-
 def _add_notices(app: FastAPI, agent: Agent) -> None:
-    """Add the routes by which nodes hear of ranks that are gone."""
+    """Add the route by which nodes hear of nodes that are gone."""
 
-    @app.post(_EPOCH + "/losses")
-    async def losses(name: str, epoch: int, body: Failure, announce: bool = False) -> Json:
+    @app.post(_GROUP + "/losses")
+    async def losses(name: str, opening: int, body: Failure, announce: bool = False) -> Json:
         """A member of the group is lost; with ``announce``, it is to be announced to all nodes."""
         loss = body.error()
         if not isinstance(loss, PeerLost):
             raise InvalidArgument(f"a loss is a PeerLost, got {type(loss).__name__}")
-        agent.notices.apply(name, epoch, lambda found: found.break_(loss))
+        agent.notices.apply(name, opening, lambda group: group.break_(loss))
         if announce:
-            group = agent.registry.find(name, epoch)
-            await agent.peers.announce_loss_once(group.epochs[epoch], loss)
-        return {}
-
-    @app.post(_EPOCH + "/departures")
-    async def departures(name: str, epoch: int, body: Departure) -> Json:
-        """A rank has left the group after an op; ``how`` is a phrase to follow its name."""
-        agent.notices.apply(
-            name, epoch, lambda found: found.rank_left(body.rank, body.last_seq, body.how)
-        )
+            await agent.losses.announce_once(agent.registry.find(name, opening), loss)
         return {}

@@ -15,6 +15,9 @@ from threading import Event, Thread
 from time import monotonic
 
 from allfold_agent.edges.edge_request import EdgeRequest
+from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.result_transfer import serve_result
+from allfold_agent.groups.results import Result
 from allfold_agent.http.connections import Connection, ConnectionLimits, Connections, Stage
 from allfold_agent.http.server import (
     BadRequest,
@@ -54,6 +57,7 @@ class DataPort:
             gets that error), or returns the function that takes the connection over once the peer
             has been told. It must not reserve anything: the peer may be gone before that.
         tensors: what ``/v1/tensors`` shows.
+        find_result: looks for the result of an op, held for the caller; ``None`` without one.
         open_link: decides on a link to a peer, in the same way as ``open_edge``.
         limits: how many connections there may be; more get ``503``.
         idle_timeout: how long a connection may be without a request after its first one.
@@ -68,6 +72,7 @@ class DataPort:
         open_edge: Callable[[EdgeRequest], SocketTaker],
         tensors: TensorStore,
         open_link: Callable[[LinkRequest], SocketTaker] | None = None,
+        find_result: Callable[[ResultRequest], Result | None] = lambda _: None,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         idle_timeout: float = 60.0,
         stall_timeout: float = 30.0,
@@ -76,6 +81,7 @@ class DataPort:
         self._listeners = [listener, *_beside(listener)]
         self._open_edge = open_edge
         self._open_link = open_link
+        self._find_result = find_result
         self._limits = limits
         self._idle_timeout = idle_timeout
         self._stall_timeout = stall_timeout
@@ -244,6 +250,10 @@ class DataPort:
                 allow(exchange, "GET")
                 request = EdgeRequest.parse(group, opening, src, dst, exchange.query)
                 return self._edge(exchange, request)
+            case ("v1", "groups", group, "openings", opening, "ops", seq, "results", stamp):
+                wanted = ResultRequest.parse(group, opening, seq, stamp)
+                serve_result(exchange, self._find_result(wanted), self._stall_timeout)
+                return None
             case ("v1", "link") if self._open_link is not None:
                 allow(exchange, "GET")
                 open_link, link = self._open_link, LinkRequest.parse(exchange.query)

@@ -9,6 +9,7 @@ from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
 from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
 from allfold_core.survival.instructions import (
     Cancel,
+    Drop,
     Evicted,
     Fetch,
     HandOut,
@@ -96,6 +97,20 @@ def test_what_is_frozen_claims_nothing_until_the_decision_of_that_round() -> Non
     assert me.install(decided({})) == []
 
 
+def test_the_input_of_a_rank_that_withdraws_it_counts_only_where_the_op_was_complete() -> None:
+    me = machine("a")
+    for seq in (0, 1):
+        me.call(seq, "r0", SUM)
+        me.call(seq, "r2", SUM)
+    me.completed(0, EPOCH.stamp)
+    assert me.rank_ended("r2", "left", withdraws=True) == [SendDown((("r2", "left"),))]
+    sent = report(me.freeze(0, 1))
+    assert sent.ops[0].calls.keys() == {"r0", "r2"}
+    assert sent.ops[1].calls.keys() == {"r0"}
+    done = me.install(decided({0: Forward(EPOCH.stamp, ("a",)), 1: Run(REDUCED.stamp)}, REDUCED))
+    assert done == [Installed(REDUCED), Cancel(1), Start(1, REDUCED)]
+
+
 def test_an_old_or_foreign_freeze_gets_no_report() -> None:
     me = machine()
     assert me.freeze(1, 1) == []
@@ -160,16 +175,16 @@ def test_an_error_stays_until_every_local_rank_has_called_and_all_nodes_know_it(
     me.freeze(0, 2)
     assert me.install(decided(fail, number=2)) == []
     assert me.learn_watermark("b", 0) == [Release(0)]
-    assert me.outcome_error(0) == "{}"
+    assert me.failure(0) == Fail("{}", 0)
     assert me.call(0, "r2", SUM) == []
-    assert me.outcome_error(0) is None
+    assert me.failure(0) is None
 
 
 def test_an_op_that_has_not_failed_has_no_error() -> None:
     me = machine()
     me.call(0, "r1", SUM)
-    assert me.outcome_error(0) is None
-    assert me.outcome_error(1) is None
+    assert me.failure(0) is None
+    assert me.failure(1) is None
 
 
 def test_what_was_handed_out_cannot_get_another_outcome() -> None:
@@ -256,3 +271,102 @@ def test_a_copy_goes_its_own_way() -> None:
     me.rank_ended("r1", "died")
     assert other.ops[0].state is OpState.OPEN
     assert not other.dead
+
+
+def test_frames_are_wanted_of_the_attempt_that_runs_and_of_what_may_come() -> None:
+    me = machine()
+    assert me.expected_stamp(0) == EPOCH.stamp  # nothing is known of it yet
+    me.call(0, "r1", SUM)
+    assert me.expected_stamp(0) == EPOCH.stamp
+    me.completed(0, EPOCH.stamp)
+    assert me.expected_stamp(0) is None  # it is done
+    me.learn_watermark("a", 0)
+    assert me.expected_stamp(0) is None  # and forgotten
+
+
+def test_frames_of_what_was_decided_upon_are_wanted_of_that_epoch() -> None:
+    me = machine()
+    me.freeze(0, 1)
+    me.install(decided({0: Run(EPOCH.stamp), 1: Run(REDUCED.stamp)}, REDUCED))
+    assert me.expected_stamp(0) == EPOCH.stamp
+    assert me.expected_stamp(1) == REDUCED.stamp
+    me.freeze(0, 2)
+    me.install(decided({2: Forward(EPOCH.stamp, ("a",))}, REDUCED, number=2))
+    assert me.expected_stamp(2) is None  # its result is fetched
+
+
+def test_a_node_without_ranks_wants_no_frames_of_new_ops() -> None:
+    me = machine("a")
+    me.freeze(0, 1)
+    me.install(decided({}, ALONE))
+    assert me.expected_stamp(5) is None
+
+
+def test_a_decision_counts_for_the_round_that_was_reported_to() -> None:
+    me = machine()
+    assert not me.is_frozen_for(decided({}))
+    me.freeze(0, 2)
+    assert not me.is_frozen_for(decided({}, number=1))
+    assert me.is_frozen_for(decided({}, number=2))
+
+
+def test_parts_that_wait_for_those_of_others_can_be_told_again() -> None:
+    me = machine()
+    me.call(0, "r1", PARTS)
+    assert me.unclosed() == []
+    me.completed(0, EPOCH.stamp)
+    assert me.unclosed() == [(0, EPOCH.stamp)]
+    me.closed(0, EPOCH.stamp)
+    assert me.unclosed() == [(0, EPOCH.stamp)]  # the other may not have heard of this one's
+    me.learn_watermark("a", 0)
+    assert me.unclosed() == []
+
+
+def test_an_error_is_kept_for_a_rank_until_it_calls_or_will_not() -> None:
+    me = machine("a")
+    me.call(0, "r0", SUM)
+    me.freeze(0, 1)
+    me.install(decided({0: Fail("{}", 0)}))
+    me.learn_watermark("b", 0)
+    assert me.failure(0) == Fail("{}", 0)  # r2 has not called it
+    me.abandon(0, "r2")
+    assert me.called["r2"] == 0
+    me.call(1, "r0", SUM)
+    me.learn_watermark("b", 1)
+    me.learn_floor(0)
+    me.call(0, "r0", SUM)  # whatever comes next looks again
+    assert me.failure(0) is None
+
+
+def test_a_result_is_not_fetched_for_a_rank_that_will_not_call() -> None:
+    me = machine("a")
+    me.freeze(0, 1)
+    me.install(decided({0: Forward(EPOCH.stamp, ("b",))}))
+    assert me.call(0, "r0", SUM) == []
+    assert me.abandon(0, "r2") == [Fetch(0, EPOCH.stamp, ("b",))]
+
+
+def test_a_result_that_no_rank_will_take_is_dropped() -> None:
+    me = machine("a")
+    me.freeze(0, 1)
+    me.install(decided({0: Forward(EPOCH.stamp, ("b",))}))
+    assert me.abandon(0, "r0") == []
+    assert me.abandon(0, "r2") == [Drop(0)]
+    assert me.ops == {}
+    assert me.abandon(1, "r0") == []  # of an op that nobody has called
+
+
+def test_what_has_gone_out_of_an_attempt_counts_where_others_have_its_result() -> None:
+    me = machine()
+    me.call(0, "r1", SUM)
+    me.freeze(0, 1)
+    assert Cancel(0, forward=True) in me.install(decided({0: Forward(EPOCH.stamp, ("a",))}))
+
+
+def test_an_op_that_is_run_again_without_this_node_is_dropped_here() -> None:
+    me = machine("a")
+    me.call(0, "r0", SUM)
+    me.call(0, "r2", SUM)
+    me.freeze(0, 1)
+    done = me.install(decided({0: Run(ALONE.stamp)}, ALONE))
+    assert [Cancel(0), Drop(0)] == [each for each in done if isinstance(each, Cancel | Drop)]

@@ -239,3 +239,15 @@ def test_what_the_machines_could_not_work_with_is_refused(
     assert unpack(body) == value
     with pytest.raises(FrameError, match=told):
         unpack(body | change)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.lists(DOUBTS, max_size=3))
+def test_a_freeze_comes_out_as_it_went_in(term: int, number: int, doubts: list[Doubt]) -> None:
+    sent = json.loads(json.dumps(codec.pack_freeze(term, number, doubts)))
+    assert codec.unpack_freeze(sent) == (term, number, tuple(doubts))
+
+
+@given(SEQS, STAMPS)
+def test_a_held_part_comes_out_as_it_went_in(seq: int, stamp: Stamp) -> None:
+    sent = json.loads(json.dumps(codec.pack_held(seq, stamp)))
+    assert codec.unpack_held(sent) == (seq, stamp)

@@ -223,7 +223,7 @@ def test_the_new_epoch_is_the_newest_installed_one_without_those_that_are_lost()
     assert install.epoch.stamp == Stamp(2, 6, 0)
     assert install.epoch.ordinal == 1
     assert install.epoch.seats == (FIRST.seats[0], FIRST.seats[2])
-    assert "rank 1 on node b died" in json.loads(install.epoch.loss)["message"]
+    assert "rank 1 on node b, which died" in json.loads(install.epoch.loss)["message"]
     assert install.dead == {"r1"}
     reports["a"] = replace(reports["a"], epoch=SECOND)
     install = decide(s.policy, reports["a"].term, 6, reports, {}, judge)
@@ -242,7 +242,9 @@ def test_a_node_that_the_term_leaves_out_is_lost_as_the_term_says() -> None:
     reports = s.reports()
     term = replace(reports["a"].term, lost=(("c", "refuses connections"),))
     install = decide(s.policy, term, 0, reports, {}, judge)
-    assert "rank 2 on node c refuses connections" in json.loads(install.epoch.loss)["message"]
+    assert (
+        "rank 2 on node c, which refuses connections" in json.loads(install.epoch.loss)["message"]
+    )
 
 
 def test_what_is_final_for_any_node_is_not_decided() -> None:
@@ -253,6 +255,27 @@ def test_what_is_final_for_any_node_is_not_decided() -> None:
         install = decide(s.policy, reports["a"].term, 0, reports, {}, judge)
         assert install.floor == floor
         assert set(install.outcomes) == ({SEQ} if floor < SEQ else set())
+
+
+def test_an_op_that_no_rank_has_called_can_fail_but_is_not_run() -> None:
+    s = replace(situation(), dead=-1)
+    reports = s.reports()
+
+    def judge_doubted(
+        seq: int, epoch: Epoch, reports: object, doubt: Doubt | None
+    ) -> PeerMissing | None:
+        cannot = doubt is not None and doubt.reason is Reason.FAILED
+        return PeerMissing(f"op {seq} cannot be done") if cannot else None
+
+    doubts = {
+        SEQ + 1: Doubt(SEQ + 1, Reason.FAILED),
+        SEQ + 2: Doubt(SEQ + 2, Reason.MISMATCH),
+        SEQ - 9: Doubt(SEQ - 9, Reason.FAILED),  # it is over
+    }
+    reports["a"] = replace(reports["a"], floor=SEQ - 1)
+    install = decide(s.policy, reports["a"].term, 1, reports, doubts, judge_doubted)
+    assert set(install.outcomes) == {SEQ, SEQ + 1}
+    assert isinstance(install.outcomes[SEQ + 1], Fail)
 
 
 def test_results_of_two_epochs_are_refused() -> None:

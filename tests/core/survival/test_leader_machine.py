@@ -111,3 +111,13 @@ def test_reports_of_other_rounds_terms_and_nodes_do_not_count() -> None:
     machine.report(report("a", 0))
     assert len(machine.report(report("b", 0))) == 1
     assert machine.report(report("b", 0)) == []
+
+
+def test_what_a_round_judges_stays_until_it_is_decided() -> None:
+    machine, late = leader(), Doubt(0, Reason.DEADLINE)
+    machine.doubt(late)
+    machine.doubt(Doubt(1, Reason.DEADLINE))
+    assert machine.doubts == (late,)
+    machine.report(report("a", 1))
+    machine.report(report("b", 1))
+    assert machine.doubts == (Doubt(1, Reason.DEADLINE),)

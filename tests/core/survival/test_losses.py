@@ -26,18 +26,23 @@ def test_a_loss_names_ranks_nodes_and_what_happened_to_them() -> None:
     gone = {R3: "does not answer", R2: "does not answer", R1: "left the group"}
     error = describe_loss("g", EPOCH, gone, 2)
     assert error.message == (
-        "group 'g' has lost rank 1 on node a left the group and ranks 2, 3 on node b does not "
-        "answer; 2 of 5 ranks are left"
+        "group 'g' has lost rank 1 on node a, which left the group, and ranks 2, 3 on node b, "
+        "which does not answer; 2 of 5 ranks are left"
     )
-    assert error.details == {"group": "g", "ranks": [1, 2, 3], "nodes": ["a", "b"]}
+    assert error.details == {
+        "group": "g",
+        "ranks": [1, 2, 3],
+        "nodes": ["a", "b"],
+        "lost": {seat.session: how for seat, how in gone.items()},
+    }
 
 
 @pytest.mark.parametrize(
     ("kind", "expected", "told"),
     [
-        (Kind.ALL_REDUCE, PeerLost, "cannot be done: rank 4 on node c died"),
-        (Kind.BROADCAST, RootLost, "has lost its root: rank 4 on node c died"),
-        (Kind.REDUCE, RootLost, "and nobody has the result"),
+        (Kind.ALL_REDUCE, PeerLost, "cannot be done without rank 4 on node c, which died"),
+        (Kind.BROADCAST, RootLost, "cannot be done without its root, rank 4 on node c, which died"),
+        (Kind.REDUCE, RootLost, "cannot be done without its root"),
         (Kind.GATHER, WorldChanged, "its tensors are made for 5 ranks"),
         (Kind.ALL_GATHER, WorldChanged, "its tensors are made for 5 ranks"),
     ],
@@ -57,14 +62,14 @@ def test_a_broadcast_whose_root_lives_has_not_lost_it() -> None:
 
 def test_an_op_that_nobody_who_is_left_has_called_is_only_numbered() -> None:
     error = cannot_go_on("g", 7, None, EPOCH, {}, 4)
-    assert error.message == "op 7 of group 'g' cannot be done: nobody"
+    assert error.message == "op 7 of group 'g' cannot be done by those who are left"
 
 
 def test_an_op_whose_root_was_lost_before_the_call_tells_of_that_loss() -> None:
     loss = describe_loss("g", EPOCH, {R4: "died"}, 4)
     error = root_lost_before("g", 7, call_of(Kind.BROADCAST, root=4), loss)
     assert error.message.endswith("has lost its root: " + loss.message)
-    assert error.details == {"group": "g", "seq": 7, "ranks": [4], "nodes": ["c"]}
+    assert error.details == {**loss.details, "seq": 7}
 
 
 def test_too_few_ranks_are_counted() -> None:

@@ -62,9 +62,8 @@ def test_a_call_of_before_the_loss_fails_with_the_text_that_tells_of_it() -> Non
     calls = {"r0": call_of(Kind.ALL_REDUCE), "r3": call_of(Kind.ALL_REDUCE)}
     install = decided(RAISE, report("n0", calls, {}), report("n1", {}, {"r2": "died"}))
     assert install.outcomes == {3: Fail(install.epoch.loss, 1)}
-    assert (
-        "rank 2 on node n1 died; 3 of 4 ranks are left" in json.loads(install.epoch.loss)["message"]
-    )
+    told = json.loads(install.epoch.loss)["message"]
+    assert "rank 2 on node n1, which died; 3 of 4 ranks are left" in told
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL])

@@ -267,7 +267,8 @@ class World:
         view, n = self.view(rank), self.s.rank_node[rank]
         self.called.add((rank, seq))
         what, told, _ = self.told.get((n, seq), ("", "", 0))
-        if what == "error" and self.agents[n].outcome_error(seq) != told:
+        failed = self.agents[n].failure(seq)
+        if what == "error" and (failed is None or failed.error != told):
             raise Violation(f"I5: node {n} does not know the error of op {seq} any more")
         call = call_of(KINDS[self.s.kinds[seq]], view)
         self.carry_out(n, self.agents[n].call(seq, f"r{rank}", call))

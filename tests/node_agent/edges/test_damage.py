@@ -12,7 +12,8 @@ from allfold_core.errors import PeerLost
 from allfold_core.wire.frames import HEADER_SIZE
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
 from tests.support.fakes.damaged_wire import DamagedWire
-from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import SECONDS
 from tests.support.waiting import wait_until
 
 IN_A_HEADER = 9
@@ -47,7 +48,7 @@ def test_a_damaged_header_or_payload_is_sent_again_and_the_op_is_exact(
             for seq in range(2):
                 assert np.array_equal(rank.result(seq), sum(given))
         assert wire.damaged == 4
-        assert (local.notes.losses, local.notes.suspicions) == ([], [])
+        assert (local.notes.losses, local.rounds) == ([], 0)
         nothing_is_held(local)
 
 
@@ -74,7 +75,7 @@ def test_a_frame_that_is_damaged_each_time_ends_the_group_and_says_why(place: in
         wait_until(lambda: local.notes.losses, "the loss is reported", SECONDS)
         loss = local.notes.losses[0]
         for group in local.groups:  # whoever reports it tells all nodes
-            group.current.break_(loss)
+            group.break_(loss)
         for rank in local.ranks:
             _, error = rank.outcome()
             assert isinstance(error, PeerLost)

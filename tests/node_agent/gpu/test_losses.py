@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.execution.op import Op
 from allfold_agent.gpu.completions import Completions
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.pins import Pins
@@ -60,6 +59,7 @@ def group() -> Iterator[Group]:
         dial=nothing,
         reactor=reactor,
         pins=Pins(),
+        fetch=nothing,
     )
     yield Group(make_plan([[0], [1]]), resources, nothing)
     workers.close()
@@ -69,8 +69,7 @@ def group() -> Iterator[Group]:
 def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: Group) -> None:
     poller = FencePoller("test")
     completions, point = Completions(poller), Point()
-    epoch = group.current
-    lost, done = (Op(seq, epoch.number, epoch.ranks, epoch.stamp) for seq in (1, 2))
+    lost, done = (group.current.new_op(seq) for seq in (1, 2))
     done.ended = True  # its last results are on their way
     lost.executor = OnItsWay()  # type: ignore[assignment]
     group.table.in_flight |= {1: lost, 2: done}
@@ -85,7 +84,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     def lose() -> None:
         with group.table.lock:
             has_lock.set()
-            epoch.break_(PeerLost("node1 is gone"))
+            group.break_(PeerLost("node1 is gone"))
 
     completions.add(point, finish, SECONDS)
     point.done.set()

@@ -15,65 +15,91 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, RegisterNotFirstOperation
 from allfold_core.operations import Kind, ReduceOp
+from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.local_wire import FIRST_PAIR, Message, Region
-from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups, make_plan
+from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
+from tests.support.fakes.local_rank import SECONDS
 
-FIRST, SECOND = 3, 4
+OPENING, LATER = 3, 4
 
 
 @pytest.fixture
 def shrunk() -> Iterator[LocalGroups]:
-    """Three ranks, of which the first is not in the second epoch, which begins with op 1."""
+    """Three ranks, of which the first has ended after it had called an op with its neighbour."""
     with local_groups([[0, 1], [2]]) as local:
-        leaver, stayer, _ = local.ranks
-        leaver.call(0, [1.0])
-        stayer.call(0, [2.0])
-        local.install([[0], [1]], {1: 0, 2: 1}, first_seq=1)
+        for rank in local.ranks[:2]:
+            rank.call(0, [1.0 + rank.rank])
+        local.lose(0)
         yield local
 
 
-def test_an_op_that_has_begun_goes_on_in_its_epoch_when_another_one_is_installed(
+@pytest.fixture
+def aware(shrunk: LocalGroups) -> LocalGroups:
+    """The same, when those who are left have heard of it and know their new numbers."""
+    shrunk.ranks[2].call(0, [4.0])
+    assert [rank.outcome() for rank in shrunk.ranks] == [(0, None)] * 3
+    for rank in shrunk.ranks[1:]:
+        rank.call(1, [1.0])
+        assert isinstance(rank.outcome()[1], PeerLost)
+    return shrunk
+
+
+def test_an_op_that_a_rank_has_called_before_it_ended_is_done_with_it(
     shrunk: LocalGroups,
 ) -> None:
     shrunk.ranks[2].call(0, [4.0])
     for rank in shrunk.ranks:
         assert rank.outcome() == (0, None)
         assert rank.result(0) == [7.0]
-    assert [group.outcomes.recent[-1].epoch for group in shrunk.groups] == [FIRST, FIRST]
+        assert (rank.told[0].epoch, rank.told[0].participants) == (0, 3)
+    assert [group.outcomes.recent[-1].epoch for group in shrunk.groups] == [0, 0]
 
 
-def test_an_op_that_begins_later_runs_in_the_new_epoch_with_its_ranks_alone(
+def test_the_first_op_after_a_loss_fails_alike_and_the_next_one_is_done_by_those_left(
     shrunk: LocalGroups,
 ) -> None:
     _, stayer, other = shrunk.ranks
-    stayer.call(1, [2.0], op=ReduceOp.MEAN)
-    other.call(1, [4.0], op=ReduceOp.MEAN)
+    other.call(0, [4.0])
+    assert stayer.outcome() == other.outcome() == (0, None)
+    stayer.call(1, [2.0])
+    errors = [stayer.outcome()]
+    other.call(1, [4.0])
+    errors.append(other.outcome())
+    for rank, (seq, error) in zip((stayer, other), errors, strict=True):
+        assert (seq, type(error), rank.view) == (1, PeerLost, 1)
+        assert error is not None
+        assert error.message == (
+            "group 'test' has lost rank 0 on node node0, which ended without leaving the group; "
+            "2 of 3 ranks are left"
+        )
+    for rank, value in ((stayer, 2.0), (other, 4.0)):
+        rank.call(2, [value], op=ReduceOp.MEAN)
     for rank in (stayer, other):
-        assert rank.outcome() == (1, None), "although op 0 still waits"
-        assert rank.result(1) == [3.0], "the mean of two"
-    assert [group.outcomes.recent[-1].epoch for group in shrunk.groups] == [SECOND, SECOND]
+        assert rank.outcome() == (2, None)
+        assert rank.result(2) == [3.0], "the mean of two"
+        assert (rank.told[2].epoch, rank.told[2].participants) == (1, 2)
+    assert [group.outcomes.recent[-1].epoch for group in shrunk.groups] == [1, 1]
 
 
-def test_a_rank_is_recorded_by_its_number_in_the_epoch_of_the_op(shrunk: LocalGroups) -> None:
-    _, stayer, other = shrunk.ranks
+def test_a_rank_is_recorded_by_its_number_in_the_epoch_of_the_op(aware: LocalGroups) -> None:
+    _, stayer, other = aware.ranks
     for rank in (stayer, other):
-        rank.call(1, [1.0])
-    assert {stayer.outcome(), other.outcome()} == {(1, None)}
-    assert set(shrunk.groups[1].outcomes.recent[-1].arrivals) == {1}
-    assert shrunk.groups[0].last_called(shrunk.groups[0].epochs[FIRST]) == {0: 0, 1: 1}
-    assert shrunk.groups[0].last_called(shrunk.groups[0].current) == {0: 1}
+        rank.call(2, [1.0])
+    assert {stayer.outcome(), other.outcome()} == {(2, None)}
+    assert set(aware.groups[1].outcomes.recent[-1].arrivals) == {1}
+    assert [group.last_called() for group in aware.groups] == [{0: 2}, {1: 2}]
 
 
-def test_a_root_is_a_rank_of_the_epoch_of_the_op(shrunk: LocalGroups) -> None:
-    _, stayer, other = shrunk.ranks
+def test_a_root_is_a_rank_of_the_view_of_those_who_call(aware: LocalGroups) -> None:
+    _, stayer, other = aware.ranks
     for rank, value in ((stayer, 5.0), (other, 6.0)):
-        rank.run(1, Kind.BROADCAST, [value], 1, 1, root=1, strategy="centralized")
-    assert stayer.outcome() == other.outcome() == (1, None)
-    assert stayer.result(1) == [6.0], "of rank 1, which was rank 2"
+        rank.run(2, Kind.BROADCAST, [value], 1, 1, root=1, strategy="centralized")
+    assert stayer.outcome() == other.outcome() == (2, None)
+    assert stayer.result(2) == [6.0], "of rank 1, which was rank 2"
 
 
-def test_messages_go_by_the_numbers_of_the_new_epoch(shrunk: LocalGroups) -> None:
-    _, stayer, other = shrunk.ranks
+def test_messages_go_by_the_numbers_of_the_new_epoch(aware: LocalGroups) -> None:
+    _, stayer, other = aware.ranks
     stayer.exchange(Message.SEND, 0, [8.0], 1)
     other.exchange(Message.RECV, 0, [0.0], 0)
     assert stayer.outcome() == other.outcome() == (FIRST_PAIR, None)
@@ -82,8 +108,15 @@ def test_messages_go_by_the_numbers_of_the_new_epoch(shrunk: LocalGroups) -> Non
 
 
 @pytest.mark.parametrize("kind", [Message.OP, Message.SEND, Message.RECV])
-def test_a_rank_that_is_not_in_the_new_epoch_hears_so(shrunk: LocalGroups, kind: Message) -> None:
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [(1, "not a rank of epoch 1 of group 'test'"), (9, "group 'test' has no epoch 9")],
+)
+def test_a_call_with_a_view_that_the_rank_cannot_have_is_refused(
+    shrunk: LocalGroups, kind: Message, view: int, said: str
+) -> None:
     rank = shrunk.ranks[0]
+    rank.view = view
     if kind is Message.OP:
         rank.call(1, [1.0])
     else:
@@ -91,74 +124,59 @@ def test_a_rank_that_is_not_in_the_new_epoch_hears_so(shrunk: LocalGroups, kind:
     seq, error = rank.outcome()
     assert seq == (1 if kind is Message.OP else FIRST_PAIR + 1)
     assert isinstance(error, InvalidArgument)
-    assert "not a rank of epoch 4 of group 'test'" in error.message
+    assert said in error.message
 
 
-def test_the_loss_of_a_member_fails_the_ops_of_its_epoch_alone(shrunk: LocalGroups) -> None:
-    _, stayer, other = shrunk.ranks
-    stayer.call(1, [2.0])
-    for group in shrunk.groups:
-        group.epochs[FIRST].break_(PeerLost("rank 0 is gone", ranks=[0]))
-    seq, error = stayer.outcome()
-    assert seq == 0
-    assert isinstance(error, PeerLost)
-    other.call(1, [4.0])
-    assert stayer.outcome() == other.outcome() == (1, None)
-    assert other.result(1) == [6.0]
+def test_a_rank_that_the_others_take_for_gone_hears_so(shrunk: LocalGroups) -> None:
+    rank = shrunk.ranks[0]
+    rank.call(1, [1.0])
+    seq, error = rank.outcome()
+    assert (seq, type(error)) == (1, PeerLost)
+    said = "rank 0 is not in group 'test' any more: it ended without leaving the group"
+    assert error is not None
+    assert error.message == said
 
 
-def test_a_verdict_is_about_the_op_in_whichever_epoch_it_runs(shrunk: LocalGroups) -> None:
-    for group in shrunk.groups:
-        assert group.fail(0, PeerMissing("too late", missing_ranks=[2]))
-        assert not group.current.failure(0)
-    assert shrunk.ranks[1].outcome()[0] == 0
+def test_a_verdict_names_ranks_by_their_numbers_in_the_epoch_of_the_op(
+    shrunk: LocalGroups,
+) -> None:
+    shrunk.groups[0].doubt([Doubt(0, Reason.DEADLINE, 1.0)])
+    first = shrunk.ranks[1].outcome()[1]
     shrunk.ranks[2].call(0, [4.0])
-    assert isinstance(shrunk.ranks[2].outcome()[1], PeerMissing), "it hears the same, late"
+    late = shrunk.ranks[2].outcome()[1]
+    for error in (first, late):
+        assert isinstance(error, PeerMissing)
+        assert error.details["missing_ranks"] == [2]
 
 
-@pytest.mark.parametrize("epoch", [FIRST, 2])
-def test_a_plan_that_is_not_newer_is_refused(epoch: int) -> None:
-    with local_groups([[0]]) as local:
-        group = local.groups[0]
-        with pytest.raises(InvalidArgument, match=f"epoch {epoch} cannot follow epoch {FIRST}"):
-            group.install(make_plan([[0]], epoch=epoch))
-        assert list(group.epochs) == [FIRST]
-
-
-def test_by_default_an_epoch_begins_behind_the_last_op_that_was_called() -> None:
-    with local_groups([[0, 1]]) as local:
-        local.ranks[0].call(0, [1.0])
-        epoch = local.groups[0].install(make_plan([[0, 1]], epoch=SECOND))
-        assert epoch.first_seq == 1
-        assert local.groups[0].epoch_of(0).number == FIRST
-        assert local.groups[0].epoch_of(1) is epoch
-
-
-def test_an_op_whose_call_is_looked_at_while_an_epoch_is_installed_begins_in_that_one() -> None:
-    """The epoch begins behind the last op that was called, and this one was not yet."""
-    with local_groups([[0, 1]]) as local:
-        first, second = local.ranks
+def test_a_call_that_is_looked_at_while_a_loss_is_agreed_upon_fails_like_that_of_the_others() -> (
+    None
+):
+    with local_groups([[0, 1, 2]]) as local:
+        first, second, _ = local.ranks
 
         def place(region: Region, nbytes: int) -> torch.Tensor:
-            if local.groups[0].current.number == FIRST:
-                local.install([[0, 1]], {0: 1, 1: 0}, first_seq=None)
+            if local.groups[0].current.ordinal == 0:
+                local.lose(2)
             return first.memory(region, nbytes)
 
         first.place = place  # type: ignore[method-assign]
-        first.run(0, Kind.ALL_GATHER, [5.0], 1, 2)
-        second.run(0, Kind.ALL_GATHER, [6.0], 1, 2)
-        assert first.outcome() == second.outcome() == (0, None)
-        assert list(first.result(0)) == list(second.result(0)) == [6.0, 5.0], "their new numbers"
-        assert local.groups[0].outcomes.recent[-1].epoch == SECOND
+        for rank, value in ((first, 5.0), (second, 6.0)):
+            rank.run(0, Kind.ALL_GATHER, [value], 1, 3)
+        assert {type(rank.outcome()[1]) for rank in (first, second)} == {PeerLost}
+        for rank, value in ((first, 5.0), (second, 6.0)):
+            rank.run(1, Kind.ALL_GATHER, [value], 1, 2)
+        assert first.outcome() == second.outcome() == (1, None)
+        assert list(first.result(1)) == list(second.result(1)) == [5.0, 6.0]
 
 
 def test_epochs_may_be_looked_through_while_another_one_is_installed() -> None:
-    with local_groups([[0]]) as local:
+    with local_groups([[0, 1]]) as local:
         group = local.groups[0]
         looked_through = iter(group.epochs.values())
-        group.install(make_plan([[0]], epoch=SECOND))
-        assert [epoch.number for epoch in looked_through] == [FIRST]
-        assert list(group.epochs) == [FIRST, SECOND]
+        local.lose(1)
+        assert [epoch.ordinal for epoch in looked_through] == [0]
+        assert list(group.epochs) == [0, 1]
 
 
 # Numbers that are not positions
@@ -196,13 +214,13 @@ def test_ranks_have_any_order_over_the_nodes(kind: Kind, root: int) -> None:
 
 def test_a_group_is_found_by_its_opening_in_whichever_epoch_it_is(shrunk: LocalGroups) -> None:
     registry, group = Registry(), shrunk.groups[0]
-    assert registry.open(group.epochs[FIRST].plan, lambda: group) is group
-    assert registry.find("test", FIRST) is group
-    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {SECOND} is not open"):
-        registry.find("test", SECOND)
+    assert registry.open(group.plan, lambda: group) is group
+    assert registry.find("test", OPENING) is group
+    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {LATER} is not open"):
+        registry.find("test", LATER)
     registry.remove(group)
-    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {FIRST} is closed here"):
-        registry.find("test", FIRST)
+    with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {OPENING} is closed here"):
+        registry.find("test", OPENING)
 
 
 class WatchedRegistry(Registry):
@@ -221,7 +239,7 @@ def test_whoever_waits_for_a_group_goes_on_as_soon_as_it_is_open() -> None:
     registry, found = WatchedRegistry(), SimpleQueue[Group | None]()
     with local_groups([[0]]) as local:
         waiting = Thread(
-            target=lambda: found.put(registry.look_for("test", FIRST, 60.0)), daemon=True
+            target=lambda: found.put(registry.look_for("test", OPENING, 60.0)), daemon=True
         )
         waiting.start()
         assert registry.looked.wait(SECONDS)
@@ -231,11 +249,11 @@ def test_whoever_waits_for_a_group_goes_on_as_soon_as_it_is_open() -> None:
 
 def test_a_name_may_be_opened_anew_before_the_last_rank_has_left_the_old_group() -> None:
     with local_groups([[0]]) as old, local_groups([[0]]) as new:
-        new.groups[0].opening = SECOND
+        new.groups[0].opening = LATER
         registry = Registry()
         registry.open(make_plan([[0]]), lambda: old.groups[0])
-        assert registry.open(make_plan([[0]], epoch=SECOND), lambda: new.groups[0])
-        assert registry.find("test", FIRST) is old.groups[0]
-        assert registry.find("test", SECOND) is new.groups[0]
+        assert registry.open(make_plan([[0]], epoch=LATER), lambda: new.groups[0])
+        assert registry.find("test", OPENING) is old.groups[0]
+        assert registry.find("test", LATER) is new.groups[0]
         registry.remove(old.groups[0])
         assert registry.all() == [new.groups[0]]

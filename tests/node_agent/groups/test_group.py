@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
+from collections.abc import Callable
 from threading import Event
 from time import monotonic
 
@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_agent.execution.op import Op
+from allfold_agent.groups.group import DEADLINE_RETRY_SECONDS, UNDECIDED_SECONDS, Group
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
-from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups, no_outcome
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.wire.peer_link import LinkMessageType
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import SECONDS, no_outcome
 from tests.support.waiting import wait_until
 
 STRATEGIES = (
@@ -27,6 +32,7 @@ STRATEGIES = (
     "chain",
 )
 SIZES = (1, 2, 5, 100, 3_000, 20_000)
+LARGE = 200_000  # computed by the workers
 OPS = 60
 
 
@@ -97,7 +103,11 @@ def test_a_node_that_dies_is_noticed_while_a_frame_of_it_waits_for_local_ranks()
         assert isinstance(local.ranks[0].outcome()[1], PeerLost)
 
 
-# Which ops are looked into
+def missing(*ranks: int) -> PeerMissing:
+    return PeerMissing("too late", missing_ranks=list(ranks))
+
+
+# Deadlines
 
 
 def waiting(local: LocalGroups, count: int, timeout: float) -> None:
@@ -106,48 +116,21 @@ def waiting(local: LocalGroups, count: int, timeout: float) -> None:
         local.ranks[0].call(seq, [1.0], timeout=timeout)
 
 
-def test_of_hundreds_of_ops_in_flight_only_the_first_is_looked_into() -> None:
-    """Else the questions about them would keep the nodes from doing them."""
-    with local_groups([[0], [1]]) as local:
-        waiting(local, 300, SECONDS)
-        group, now = local.groups[0], monotonic()
-        assert group.overdue(now) == []
-        found = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
-        assert found == [(0, "stall")]
-        local.ranks[1].call(0, [1.0])
-        assert local.ranks[0].outcome() == (0, None)
-        assert group.overdue(now + 1.0) == [], "the next one gets its time too"
-        assert [op.seq for op, _ in group.overdue(now + 2.0)] == [1]
+def overdue(group: Group, now: float) -> list[int]:
+    """The ops that need a verdict as their deadline has passed."""
+    return [op.seq for op in group._overdue(now)]
 
 
-def test_an_op_that_stalls_on_is_looked_into_again_but_less_often() -> None:
-    with local_groups([[0], [1]]) as local:
-        waiting(local, 1, SECONDS)
-        group, now = local.groups[0], monotonic()
-        moments = [moment / 10 for moment in range(100)]
-        asked = [moment for moment in moments if group.overdue(now + moment)]
-        assert 3 <= len(asked) <= 6
-        gaps = np.diff(asked)
-        assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
-
-
-def test_ops_past_their_deadline_are_looked_into_a_few_at_a_time() -> None:
+def test_ops_past_their_deadline_are_looked_into_a_few_at_a_time_and_again_later() -> None:
+    """Else the questions about them would keep the nodes from doing others."""
     with local_groups([[0], [1]]) as local:
         waiting(local, 300, 0.5)
         group, now = local.groups[0], monotonic()
-        first = [(op.seq, reason) for op, reason in group.overdue(now + 1.0)]
-        second = [op.seq for op, _ in group.overdue(now + 1.0)]
-        assert {reason for _, reason in first} == {"deadline"}
-        assert [seq for seq, _ in first] == list(range(len(first)))
+        first = overdue(group, now + 1.0)
+        assert first == list(range(len(first)))
         assert 1 <= len(first) <= 16
-        assert second == [len(first) + seq for seq in range(len(second))]
-
-
-def test_an_op_that_waits_for_a_local_rank_is_not_stalled() -> None:
-    with local_groups([[0, 1], [2]]) as local:
-        local.ranks[0].call(0, [1.0])
-        group, now = local.groups[0], monotonic()
-        assert group.overdue(now) == group.overdue(now + 10.0) == []
+        assert overdue(group, now + 1.0) == [len(first) + each for each in first]
+        assert overdue(group, now + 1.0 + DEADLINE_RETRY_SECONDS) == first
 
 
 def test_the_deadline_of_an_op_counts_from_the_call_and_not_from_its_data() -> None:
@@ -156,47 +139,63 @@ def test_the_deadline_of_an_op_counts_from_the_call_and_not_from_its_data() -> N
         now = monotonic()
         local.ranks[0].call(0, [1.0], timeout=100.0, called=now - 60.0)
         group = local.groups[0]
-        assert group.overdue(now + 39.9) == []
-        assert [(op.seq, reason) for op, reason in group.overdue(now + 40.0)] == [(0, "deadline")]
+        assert overdue(group, now + 39.9) == []
+        assert overdue(group, now + 40.0) == [0]
+
+
+def test_without_the_word_of_a_silent_node_the_group_ends_some_time_after_the_deadline() -> None:
+    """No verdict is possible without it, and nobody may wait for ever."""
+    with local_groups([[0], [1], [2]]) as local:
+        local.links.cut("node2")
+        now = monotonic()
+        for rank in local.ranks[:2]:
+            rank.call(0, [1.0], timeout=1.0)
+        group = local.groups[1]
+        group.check_deadlines(now + 1.5)
+        assert no_outcome(local.ranks[1], 0.05)
+        assert local.notes.losses == []
+        group.check_deadlines(now + 3.0 + UNDECIDED_SECONDS)
+        seq, error = local.ranks[1].outcome()
+        assert (seq, type(error)) == (0, PeerLost)
+        assert local.notes.losses[0].details["node"] == "node2"
+
+
+def test_a_slow_round_ends_no_group_as_long_as_all_nodes_answer() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.links.hold(LinkMessageType.DOUBT)
+        local.ranks[1].call(0, [1.0], timeout=1.0)
+        local.groups[1].check_deadlines(monotonic() + 3.0 + UNDECIDED_SECONDS)
+        assert no_outcome(local.ranks[1], 0.05)
+        local.links.release()
+        assert isinstance(local.ranks[1].outcome()[1], PeerMissing)
+        assert local.notes.losses == []
 
 
 # Verdicts
 
 
-def missing(*ranks: int) -> PeerMissing:
-    return PeerMissing("too late", missing_ranks=list(ranks))
+def judge_deadline(local: LocalGroups, seq: int) -> None:
+    """Have the nodes judge an op as if its deadline had just passed on the first node."""
+    local.groups[0].doubt([Doubt(seq, Reason.DEADLINE, SECONDS)])
 
 
-def test_a_verdict_about_missing_ranks_is_refused_where_they_have_called_meanwhile() -> None:
-    """Their data is on its way to the others, who may have the result."""
-    with local_groups([[0], [1], [2]]) as local:
-        local.ranks[2].call(0, [1.0])
-        assert not local.groups[2].fail(0, missing(2), final=False)
-        local.ranks[0].call(0, [1.0])
-        local.ranks[1].call(0, [1.0])
-        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 3
-
-
-def test_a_verdict_that_is_final_also_fails_an_op_that_runs() -> None:
-    """Another node has agreed to it, and will never contribute."""
-    with local_groups([[0], [1], [2]]) as local:
-        local.ranks[2].call(0, [1.0])
-        assert not local.groups[2].fail(0, missing(1, 2), final=False)
-        assert local.groups[1].fail(0, missing(1, 2), final=False)
-        assert local.groups[2].fail(0, missing(1, 2), final=True)
-        assert local.ranks[2].outcome()[1] is not None
-
-
-def test_a_verdict_about_missing_ranks_holds_for_their_late_calls() -> None:
-    with local_groups([[0], [1]]) as local:
-        local.ranks[0].call(0, [1.0])
-        for group in reversed(local.groups):
-            assert group.fail(0, missing(1), final=True)
-            assert group.fail(0, missing(1), final=False), "once more makes no difference"
-        local.ranks[1].call(0, [1.0])
+def test_a_verdict_about_missing_ranks_names_them_and_holds_for_their_late_calls() -> None:
+    with local_groups([[0], [1, 2]]) as local:
+        first, second, third = local.ranks
+        for rank in (first, second):
+            rank.call(0, [1.0])
+        judge_deadline(local, 0)
+        said = [rank.outcome() for rank in (first, second)]
+        third.call(0, [1.0])
+        said.append(third.outcome())
+        for seq, error in said:
+            assert seq == 0
+            assert isinstance(error, PeerMissing)
+            assert error.details["missing_ranks"] == [2]
+            assert str(error) == str(said[0][1])
+        local.call_all(1, [[1.0]] * 3)
         for rank in local.ranks:
-            assert rank.outcome()[1] is not None
-            assert no_outcome(rank, 0.01), "every call has one outcome"
+            assert rank.outcome() == (1, None), "every call has one outcome, and the next op works"
 
 
 def test_a_verdict_on_an_op_that_is_done_changes_nothing() -> None:
@@ -204,9 +203,28 @@ def test_a_verdict_on_an_op_that_is_done_changes_nothing() -> None:
         local.call_all(0, [[1.0], [2.0]])
         for rank in local.ranks:
             assert rank.outcome() == (0, None)
-        assert not local.groups[0].fail(0, missing(1))
+        judge_deadline(local, 0)
+        wait_until(lambda: local.rounds == 1 and not local.undecided, "it is judged")
+        assert [group.failure(0) for group in local.groups] == [None, None]
         local.call_all(1, [[1.0], [2.0]])
         assert [rank.outcome() for rank in local.ranks] == [(1, None)] * 2
+
+
+def test_what_becomes_complete_during_a_round_is_handed_out_after_it() -> None:
+    with local_groups([[0], [1]]) as local:
+        first, second = local.ranks
+        first.call(0, [1.0])
+        local.links.hold(LinkMessageType.INSTALL)
+        local.groups[1].doubt([Doubt(99, Reason.MISMATCH)])
+        wait_until(lambda: local.links.count(LinkMessageType.INSTALL), "the leader has decided")
+        for seq in (0, 1):
+            second.call(seq, [2.0])
+        first.call(1, [1.0])
+        assert no_outcome(second, 0.02), "its node has reported that it has none"
+        local.links.release()
+        for rank in local.ranks:
+            assert [rank.outcome(), rank.outcome()] == [(0, None), (1, None)]
+            assert rank.result(0) == rank.result(1) == [3.0]
 
 
 def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
@@ -215,9 +233,14 @@ def test_an_op_that_fails_before_it_starts_gives_its_memory_back_once() -> None:
         group = local.groups[0]
         started = group.current.runner.start
 
-        def fail_first(op: object) -> None:
-            group.fail(0, missing(1))
-            started(op)  # type: ignore[arg-type]
+        def fail_first(op: Op) -> Callable[[], None]:
+            start = started(op)
+
+            def fail_and_start() -> None:
+                local.fail(0, missing(1))
+                start()
+
+            return fail_and_start
 
         group.current.runner.start = fail_first  # type: ignore[method-assign]
         local.ranks[0].call(0, [1.0])
@@ -252,11 +275,10 @@ def test_a_fold_that_a_verdict_overtakes_writes_into_nobody_elses_memory(
     paused = Paused()
     monkeypatch.setattr(Arithmetic, "fold", lambda *arguments: paused(*arguments))
     with local_groups([[0], [1]]) as local:
-        local.call_all(0, [[1.0], [2.0]], strategy="direct")
+        local.call_all(0, [np.ones(LARGE)] * 2, strategy="direct")
         assert paused.inside.wait(SECONDS)
-        for group in local.groups:
-            group.fail(0, missing(1))
-        taken = [local.buffers.take(1) for _ in range(8)]
+        local.fail(0, missing(1))
+        taken = [local.buffers.take(LARGE) for _ in range(8)]
         for buffer in taken:
             buffer.bytes.fill_(7)
         paused.go_on.set()
@@ -275,8 +297,7 @@ def test_the_ops_behind_one_that_fails_go_on_at_once() -> None:
         for rank in local.ranks:
             rank.call(2, [3.0])
         assert no_outcome(local.ranks[1], 0.1), "op 2 is sent behind op 1"
-        for group in local.groups:
-            group.fail(1, missing(1))
+        local.fail(1, missing(1))
         assert local.ranks[1].outcome(2.0) == (2, None), "before the edge looks by itself"
         assert local.ranks[1].result(2) == [6.0]
 

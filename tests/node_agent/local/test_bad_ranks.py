@@ -34,7 +34,8 @@ from allfold_core.wire.local_wire import (
     unpack_json,
 )
 from tests.support.descriptors import no_descriptors_left
-from tests.support.fakes.local_groups import LocalRank, local_groups
+from tests.support.fakes.local_groups import local_groups
+from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import wait_until
 
 NOWHERE = Region(0, 0)

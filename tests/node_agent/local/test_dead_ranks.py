@@ -1,4 +1,4 @@
-"""Ranks that die, or whose epoch is followed by another, while they join."""
+"""Ranks that die, or whose group loses one, while they join."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from allfold_core.wire.local_wire import (
     unpack_json,
 )
 from tests.support.fakes.local_groups import local_groups
+from tests.support.fakes.local_rank import session_of
 from tests.support.waiting import wait_until
+
+SESSION = session_of(0)
 
 
 class StuckGpu:
@@ -64,7 +67,7 @@ def joining(folder: Path) -> Iterator[tuple[LocalServer, Any, socket.socket, Fut
             rank.connect(str(folder / "agent.sock"))
             rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
             assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
-            rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": "s"}))
+            rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": SESSION}))
             wait_until(lambda: registrar.join.called, "it joins")
             yield server, registrar, rank, outcome
     finally:
@@ -86,25 +89,23 @@ def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
         process.add_gpu_segment(0, memory)
         rank.close()
         wait_until(lambda: gpu.due, "the end of its process is seen, and waits for the GPU")
-        local.groups[0].current.seat("s", 0)
         outcome.set_result(local.groups[0])
         wait_until(lambda: registrar.lose.called, "its seat is given up")
         ((membership,), _) = registrar.lose.call_args
-        assert (membership.session, membership.epoch) == ("s", local.groups[0].current)
+        assert (membership.session, membership.epoch) == (SESSION, local.groups[0].current)
         assert not process.memberships
         for release in gpu.due:
             release()
 
 
-def test_a_rank_hears_of_the_epoch_that_it_has_joined_though_another_one_is_installed(
+def test_a_rank_comes_into_the_group_as_it_was_opened_though_another_one_has_left_since(
     tmp_path: Path,
 ) -> None:
+    """Its first op tells it of the loss, as the first op after that tells the others."""
     with joining(tmp_path) as (_, _, rank, outcome), local_groups([[0, 1]]) as local:
-        joined = local.groups[0].current
-        joined.seat("s", 0)
-        local.install([[0]], {1: 0}, first_seq=0)
+        local.lose(1)
         outcome.set_result(local.groups[0])
         answer = rank.recv(MAX_MESSAGE)
         assert answer[0] == Message.JOINED
         body = unpack_json(answer)
-        assert (body["epoch"], body["rank"]) == (joined.ordinal, 0)
+        assert (body["epoch"], body["rank"], body["world_size"]) == (0, 0, 2)

@@ -39,31 +39,34 @@ class Gpu:
 
     Attributes:
         passed: the fence that its work has reached.
+        submitted: the calls that have begun, and when the rank made them.
+        doubted: the ops that the nodes were asked to judge.
     """
 
     def __init__(self) -> None:
         self.passed = 0
         self.submitted: list[tuple[CallMessage, float]] = []
+        self.doubted: list[int] = []
         self._waits: list[tuple[Callable[[], bool], Callable[[Exception | None], None]]] = []
         self.process = create_autospec(RankConnection, instance=True)
         self.process.deferred = deque()
         self.process.memberships = {0: create_autospec(Membership, instance=True)}
-        self.process.memberships[0].group.failure_so_far.return_value = None
+        group = self.process.memberships[0].group
+        group.failed_call.return_value = None
+        group.broken = None
+        group.doubt.side_effect = lambda doubts: self.doubted.extend(each.seq for each in doubts)
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
-        self.process.memberships[0].group.current.broken = None
         self.reactor = create_autospec(Reactor, instance=True)
         self.reactor.call.side_effect = lambda function: function()
         self.poller = create_autospec(FencePoller, instance=True)
         self.poller.when.side_effect = lambda condition, then, _: self._waits.append(
             (condition, then)
         )
-        self.suspicions: list[int] = []
         self.calls = DeferredCalls(
             self.reactor,
             self.poller,
             lambda _process, message, called: self.submitted.append((message, called)),
-            lambda _group, seq, _reason, _waited: self.suspicions.append(seq),
         )
 
     def reach(self, fence: int) -> None:
@@ -141,7 +144,7 @@ def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> N
     gpu = Gpu()
     gpu.calls.add(gpu.process, call(0, fence=1, timeout=0.0))
     gpu.reach(0)
-    assert gpu.suspicions == [0]
+    assert gpu.doubted == [0]
     assert gpu.submitted == []
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0]
@@ -160,13 +163,29 @@ def test_the_look_at_a_call_does_not_wait_for_the_lock_of_its_group() -> None:
             waits = look.is_alive()
         look.join()
         assert not waits
-        group.fail(0, PeerLost("a rank is lost"))
+        local.fail(0, PeerLost("a rank is lost"))
 
         def refused() -> bool:
             gpu.reach(0)
             return not gpu.process.deferred
 
         wait_until(refused, "its op has failed")
+
+
+def test_a_call_whose_op_has_failed_meanwhile_tells_its_rank_of_the_epoch_that_follows() -> None:
+    """Else its next call, with the older view, would fail the next op of all as well."""
+    gpu = Gpu()
+    with local_groups([[0, 1], [2]]) as local:
+        rank = local.ranks[0]
+        gpu.process.memberships = {0: Membership(rank.session, rank.group)}
+        gpu.calls.add(gpu.process, call(0, fence=1))
+        local.ranks[1].call(0, [1.0])
+        local.lose(2)
+        local.fail(0, PeerLost("its ranks cannot do it"))
+        gpu.reach(0)
+        ((refusal,), _) = gpu.process.send_outcome.call_args
+        assert (refusal.seq, refusal.kind, refusal.epoch) == (0, Message.FAILED, 1)
+        assert not rank.group.deferred
 
 
 def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
@@ -191,7 +210,7 @@ def test_a_late_send_of_a_rank_that_is_not_in_the_new_epoch_is_refused() -> None
     with local_groups([[0, 1], [2]]) as local:
         rank = local.ranks[0]
         gpu.process.memberships = {0: Membership(rank.session, rank.group)}
-        local.install([[0], [1]], {1: 0, 2: 1}, first_seq=None)
+        local.lose(0)
         gpu.calls.add(gpu.process, send(0.0, fence=1))
         gpu.reach(0)
     ((refusal,), _) = gpu.process.send_outcome.call_args

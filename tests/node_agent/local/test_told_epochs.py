@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from allfold_agent.groups.group import Group
 from allfold_agent.local.rank_connection import Membership, RankConnection
 from allfold_core.errors import PeerLost
 from allfold_core.wire.local_wire import MAX_MESSAGE, Message, Outcome, unpack_json
-from tests.support.fakes.local_groups import local_groups, make_plan
+from tests.support.fakes.local_groups import LocalGroups, local_groups
 
 NUMBER = 3
 
@@ -19,23 +18,17 @@ NUMBER = 3
 class Told:
     """A rank of a group, and the socket at which it hears its agent."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.session = "session of 1"
+    def __init__(self, local: LocalGroups) -> None:
+        self.lose = local.lose
+        self.session = local.ranks[1].session
         self.wants_room = 0
         ours, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self.connection = RankConnection(ours, self._want_write)
-        self.connection.memberships[NUMBER] = Membership(self.session, group)
+        self.connection.memberships[NUMBER] = Membership(self.session, local.groups[0])
 
     def _want_write(self, _: RankConnection) -> None:
         self.wants_room += 1
-
-    def install(self, opening: int, rank: int | None, world_size: int) -> None:
-        """Have the group take in an epoch, in which the rank has this number, or none."""
-        epoch = self.group.install(make_plan([list(range(world_size))], opening))
-        if rank is not None:
-            epoch.seat(self.session, rank)
 
     def send(self, seq: int, ordinal: int) -> None:
         self.connection.send_outcome(Outcome(Message.DONE, NUMBER, seq, ordinal, 2))
@@ -57,8 +50,8 @@ class Told:
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    with local_groups([[0, 1, 2]]) as local:
-        told = Told(local.groups[0])
+    with local_groups([[0, 1, 2, 3]]) as local:
+        told = Told(local)
         yield told
         told.connection.close()
         told.socket.close()
@@ -66,31 +59,31 @@ def told() -> Iterator[Told]:
 
 def test_a_rank_is_told_of_an_epoch_once_and_just_before_it_needs_it(told: Told) -> None:
     told.send(0, 0)
-    told.install(5, 0, 2)
+    told.lose(0)
     told.send(1, 0)
     assert [*told.heard()] == ["op 0", "op 1"]
     told.send(2, 1)
     told.send(3, 1)
-    assert [*told.heard()] == [(1, 0, 2), "op 2", "op 3"]
+    assert [*told.heard()] == [(1, 0, 3), "op 2", "op 3"]
 
 
 def test_a_rank_is_told_of_older_epochs_too_whose_outcomes_may_come_later(told: Told) -> None:
-    told.install(5, 1, 3)
-    told.install(6, 0, 2)
-    told.install(7, 0, 1)
+    told.lose(3)
+    told.lose(0)
+    told.lose(2)
     told.send(2, 2)
     told.send(1, 1)
     assert [*told.heard()] == [(1, 1, 3), (2, 0, 2), "op 2", "op 1"]
 
 
 def test_a_rank_is_not_told_of_an_epoch_that_it_is_not_in(told: Told) -> None:
-    told.install(5, None, 2)
+    told.lose(1)
     told.send(0, 1)
     assert [*told.heard()] == ["op 0"]
 
 
 def test_an_epoch_waits_for_room_in_the_socket_together_with_the_outcome(told: Told) -> None:
-    told.install(5, 0, 2)
+    told.lose(0)
     sent = 0
     while not told.wants_room:
         told.send(sent, 0)
@@ -98,7 +91,7 @@ def test_an_epoch_waits_for_room_in_the_socket_together_with_the_outcome(told: T
     told.send(sent, 1)
     first = [*told.heard()]
     assert told.connection.flush()
-    assert [*first, *told.heard()][-3:] == [f"op {sent - 1}", (1, 0, 2), f"op {sent}"]
+    assert [*first, *told.heard()][-3:] == [f"op {sent - 1}", (1, 0, 3), f"op {sent}"]
 
 
 def test_outcomes_carry_the_epoch_of_the_op_and_how_many_took_part() -> None:
@@ -107,15 +100,20 @@ def test_outcomes_carry_the_epoch_of_the_op_and_how_many_took_part() -> None:
         for rank in local.ranks:
             assert rank.outcome() == (0, None)
             assert (rank.told[0].epoch, rank.told[0].participants) == (0, 3)
-        local.install([[0], [1]], {1: 0, 2: 1}, first_seq=1)
-        for rank in local.ranks[1:]:
+        local.lose(0)
+        survivors = local.ranks[1:]
+        for rank in survivors:
             rank.call(1, [1.0])
-            rank.call(2, [1.0], strategy="ring")
-        for rank in local.ranks[1:]:
-            assert {rank.outcome()[0], rank.outcome()[0]} == {1, 2}
-            assert (rank.told[1].epoch, rank.told[1].participants) == (1, 2)
-        lost, rank = PeerLost("gone"), local.ranks[1]
-        rank.group.current.break_(lost)
-        rank.call(3, [1.0])
-        assert rank.outcome()[0] == 3
-        assert (rank.told[3].epoch, rank.told[3].participants) == (1, 0)
+            assert isinstance(rank.outcome()[1], PeerLost)
+            assert (rank.told[1].epoch, rank.told[1].participants) == (1, 0)
+        for rank in survivors:
+            rank.call(2, [1.0])
+            rank.call(3, [1.0], strategy="ring")
+        for rank in survivors:
+            assert {rank.outcome()[0], rank.outcome()[0]} == {2, 3}
+            assert (rank.told[2].epoch, rank.told[2].participants) == (1, 2)
+        rank = survivors[0]
+        rank.group.break_(PeerLost("gone"))
+        rank.call(4, [1.0])
+        assert rank.outcome()[0] == 4
+        assert (rank.told[4].epoch, rank.told[4].participants) == (1, 0)

@@ -40,9 +40,9 @@ JOIN = {
 }
 GROUP = SimpleNamespace(
     name="train",
-    current=SimpleNamespace(number=3),
+    opening=3,
     table=SimpleNamespace(in_flight={}),
-    last_called=lambda _: {0: 7},
+    last_called=lambda: {0: 7},
 )
 
 

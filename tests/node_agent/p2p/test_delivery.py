@@ -27,7 +27,8 @@ from tests.node_agent.p2p.message_steps import (
     same,
     works,
 )
-from tests.support.fakes.local_groups import LocalRank, local_groups
+from tests.support.fakes.local_groups import local_groups
+from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import wait_until
 
 # In float32: nothing, little, around what travels with its offer, and what does not.

@@ -12,7 +12,8 @@ from allfold_core.errors import PeerLost
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.local_wire import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import LARGE, LATER, RECV, SEND, assert_idle, content, works
-from tests.support.fakes.local_groups import SECONDS, LocalGroups, local_groups, no_outcome
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import SECONDS, no_outcome
 from tests.support.fakes.relays import Dam
 from tests.support.waiting import wait_until
 
@@ -35,7 +36,7 @@ def test_a_node_that_dies_fails_what_waits_for_anybody_and_whatever_comes() -> N
 def leave(local: LocalGroups, rank: int) -> None:
     """Tell the groups of all ranks that a rank has left in order."""
     for group in local.groups:
-        group.current.rank_left(rank, -1)
+        group.p2p.rank_left(rank)
 
 
 @pytest.mark.parametrize("ranks", [[[0, 1, 2]], [[0], [1], [2]]], ids=str)

@@ -13,7 +13,8 @@ from allfold_core.errors import PeerLost
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.local_wire import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import LARGE, LONG, RECV, SEND, assert_idle, works
-from tests.support.fakes.local_groups import LocalGroups, LocalRank, local_groups, no_outcome
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import LocalRank, no_outcome
 from tests.support.fakes.relays import Dam
 from tests.support.waiting import wait_until
 
@@ -158,6 +159,8 @@ def test_an_offer_of_a_lost_rank_that_comes_late_is_for_nobody() -> None:
         lost.exchange(SEND, 0, [5.0], 0)
         moved = local.groups[0].p2p.edges.frames_moved
         before = moved("node2")
+        out = local.groups[2].p2p.edges.out("node0")
+        wait_until(lambda: out._next_number, "the offer is on its way")
         lose(local, 2)
         dam.opened.set()
         wait_until(lambda: moved("node2") > before, "the offer is there")

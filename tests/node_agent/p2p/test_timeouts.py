@@ -25,7 +25,8 @@ from tests.node_agent.p2p.message_steps import (
     same,
     works,
 )
-from tests.support.fakes.local_groups import local_groups, no_outcome
+from tests.support.fakes.local_groups import local_groups
+from tests.support.fakes.local_rank import no_outcome
 from tests.support.fakes.relays import Dam
 from tests.support.waiting import wait_until
 

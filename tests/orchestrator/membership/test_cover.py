@@ -37,6 +37,10 @@ def test_dead_links_that_have_nothing_in_common_are_covered_one_by_one() -> None
     assert smallest_cover([], {}) == frozenset()
 
 
+def test_a_chain_of_dead_links_is_covered_by_every_second_node() -> None:
+    assert smallest_cover(links("ab", "bc", "cd", "de"), {}) == {"b", "d"}
+
+
 def test_a_tangle_too_large_to_search_is_covered_all_the_same() -> None:
     names = [f"n{number}" for number in range(cover.MAX_SEARCHED + 2)]
     dead = {frozenset(pair) for pair in combinations(names, 2)}

@@ -8,16 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
+from allfold_agent.edges.edge_request import Lane
+
 SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Dam:
-    """Holds the messages from one node to another after so many bytes, until it is opened."""
+    """Holds what one node sends another on a lane after so many bytes, until it is opened."""
 
     source: int
     destination: int
     after: int
+    lane: Lane = Lane.PAIRS
     opened: Event = field(default_factory=Event)
 
 

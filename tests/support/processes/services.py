@@ -185,9 +185,9 @@ class Services:
         assert len(found) == 1, (group, found)
         return dict(found[0])
 
-    def ops(self, name: str, group: str, epoch: int, limit: int = 64) -> list[dict[str, Any]]:
+    def ops(self, name: str, group: str, opening: int, limit: int = 64) -> list[dict[str, Any]]:
         """An agent's flight recorder of a group, newest last."""
-        url = f"{self.agents[name].control_url}/v1/groups/{group}/epochs/{epoch}/ops"
+        url = f"{self.agents[name].control_url}/v1/groups/{group}/openings/{opening}/ops"
         return list(self.get(f"{url}?limit={limit}")["ops"])
 
     def get(self, url: str) -> dict[str, Any]:

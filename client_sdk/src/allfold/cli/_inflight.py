@@ -24,6 +24,7 @@ class OpInFlight:
     """One op, seen over all nodes.
 
     Attributes:
+        epoch: how often the group had lost ranks before; ranks are numbered as in that epoch.
         what: the call, e.g. ``all_reduce(sum, float32[1024])``.
         age: seconds since the first arrival that any node saw.
         missing: the ranks that have not called it.
@@ -97,29 +98,60 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
     Args:
         statuses: the agents' answers to ``GET /v1/status``.
     """
-    ops = []
-    for (name, epoch), nodes in _by_group(statuses).items():
+    ops: list[OpInFlight] = []
+    for nodes in _by_opening(statuses).values():
         flights = [op for group in nodes.values() for op in group["in_flight"]]
-        for seq in sorted({op["seq"] for op in flights}):
-            views = [op for op in flights if op["seq"] == seq]
-            ops.append(_merged(name, epoch, nodes, views))
+        seqs = sorted({op["seq"] for op in flights})
+        ops += (_merged(nodes, [op for op in flights if op["seq"] == seq]) for seq in seqs)
     return sorted(ops, key=lambda op: -op.age)
 
 
-def _by_group(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Json]]:
-    """(group, epoch) -> node -> what the node says of the group."""
-    found: dict[tuple[str, int], dict[str, Json]] = {}
-    for status in statuses:
-        for group in status["groups"]:
-            found.setdefault((group["name"], group["epoch"]), {})[status["node"]] = group
+@dataclass(frozen=True)
+class Membership:
+    """The members of a group that runs, as the newest of its agents tells.
+
+    Attributes:
+        opening: tells the group from others that had its name.
+        epoch: how often it has lost ranks.
+        term: of the set of its nodes.
+        losses: why it has had each of its later epochs, or nothing works any more; the newest last.
+    """
+
+    group: str
+    opening: int
+    epoch: int
+    term: int
+    losses: tuple[str, ...]
+
+
+def memberships(statuses: Iterable[Json]) -> list[Membership]:
+    """The groups that the agents are in, by name."""
+    found = []
+    for (name, opening), nodes in sorted(_by_opening(statuses).items()):
+        newest = max(nodes.values(), key=lambda group: (group["term"], group["epoch"]))
+        broken = {group["broken"]: None for group in nodes.values() if group["broken"]}
+        losses = (*newest["losses"], *broken)
+        found.append(Membership(name, opening, newest["epoch"], newest["term"], losses))
     return found
 
 
-def _merged(name: str, epoch: int, nodes: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
-    seq = views[0]["seq"]
+def _by_opening(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Json]]:
+    """(group, opening) -> node -> what the node says of the group."""
+    found: dict[tuple[str, int], dict[str, Json]] = {}
+    for status in statuses:
+        for group in status["groups"]:
+            found.setdefault((group["name"], group["opening"]), {})[status["node"]] = group
+    return found
+
+
+def _merged(every: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
+    """Merge what the nodes say of an op, in the numbers of the newest epoch that any is in."""
+    seq, epoch = views[0]["seq"], max(group["epoch"] for group in every.values())
+    nodes = {node: group for node, group in every.items() if group["epoch"] == epoch}
+    name = next(iter(nodes.values()))["name"]
     missing = sorted(_missing(nodes, seq), key=lambda each: each.rank)
     awaited = {node for view in views for node in view["waiting_for_nodes"]}
-    unheard = {node for group in nodes.values() for node in group["nodes"]} - nodes.keys()
+    unheard = {node for group in nodes.values() for node in group["nodes"]} - every.keys()
     return OpInFlight(
         group=name,
         epoch=epoch,
@@ -135,9 +167,8 @@ def _merged(name: str, epoch: int, nodes: Mapping[str, Json], views: Sequence[Js
 def _missing(nodes: Mapping[str, Json], seq: int) -> Iterator[MissingRank]:
     """Ranks that have not come so far. A node where none has come does not know of the op."""
     for node, group in nodes.items():
-        left = set(group["left"])
         for rank, last in group["last_seq"].items():
-            if last < seq and int(rank) not in left:
+            if last < seq:
                 yield MissingRank(int(rank), node)
 
 

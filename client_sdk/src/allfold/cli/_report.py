@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
 from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._inflight import (
+    Membership,
     MessageInFlight,
     OpInFlight,
+    memberships,
     messages_in_flight,
     ops_in_flight,
 )
@@ -33,6 +35,7 @@ class Report:
         nodes: as ``GET /v1/nodes`` has them.
         groups: as ``GET /v1/groups`` has them.
         agents: the agents' own status, by their control URL.
+        memberships: the groups as the agents that answer know them.
         ops: the collectives in flight.
         messages: the sends and receives that wait.
         problems: why an agent did not answer, by its control URL.
@@ -43,6 +46,7 @@ class Report:
     nodes: list[Json] = field(default_factory=list)
     groups: list[Json] = field(default_factory=list)
     agents: dict[str, Json] = field(default_factory=dict)
+    memberships: list[Membership] = field(default_factory=list)
     ops: list[OpInFlight] = field(default_factory=list)
     messages: list[MessageInFlight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
@@ -55,6 +59,7 @@ class Report:
             "nodes": self.nodes,
             "groups": self.groups,
             "agents": self.agents,
+            "memberships": [asdict(each) for each in self.memberships],
             "ops_in_flight": [op.to_dict() for op in self.ops],
             "messages_in_flight": [message.to_dict() for message in self.messages],
             "problems": failed | self.problems,
@@ -84,6 +89,7 @@ def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
     lost = [report.problems[url] for url in agent_urls if url in report.problems]
     if lost:
         raise AgentUnreachable(f"no agent answers: tried {'; '.join(lost)}")
+    report.memberships = memberships(report.agents.values())
     report.ops = ops_in_flight(report.agents.values())
     report.messages = messages_in_flight(report.agents.values())
     return report

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from allfold.cli._inflight import Membership
 from allfold.cli._parameters import checked_url, token
 from allfold.cli._report import Report, gather
 
@@ -63,12 +64,13 @@ def _show(report: Report) -> None:
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     if report.orchestrator and report.failure is None:
         console.print(_node_table(report.nodes))
-        console.print(_group_table(report.groups))
+        console.print(_group_table(report.groups, report.memberships))
     else:
         console.print(_agent_table(report.agents.values()))
     lines = [op.sentence() for op in report.ops]
     lines += [message.sentence() for message in report.messages]
     lines = lines or ["no op is in flight"]
+    lines += [loss for group in report.memberships for loss in group.losses]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -98,13 +100,15 @@ def _node_table(nodes: Iterable[Json]) -> Table:
     return _table("Nodes", columns, rows)
 
 
-def _group_table(groups: Iterable[Json]) -> Table:
-    columns = ("group", "phase", "epoch", "ranks", "present", "missing", "left", "lost")
+def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
+    """The groups. The orchestrator does not know their epochs, which are the agents' to make."""
+    columns = ("group", "phase", "term", "epoch", "ranks", "present", "missing", "left", "lost")
+    running = {(each.group, each.opening): each for each in known}
     rows = (
         (
             group["group"],
             group["phase"],
-            group["epoch"],
+            *_term_and_epoch(running.get((group["group"], group["epoch"]))),
             _how_many(group),
             _by_node(group["present"]),
             ", ".join(map(str, group["missing"])) or "-",
@@ -114,6 +118,10 @@ def _group_table(groups: Iterable[Json]) -> Table:
         for group in groups
     )
     return _table("Groups", columns, rows)
+
+
+def _term_and_epoch(known: Membership | None) -> tuple[object, object]:
+    return ("-", "-") if known is None else (known.term, known.epoch)
 
 
 def _agent_table(agents: Iterable[Json]) -> Table:
@@ -129,7 +137,8 @@ def _agent_table(agents: Iterable[Json]) -> Table:
 
 
 def _ranks_here(group: Json) -> str:
-    return f"{group['name']}: {', '.join(map(str, group['ranks']))}"
+    ranks = ", ".join(map(str, group["ranks"])) or "none"
+    return f"{group['name']}: {ranks} (term {group['term']}, epoch {group['epoch']})"
 
 
 def _how_many(group: Json) -> str:

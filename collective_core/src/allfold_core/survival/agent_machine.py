@@ -8,11 +8,12 @@ meanwhile is noted, and counts afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
 from allfold_core.survival.instructions import (
     Cancel,
+    Drop,
     Evicted,
     Fetch,
     HandOut,
@@ -76,6 +77,8 @@ class AgentMachine:
         self.floor = -1
         self.dead: dict[str, str] = {}
         self.called: dict[str, int] = {}
+        self._abandoned: set[tuple[int, str]] = set()
+        self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
         self._watermarks = dict.fromkeys(term.voters, -1)
 
@@ -87,6 +90,7 @@ class AgentMachine:
         other.ops = {seq: entry.copy() for seq, entry in self.ops.items()}
         other.dead = dict(self.dead)
         other.called = dict(self.called)
+        other._abandoned = set(self._abandoned)
         other._watermarks = dict(self._watermarks)
         return other
 
@@ -94,28 +98,75 @@ class AgentMachine:
 
     def call(self, seq: int, session: str, call: Call) -> Instructions:
         """A local rank has called an op."""
-        entry = self.ops.setdefault(seq, OpEntry())
+        entry = self.ops.get(seq)
+        if entry is None:
+            entry = self.ops[seq] = OpEntry()
         entry.calls[session] = call
         self.called[session] = max(seq, self.called.get(session, -1))
         if seq <= self.floor:
             self._forget()
         return list(self._advance(seq, entry))
 
-    def rank_ended(self, session: str, how: str) -> Instructions:
+    def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
         """A local rank is dead or has left. What it has called stays.
 
         Args:
             how: a phrase to follow "rank 3".
+            withdraws: it lives, and does not wait for its ops: an op that needs its input cannot go
+                on, since the memory may change.
         """
         if session in self.dead or self.out:
             return []
+        if withdraws:
+            self._withdrawn |= {session}
         self.dead[session] = how
         return [SendDown(((session, how),))]
 
-    def outcome_error(self, seq: int) -> str | None:
-        """The error of an op that has failed, as JSON; ``None`` for any other."""
+    def abandon(self, seq: int, session: str) -> Instructions:
+        """A call of a local rank was refused: the rank goes on, and will not call the op again."""
+        self.called[session] = max(seq, self.called.get(session, -1))
+        self._abandoned.add((seq, session))
         entry = self.ops.get(seq)
-        return entry.error if entry is not None and entry.state is OpState.FAILED else None
+        if entry is None or not entry.fetch:
+            return []
+        return list(self._advance(seq, entry)) if self._takers(seq, entry) else [self._drop(seq)]
+
+    # Questions
+
+    def failure(self, seq: int) -> Fail | None:
+        """The error of an op that has failed; ``None`` of any other."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.state is not OpState.FAILED:
+            return None
+        return Fail(entry.error, entry.ordinal)
+
+    def expected_stamp(self, seq: int) -> Stamp | None:
+        """The epoch from which frames of an op are wanted; ``None`` if none are, or none any more.
+
+        Of an op that nothing is known of yet, it is the current one.
+        """
+        entry = self.ops.get(seq)
+        if entry is None:
+            wanted = seq > self.floor and self.node in self.epoch.nodes
+            return self.epoch.stamp if wanted else None
+        if entry.state is not OpState.OPEN or entry.complete or entry.fetch:
+            return None
+        return entry.stamp or self.epoch.stamp
+
+    def is_frozen_for(self, install: Install) -> bool:
+        """Return True if a decision is that of the very round to which this node has reported."""
+        mine = (self.term.number, self.round)
+        return self.frozen and not self.out and (install.term, install.round) == mine
+
+    def unclosed(self) -> list[tuple[int, Stamp]]:
+        """The ops of which this node holds its part, as others may not have heard yet."""
+        return [
+            (seq, entry.stamp)
+            for seq, entry in self.ops.items()
+            if entry.state in (OpState.HELD, OpState.HANDED)
+            and entry.stamp is not None
+            and not entry.is_replicated
+        ]
 
     # The runs of ops
 
@@ -158,7 +209,7 @@ class AgentMachine:
             if self._must_close(entry):
                 yield SendClosing(seq)
         elif entry.fetch:
-            if not entry.fetching and self._all_have_called(entry):
+            if not entry.fetching and self._takers(seq, entry) <= entry.calls.keys():
                 entry.fetching = True
                 assert entry.stamp is not None
                 yield Fetch(seq, entry.stamp, entry.fetch)
@@ -180,8 +231,6 @@ class AgentMachine:
     def _all_have_called(self, entry: OpEntry) -> bool:
         epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
         ours = epoch.sessions_on(self.node)
-        if entry.fetch:  # those that died without calling get nothing
-            ours = ours.difference(self.dead)
         return bool(ours) and ours <= entry.calls.keys()
 
     def _begin(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
@@ -240,10 +289,19 @@ class AgentMachine:
         ours = self.epoch.sessions_on(self.node)
         for seq in [seq for seq in self.ops if seq <= self.floor]:
             entry = self.ops[seq]
-            if entry.state is not OpState.FAILED or ours <= entry.calls.keys():
+            if entry.state is not OpState.FAILED or self._all_know(seq, entry, ours):
                 del self.ops[seq]
+                if self._abandoned:
+                    self._abandoned -= {(seq, session) for session in ours}
         used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
         self.epochs = {stamp: epoch for stamp, epoch in self.epochs.items() if stamp in used}
+
+    def _all_know(self, seq: int, entry: OpEntry, sessions: Collection[str]) -> bool:
+        """Return True if each rank has called a failed op, or never will."""
+        return all(
+            session in entry.calls or session in self.dead or (seq, session) in self._abandoned
+            for session in sessions
+        )
 
     # Rounds
 
@@ -274,7 +332,11 @@ class AgentMachine:
 
     def _report(self, number: int) -> Instructions:
         self.round, self.frozen = number, True
-        ops = {seq: entry.report() for seq, entry in self.ops.items() if seq > self.floor}
+        ops = {
+            seq: entry.report(self._withdrawn)
+            for seq, entry in self.ops.items()
+            if seq > self.floor
+        }
         older = tuple(each for stamp, each in self.epochs.items() if stamp != self.epoch.stamp)
         report = Report(
             self.node,
@@ -291,8 +353,7 @@ class AgentMachine:
 
     def install(self, install: Install) -> Instructions:
         """The decision of a round (INSTALL). It counts if this node is frozen in that very one."""
-        mine = (self.term.number, self.round)
-        if self.out or not self.frozen or (install.term, install.round) != mine:
+        if not self.is_frozen_for(install):
             return []
         self.frozen = False
         done: Instructions = []
@@ -322,7 +383,7 @@ class AgentMachine:
             yield from self._cancel(seq, entry)
             entry.stamp = outcome.stamp
             if not self.epochs[outcome.stamp].sessions_on(self.node):
-                del self.ops[seq]
+                yield self._drop(seq)
 
     def _drop_calls_of_the_lost(self) -> None:
         """Forget what a rank had called that is not in the epoch of the op.
@@ -348,17 +409,27 @@ class AgentMachine:
             return
         if entry.stamp == outcome.stamp and entry.complete:
             return  # it became complete after the report
-        yield from self._cancel(seq, entry)
+        yield from self._cancel(seq, entry, forward=entry.stamp == outcome.stamp)
         entry.stamp, entry.fetch, entry.forward = outcome.stamp, outcome.holders, True
-        if not self.epochs[outcome.stamp].sessions_on(self.node).difference(self.dead):
-            del self.ops[seq]  # nobody is left here who could get it
+        if not self._takers(seq, entry):
+            yield self._drop(seq)  # nobody is left here who could get it
 
-    def _cancel(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+    def _drop(self, seq: int) -> Drop:
+        del self.ops[seq]
+        return Drop(seq)
+
+    def _takers(self, seq: int, entry: OpEntry) -> frozenset[str]:
+        """The local ranks that a fetched result is for: those that live and call the op."""
+        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+        gone = {session for at, session in self._abandoned if at == seq}
+        return epoch.sessions_on(self.node).difference(self.dead, gone)
+
+    def _cancel(self, seq: int, entry: OpEntry, *, forward: bool = False) -> Iterator[Instruction]:
         """Give up an attempt, so that another one may begin from the same inputs."""
         if entry.state in (OpState.HANDED, OpState.FAILED):
             raise ProtocolViolation(f"op {seq} has an outcome, and is to get another: {entry}")
         if entry.started or entry.fetching:
-            yield Cancel(seq)
+            yield Cancel(seq, forward)
         entry.state = OpState.OPEN
         entry.stamp, entry.fetch = None, ()
         entry.started = entry.complete = entry.closed = entry.forward = False

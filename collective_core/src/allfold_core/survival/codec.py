@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -106,6 +106,30 @@ def unpack_doubt(data: dict[str, Any]) -> Doubt:
     if reason is Reason.FAILED and not error:
         raise ValueError("a failure without an error")
     return Doubt(_seq(data["seq"]), reason, _seconds(data["waited"]), error)
+
+
+def pack_freeze(term: int, number: int, doubts: Iterable[Doubt]) -> dict[str, Any]:
+    """The JSON form of FREEZE: a round of a term, and the ops that it is to judge."""
+    described = [pack_doubt(doubt) for doubt in doubts]
+    return SURVIVAL.stamp({"term": term, "round": number, "doubts": described})
+
+
+@_refusing_nonsense
+def unpack_freeze(data: dict[str, Any]) -> tuple[int, int, tuple[Doubt, ...]]:
+    """The inverse of :func:`pack_freeze`."""
+    doubts = tuple(unpack_doubt(each) for each in _list(data["doubts"]))
+    return _number(data["term"]), _number(data["round"]), doubts
+
+
+def pack_held(seq: int, stamp: Stamp) -> dict[str, Any]:
+    """The JSON form of HELD: the sender holds its part of the result of an op in an epoch."""
+    return SURVIVAL.stamp({"seq": seq, "stamp": stamp.pack()})
+
+
+@_refusing_nonsense
+def unpack_held(data: dict[str, Any]) -> tuple[int, Stamp]:
+    """The inverse of :func:`pack_held`."""
+    return _seq(data["seq"]), _stamp(data["stamp"])
 
 
 def pack_report(report: Report) -> dict[str, Any]:

@@ -15,11 +15,10 @@ apply to an op:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from allfold_core.errors import AllfoldError, from_dict
+from allfold_core.errors import AllfoldError
 from allfold_core.survival.losses import (
     NODE_LOST,
     below_min_world,
@@ -27,6 +26,7 @@ from allfold_core.survival.losses import (
     describe_loss,
     packed,
     root_lost_before,
+    unpacked,
 )
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
@@ -105,8 +105,11 @@ def decide(
     known[epoch.stamp] = epoch
     round_ = _Round(policy, term, base, epoch, known, dead, reports, doubts, judge)
     floor = max(report.floor for report in reports.values())
-    seqs = sorted({seq for report in reports.values() for seq in report.ops if seq > floor})
-    outcomes = {seq: round_.outcome(seq) for seq in seqs}
+    seqs = {seq for report in reports.values() for seq in report.ops if seq > floor}
+    outcomes = {seq: round_.outcome(seq) for seq in sorted(seqs)}
+    for seq in sorted(doubts.keys() - seqs):
+        if seq > floor and (failed := round_.refusal(seq)) is not None:
+            outcomes[seq] = failed
     named = {o.stamp for o in outcomes.values() if not isinstance(o, Fail)} - {epoch.stamp}
     older = tuple(known[stamp] for stamp in sorted(named))
     return Install(term.number, number, epoch, older, floor, outcomes, frozenset(dead))
@@ -148,6 +151,10 @@ class _Round:
             or self._without_root(seq, epoch, said)
             or (self._go_on(seq, epoch, said) if attempt else self._run_with_those_left(seq))
         )
+
+    def refusal(self, seq: int) -> Fail | None:
+        """The outcome of a doubted op that no rank has called, or could call."""
+        return self._judged(seq, self.epoch)
 
     def _go_forward(self, seq: int, newest: Epoch, said: Mapping[str, OpReport]) -> Outcome | None:
         held = {n: r for n, r in said.items() if r.state in (OpState.HELD, OpState.HANDED)}
@@ -195,7 +202,7 @@ class _Round:
             return None
         if gone.root in self.base.sessions:
             return self._fail(self._loss(seq, gone, self.base))
-        loss = from_dict(json.loads(self.epoch.loss))
+        loss = unpacked(self.epoch.loss)
         return self._fail(root_lost_before(self.policy.group, seq, gone, loss))
 
     def _go_on(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:

@@ -18,7 +18,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop the attempt that is running."""
+    """Stop the attempt that is running.
+
+    Attributes:
+        forward: other nodes have its result, which is fetched: what went out of here counts.
+    """
+
+    seq: int
+    forward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget an op that no rank here has a part in any more."""
 
     seq: int
 
@@ -101,6 +113,7 @@ class Evicted:
 Instruction = (
     Start
     | Cancel
+    | Drop
     | Fetch
     | SendClosing
     | HandOut

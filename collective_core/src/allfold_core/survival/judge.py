@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allfold_core.errors import AllfoldError, from_dict
+from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint
+from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Epoch
 from allfold_core.survival.reports import Call, Doubt, Reason, Report
 from allfold_core.verdict import Evidence, judge_deadline, judge_mismatch
@@ -36,7 +36,7 @@ def judge_calls(
     if doubt.reason is Reason.DEADLINE:
         return judge_deadline(group, nodes, evidence, doubt.waited)
     if doubt.reason is Reason.FAILED:
-        return from_dict(json.loads(doubt.error))
+        return unpacked(doubt.error)
     return None  # of a mismatch or a stale view the calls themselves say all
 
 

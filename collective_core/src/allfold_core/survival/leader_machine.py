@@ -57,6 +57,11 @@ class LeaderMachine:
         """The voters whose report the round waits for."""
         return tuple(v for v in self.term.voters if self.gathering and v not in self.reports)
 
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What the newest round is to judge."""
+        return tuple(self._doubts.values())
+
     def down(self, dead: Mapping[str, str]) -> list[Freeze]:
         """Sessions are over (DOWN)."""
         self._dead.update(dead)

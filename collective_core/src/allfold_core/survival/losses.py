@@ -11,6 +11,7 @@ from allfold_core.errors import (
     PeerLost,
     RootLost,
     WorldChanged,
+    from_dict,
 )
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import Call, may_shrink
@@ -22,6 +23,11 @@ NODE_LOST = "was lost"
 def packed(error: AllfoldError) -> str:
     """The error as JSON."""
     return json.dumps(error.to_dict(), sort_keys=True)
+
+
+def unpacked(text: str) -> AllfoldError:
+    """The inverse of :func:`packed`."""
+    return from_dict(json.loads(text))
 
 
 def describe_loss(group: str, epoch: Epoch, gone: Mapping[Seat, str], left: int) -> PeerLost:
@@ -39,6 +45,7 @@ def describe_loss(group: str, epoch: Epoch, gone: Mapping[Seat, str], left: int)
         group=group,
         ranks=ranks,
         nodes=sorted({seat.node for seat in gone}),
+        lost={seat.session: how for seat, how in gone.items()},
     )
 
 
@@ -58,13 +65,15 @@ def cannot_go_on(
     details = {"seq": seq, "group": group, "ranks": _ranks(epoch, gone)}
     roots = {seat.session for seat in gone}
     if call is not None and call.root in roots and may_shrink(call.kind):
-        return RootLost(f"{what} has lost its root: {lost}, and nobody has the result", **details)
+        return RootLost(f"{what} cannot be done without its root, {lost}", **details)
     if call is not None and not may_shrink(call.kind):
         return WorldChanged(
-            f"{what} cannot be done: {lost}, and its tensors are made for {len(epoch.seats)} ranks",
+            f"{what} cannot be done without {lost}: its tensors are made for {len(epoch.seats)} "
+            "ranks",
             **details,
         )
-    return PeerLost(f"{what} cannot be done: {lost}", left=left, **details)
+    whom = f"without {lost}" if lost else "by those who are left"
+    return PeerLost(f"{what} cannot be done {whom}", left=left, **details)
 
 
 def root_lost_before(group: str, seq: int, call: Call, loss: AllfoldError) -> RootLost:
@@ -97,10 +106,12 @@ def _ranks(epoch: Epoch, gone: Mapping[Seat, str]) -> list[int]:
 
 
 def _name_lost(epoch: Epoch, gone: Mapping[Seat, str]) -> str:
-    """``rank 3 on node b ended (exit status 1) and ranks 4, 5 on node c ...``."""
+    """``rank 3 on node b, which left the group, and ranks 4, 5 on node c, which ...``."""
     cases: dict[tuple[str, str], list[int]] = {}
     for rank in _ranks(epoch, gone):
         seat = epoch.seats[rank]
         cases.setdefault((seat.node, gone[seat]), []).append(rank)
-    named = [f"{name_ranks(ranks)} on node {node} {how}" for (node, how), ranks in cases.items()]
-    return " and ".join(named) or "nobody"
+    named = [
+        f"{name_ranks(ranks)} on node {node}, which {how}" for (node, how), ranks in cases.items()
+    ]
+    return ", and ".join(named)

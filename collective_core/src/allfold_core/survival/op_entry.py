@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from allfold_core.survival.records import Stamp
@@ -50,9 +51,16 @@ class OpEntry:
             self.state is not OpState.HELD or self.is_replicated
         )
 
-    def report(self) -> OpReport:
-        """What a round is told of it."""
-        return OpReport(self.state, self.stamp, dict(self.calls), self.error, self.ordinal)
+    def report(self, withdrawn: Collection[str]) -> OpReport:
+        """What a round is told of it.
+
+        Args:
+            withdrawn: the sessions whose input cannot be used any more.
+        """
+        calls = dict(self.calls)
+        if self.state is OpState.OPEN:
+            calls = {each: call for each, call in calls.items() if each not in withdrawn}
+        return OpReport(self.state, self.stamp, calls, self.error, self.ordinal)
 
     def copy(self) -> OpEntry:
         """Return an independent entry in the same state."""

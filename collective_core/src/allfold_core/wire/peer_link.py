@@ -48,6 +48,7 @@ class LinkMessageType(IntEnum):
     DOWN        ranks of the sending node are dead, or have left
     DOUBT       an op cannot go on
     OUT         the term that leaves the receiver out
+    HELD        the sender holds its part of the result of an op
     ==========  =====================================================================
     """
 
@@ -62,6 +63,7 @@ class LinkMessageType(IntEnum):
     DOWN = 9
     DOUBT = 10
     OUT = 11
+    HELD = 12
 
 
 _TYPES = frozenset(LinkMessageType)

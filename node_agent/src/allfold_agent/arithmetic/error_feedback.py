@@ -14,17 +14,53 @@ from allfold_agent.runtime.memory import memory_limit
 class Residual:
     """Error feedback: the rounding error of a series of lossy ops, added to the next one.
 
-    Ops of one series may be in flight together, so a range is read and written at once.
+    Ops of one series may be in flight together, so a range is read and written at once. What an
+    attempt of an op has changed is undone when the op is given up or done again.
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
         self.values = torch.zeros(numel, dtype=dtype)
         self._lock = make_lock("residual")
+        self._attempts: list[ResidualAttempt] = []
 
-    def encode(self, start: int, values: torch.Tensor, code: torch.Tensor, codec: Codec) -> None:
+    def attempt(self, seq: int) -> ResidualAttempt:
+        """The residual for one attempt of an op."""
+        begun = ResidualAttempt(self, seq)
+        with self._lock:
+            self._attempts.append(begun)
+        return begun
+
+    def settle(self, floor: int) -> None:
+        """No op up to this one will be given up any more."""
+        with self._lock:
+            self._attempts = [each for each in self._attempts if each.seq > floor]
+
+    def give_up(self, attempt: ResidualAttempt) -> None:
+        """Undo what an attempt has changed, after the later ones that were given up too.
+
+        Where a later one was not, its error holds this one's, and nothing can be undone: one
+        rounding error is lost then, and everybody still has the same bits.
+        """
+        with self._lock:
+            attempt.given_up = True
+            while self._attempts and self._attempts[-1].given_up:
+                for start, before in reversed(self._attempts.pop().changed):
+                    self.values[start : start + len(before)] = before
+
+    def encode(
+        self,
+        attempt: ResidualAttempt,
+        start: int,
+        values: torch.Tensor,
+        code: torch.Tensor,
+        codec: Codec,
+    ) -> None:
         """Encode values that begin at element ``start``, with what is owed to them."""
         with self._lock:
+            if attempt.given_up:  # its code goes nowhere
+                return
             owed = self.values[start : start + len(values)]
+            attempt.changed.append((start, owed.clone()))
             torch.add(values, owed, out=owed)
             values.copy_(owed)
             codec.encode(values, code)
@@ -36,6 +72,30 @@ class Residual:
     def nbytes(self) -> int:
         """The memory it takes."""
         return self.values.nbytes
+
+
+class ResidualAttempt:
+    """The residual of a series, as one attempt of an op uses it.
+
+    Attributes:
+        seq: of the op.
+        changed: the ranges that it has changed, with what was there before.
+        given_up: what it encodes is sent to nobody any more.
+    """
+
+    def __init__(self, residual: Residual, seq: int) -> None:
+        self.seq = seq
+        self.changed: list[tuple[int, torch.Tensor]] = []
+        self.given_up = False
+        self._residual = residual
+
+    def encode(self, start: int, values: torch.Tensor, code: torch.Tensor, codec: Codec) -> None:
+        """Encode values that begin at element ``start``, with what is owed to them."""
+        self._residual.encode(self, start, values, code, codec)
+
+    def give_up(self) -> None:
+        """The attempt is over without a result: it was never made."""
+        self._residual.give_up(self)
 
 
 class Residuals:
@@ -64,6 +124,11 @@ class Residuals:
         while len(self._kept) > 1 and self.nbytes > self._limit:
             self._kept.popitem(last=False)
         return residual
+
+    def settle(self, floor: int) -> None:
+        """No op up to this one will be given up any more."""
+        for residual in list(self._kept.values()):
+            residual.settle(floor)
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from allfold_agent.arithmetic.codecs import Codec, codec_of
-from allfold_agent.arithmetic.error_feedback import Residual
+from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_core.codecs import Wire
 from allfold_core.schedules.parts import Layout, Part
@@ -33,7 +33,7 @@ class Operands:
     inputs: Mapping[int, torch.Tensor]
     outputs: Mapping[int, torch.Tensor]
     wire: Wire = Wire.NATIVE
-    residual: Residual | None = field(default=None, repr=False)
+    residual: ResidualAttempt | None = field(default=None, repr=False)
     codec: Codec | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

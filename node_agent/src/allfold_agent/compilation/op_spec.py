@@ -21,6 +21,7 @@ from allfold_core.schedules.parts import block_numels, check_counts, input_numel
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
+_FROM_ALL = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
 
 NumelOf = Callable[[Fingerprint, int, int], int]
 
@@ -36,6 +37,7 @@ class OpSpec:
         digest: of what all ranks must agree on; nodes compare it before data moves.
         input_bytes: what each local rank brings.
         output_bytes: what each local rank gets.
+        hears_from_all: what a node has in the end has something from every other node in it.
     """
 
     packed: bytes
@@ -45,6 +47,7 @@ class OpSpec:
     digest: int
     input_bytes: dict[int, int]
     output_bytes: dict[int, int]
+    hears_from_all: bool
 
     @property
     def is_exchange(self) -> bool:
@@ -73,6 +76,8 @@ class OpSpecs:
             xxhash.xxh3_64_intdigest(fingerprint.common.pack()),
             self._bytes(fingerprint, input_numel),
             self._bytes(fingerprint, output_numel),
+            fingerprint.kind is Kind.BARRIER
+            or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:

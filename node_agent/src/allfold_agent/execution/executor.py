@@ -52,6 +52,7 @@ class Executor(SendingOp, ReceivingOp):
             where inputs lie: those stay untouched until it is certain that the op succeeds.
         hand_out: has a GPU do so, where ranks have their memory there: given what of the result is
             there, and who is told when the ranks have it.
+        floor: all ops up to this one are final on this node.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Executor(SendingOp, ReceivingOp):
         on_failed: Callable[[Exception], None],
         early: bool = False,
         hand_out: HandOut | None = None,
+        floor: int = -1,
     ) -> None:
-        super().__init__(graph, operands, buffers)
+        super().__init__(graph, operands, buffers, floor)
         self.early = early
         self._arithmetic = operands.arithmetic
         self._on_sendable = on_sendable

@@ -20,6 +20,7 @@ from allfold_agent.compilation.task_graph import chunks
 from allfold_agent.execution.executor import Executor
 from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Place
+from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_agent.runtime.workers import WorkerPool
@@ -27,6 +28,7 @@ from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint
 from allfold_core.schedules.parts import Part, Piece
 from allfold_core.schedules.schedule import Slice
+from allfold_core.survival.records import Stamp
 from allfold_core.verdict import unmatched_pair
 from allfold_core.wire.local_wire import OpMessage, Outcome, Region
 
@@ -35,7 +37,6 @@ log = logging.getLogger(__name__)
 # Below this many bytes, over all local ranks, a hand-over to the workers costs more than the work.
 INLINE_FOLD_BYTES = 128 * 1024
 CHUNK_BYTES = 256 * 1024
-STALL_SECONDS = 0.2
 
 OnPiece = Callable[[Part, int, int], None]
 
@@ -90,90 +91,81 @@ class Arrival:
 
 @dataclass(slots=True)
 class Op:
-    """One op on this node.
+    """One op on this node: the calls of the local ranks, and its attempt in one epoch.
 
     Attributes:
-        epoch: the number of the epoch in which it runs.
-        ranks: the local ranks of that epoch, all of which must call it.
-        stamp: of that epoch: which attempt of the op this is.
+        calls: by session, of all local ranks that have called; in the numbers of their views.
+        stamp: of the epoch in which it runs, or would run if it began now.
+        packed_stamp: the same, as frames have it.
         ordinal: the number of that epoch for the ranks.
         participants: how many ranks that epoch has, on all nodes.
-        arrivals: by rank.
+        ranks: the local ranks of that epoch.
+        arrivals: by rank of that epoch, the calls of those who have called.
         compiled: the tasks of ops of this spec on this node, once the op runs.
         operands: the memory that is computed with here, once the op runs.
         on_gpu: True if a rank that has called has its memory on a GPU.
         gpu_operands: the memory that GPUs compute with, where ranks have memory there.
         executor: moves data to and from other nodes, where there are any.
+        result: what was got from another node that had the result already.
         receivers: by the name of the node, what it gets from each that sends to it.
-        running: every local rank has called, with equal fingerprints.
+        running: an attempt is under way, or has ended with a result.
+        leaving: an attempt that was given up may still write to the memory of ranks.
         ended: the outcome is settled on this node.
-        stalled_since: when it was first seen to be next, and yet not done.
-        patience: how long it may stall until it is looked into (again).
+        doubted: the nodes were asked to judge it, because its calls differ.
         timeout: the shortest deadline of the ranks that have called, in seconds.
     """
 
     seq: int
-    epoch: int
+    stamp: Stamp
+    packed_stamp: int
+    ordinal: int
+    participants: int
     ranks: tuple[int, ...]
-    stamp: int
-    ordinal: int = 0
-    participants: int = 0
+    calls: dict[str, Arrival] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     compiled: Compiled | None = None
     operands: Operands | None = None
     on_gpu: bool = False
     gpu_operands: GpuOperands | None = None
     executor: Executor | None = None
+    result: Buffer | None = None
     receivers: dict[str, OpReceiver] = field(default_factory=dict)
     strategy: str = ""
     running: bool = False
+    leaving: bool = False
     ended: bool = False
+    doubted: bool = False
     error: AllfoldError | None = None
     started_at: float = field(default_factory=time)
     first_arrival: float = field(default_factory=monotonic)
     first_call: float = float("inf")
-    stalled_since: float = 0.0
-    patience: float = STALL_SECONDS
     timeout: float = field(init=False, default=float("inf"))
     next_deadline: float = field(init=False, default=float("inf"))
-    _spec: OpSpec | None = field(init=False, default=None, repr=False)
 
     @property
     def spec(self) -> OpSpec:
         """That of the first rank that called."""
-        assert self._spec is not None
-        return self._spec
+        return next(iter((self.arrivals or self.calls).values())).spec
 
     @property
     def fingerprint(self) -> Fingerprint:
         """That of the first rank that called."""
         return self.spec.fingerprint
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, session: str, arrival: Arrival) -> None:
         """Record a rank's call; the shortest timeout of all counts, from the first call on."""
-        self.arrivals[arrival.rank] = arrival
+        self.calls[session] = arrival
         if isinstance(arrival.source, GpuRange) or isinstance(arrival.target, GpuRange):
             self.on_gpu = True
-        if self._spec is None:
-            self._spec = arrival.spec
         self.timeout = min(self.timeout, arrival.message.timeout)
         self.first_call = min(self.first_call, arrival.called)
         self.next_deadline = self.first_call + self.timeout
 
-    @property
-    def is_complete(self) -> bool:
-        """Return True when every local rank has called."""
-        return len(self.arrivals) == len(self.ranks)
-
-    def has_stalled(self, now: float) -> bool:
-        """Return True if the op could be done but is not, after a time that doubles each time."""
-        if not self.running and self.agrees():
-            return False  # it waits for local ranks
-        self.stalled_since = self.stalled_since or now
-        if now < self.stalled_since + self.patience:
-            return False
-        self.patience *= 2
-        return True
+    def forget_attempt(self) -> None:
+        """The attempt was given up; its calls stay."""
+        self.compiled = self.operands = self.gpu_operands = self.executor = None
+        self.receivers = {}
+        self.running = False
 
     def agrees(self) -> bool:
         """Return True if the calls of the local ranks, those made until now, fit together."""

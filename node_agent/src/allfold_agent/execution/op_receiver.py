@@ -43,6 +43,7 @@ class OpReceiver:
                 f"op {header.seq} got {header.length} bytes at element {header.offset}, "
                 f"expected {expected}"
             )
+        self._executor.lower_floor(header.seq - header.behind)
         try:
             return self._executor.land(task)
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from allfold_agent.compilation.task_graph import TaskKind
 from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.executor import Executor
-from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameType
+from allfold_core.wire.frames import FrameType
 
 
 class OpSender:
@@ -17,8 +17,6 @@ class OpSender:
         fingerprint: what the other node compares with that of its own ranks.
     """
 
-    behind = UNKNOWN_BEHIND
-
     def __init__(
         self, executor: Executor, destination: int, seq: int, stamp: int, fingerprint: int
     ) -> None:
@@ -27,6 +25,10 @@ class OpSender:
         self.fingerprint = fingerprint
         self._executor = executor
         self._destination = destination
+
+    @property
+    def behind(self) -> int:
+        return self.seq - self._executor.floor
 
     def is_finished(self) -> bool:
         return self._executor.all_sent(self._destination)

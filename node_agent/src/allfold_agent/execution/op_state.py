@@ -19,10 +19,19 @@ class OpState:
         graph: the task graph of this node.
         operands: the op's inputs, and how it computes.
         buffers: where work and scratch memory come from.
+        floor: all ops up to this one are final on this node.
+
+    Attributes:
+        floor: all ops up to this one are final on this node, and on those from which something has
+            come that is in what this node has; on all of them once an op is done to which every
+            node contributes.
     """
 
-    def __init__(self, graph: TaskGraph, operands: Operands, buffers: BufferPool) -> None:
+    def __init__(
+        self, graph: TaskGraph, operands: Operands, buffers: BufferPool, floor: int
+    ) -> None:
         self.graph = graph
+        self.floor = floor
         self.failed = False
         self._operands = operands
         self._buffers = buffers
@@ -54,3 +63,9 @@ class OpState:
                 self._codes[task.index] = buffer
                 return
         buffer.release()
+
+    def lower_floor(self, floor: int) -> None:
+        """A frame has come whose sender knows ops as final up to this one only."""
+        if floor < self.floor:
+            with self._lock:
+                self.floor = min(floor, self.floor)

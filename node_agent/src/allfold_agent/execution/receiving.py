@@ -29,8 +29,10 @@ class SliceLanding:
 class ReceivingOp(OpState):
     """The memory that an op's frames land in. An :class:`OpReceiver` per node has their order."""
 
-    def __init__(self, graph: TaskGraph, operands: Operands, buffers: BufferPool) -> None:
-        super().__init__(graph, operands, buffers)
+    def __init__(
+        self, graph: TaskGraph, operands: Operands, buffers: BufferPool, floor: int
+    ) -> None:
+        super().__init__(graph, operands, buffers, floor)
         self._scratch: dict[int, Buffer] = {}
 
     @abstractmethod

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from allfold_agent.arithmetic.error_feedback import Residual, Residuals
+from allfold_agent.arithmetic.error_feedback import ResidualAttempt, Residuals
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.compiler import Compiled, Compiler
 from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.compilation.task_graph import Task
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.executor import Executor, HandOut
-from allfold_agent.execution.op import INLINE_FOLD_BYTES, Op, over_pieces
+from allfold_agent.execution.op import INLINE_FOLD_BYTES, Arrival, Op
 from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.op_sender import OpSender
 from allfold_agent.gpu.operands import GpuOperands
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.workers import WorkerPool
-from allfold_core.errors import GpuFailed
 from allfold_core.plan import Plan
-from allfold_core.schedules.parts import Part, Piece
+from allfold_core.schedules.parts import Piece
+from allfold_core.survival.records import Stamp
 
 # Less is handed out when all of it is there: at once.
 EARLY_BYTES = 256 * 1024
@@ -33,8 +34,8 @@ EARLY_BYTES = 256 * 1024
 class OpOutcomes(Protocol):
     """Decides on the outcome of ops: the group."""
 
-    def settle(self, op: Op) -> bool:
-        """Decide that the op succeeds; return False if it has failed before."""
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
 
     def end(self, op: Op, error: Exception | None) -> None:
         """Every local rank has its result, or this node failed to give it to them."""
@@ -44,7 +45,7 @@ class OpOutcomes(Protocol):
 
 
 class Runner:
-    """Prepares and starts ops, and hands out their results.
+    """Prepares, starts and cancels attempts of ops in one epoch.
 
     Args:
         plan: of the epoch.
@@ -53,18 +54,20 @@ class Runner:
         edges: of the group, to and from the other nodes.
         outcomes: told when an op may end, and when it has.
         pins: memory of the host that GPUs reach.
+        residuals: what lossy wires owe to series of ops, over all epochs.
     """
 
     def __init__(
         self,
         plan: Plan,
         me: int,
-        stamp: int,
+        stamp: Stamp,
         workers: WorkerPool,
         buffers: BufferPool,
         edges: Edges,
         outcomes: OpOutcomes,
         pins: Pins,
+        residuals: Residuals,
     ) -> None:
         self.plan = plan
         self.me = me
@@ -75,13 +78,36 @@ class Runner:
         self._outcomes = outcomes
         self._pins = pins
         self._stamp = stamp
+        self._packed = stamp.pack()
         self._nodes = tuple(member.node for member in plan.members)
         self._placement = tuple(member.ranks for member in plan.members)
-        self._residuals = Residuals()
+        self._residuals = residuals
         self._compiler = Compiler(plan, me)
 
-    def prepare(self, op: Op) -> None:
-        """Set an op up while the order of ops is locked; :meth:`start` sets it going."""
+    def prepare(self, op: Op, watermark: int) -> None:
+        """Set an op up while the order of ops is locked; :meth:`start` sets it going.
+
+        Args:
+            watermark: all ops up to this one are final on this node.
+        """
+        compiled, operands = self._prepare_memory(op)
+        if len(self.plan.members) > 1:
+            op.executor = self._prepare_executor(op, operands, compiled, watermark)
+        op.running = True
+
+    def prepare_result(self, op: Op) -> int:
+        """Set an op up whose result comes from another node; return the size of that in bytes.
+
+        Ranks that are dead have not called it; what would be theirs goes nowhere.
+        """
+        for rank in self.ranks:
+            if rank not in op.arrivals:
+                op.arrivals[rank] = self._nobody(op, rank)
+        compiled, _ = self._prepare_memory(op)
+        op.running = True
+        return compiled.layout.held * compiled.arithmetic.kept_itemsize
+
+    def _prepare_memory(self, op: Op) -> tuple[Compiled, Operands]:
         spec = op.spec
         op.strategy = spec.strategy
         callers = self.ranks if spec.is_exchange else self.ranks[:1]
@@ -96,13 +122,11 @@ class Runner:
             {rank: elements(arrival.source) for rank, arrival in arrivals.items()},
             {rank: elements(arrival.target) for rank, arrival in arrivals.items()},
             spec.wire,
-            self._residual(spec, compiled),
+            self._residual(op, compiled),
         )
         if op.on_gpu:
             op.gpu_operands = self._prepare_gpu_operands(op, compiled)
-        if len(self.plan.members) > 1:
-            op.executor = self._prepare_executor(op, op.operands, compiled)
-        op.running = True
+        return compiled, op.operands
 
     def _prepare_gpu_operands(self, op: Op, compiled: Compiled) -> GpuOperands:
         arrivals = op.arrivals.items()
@@ -116,15 +140,24 @@ class Runner:
             until=op.first_call + op.timeout,
         )
 
-    def _residual(self, spec: OpSpec, compiled: Compiled) -> Residual | None:
-        series = spec.fingerprint.feedback
+    def _residual(self, op: Op, compiled: Compiled) -> ResidualAttempt | None:
+        series = op.fingerprint.feedback
         if not series:
             return None
         held, dtype = compiled.layout.held, compiled.arithmetic.kept_dtype
-        return self._residuals.of(series, held, dtype)
+        return self._residuals.of(series, held, dtype).attempt(op.seq)
 
-    def _prepare_executor(self, op: Op, operands: Operands, compiled: Compiled) -> Executor:
-        graph = compiled.graph
+    def _nobody(self, op: Op, rank: int) -> Arrival:
+        """The call of a rank that is dead: what it would get is written to memory of nobody."""
+        other = next(iter(op.arrivals.values()))
+        target = torch.empty(other.spec.output_bytes[rank], dtype=torch.uint8)
+        source = torch.empty(other.spec.input_bytes[rank], dtype=torch.uint8)
+        return replace(other, rank=rank, source=source, target=target)
+
+    def _prepare_executor(
+        self, op: Op, operands: Operands, compiled: Compiled, watermark: int
+    ) -> Executor:
+        graph, spec = compiled.graph, op.spec
         # All of them before anything is queued: what is queued of an op that was not prepared to
         # the end would block its edge.
         nodes, edges = self._nodes, self._edges
@@ -136,20 +169,25 @@ class Runner:
             self._buffers,
             on_sendable=lambda destination: outs[destination].kick(),
             on_receivable=lambda source: ins[source].resume(),
-            on_finished=lambda: self._distribute(op, operands, compiled, executor),
+            on_finished=lambda: self._completed(spec, op.seq, executor),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
             early=compiled.copy_bytes > EARLY_BYTES
             and (op.gpu_operands or operands).outputs_are_no_inputs(),
             hand_out=self._on_gpu(op.gpu_operands, lambda: executor.buffer)
             if op.gpu_operands
             else None,
+            floor=watermark,
         )
         for source in ins:
             op.receivers[nodes[source]] = self._receiver(op, executor, source)
         for destination, edge in outs.items():
             digest = op.digest(self.ranks, self._placement[destination])
-            edge.enqueue(OpSender(executor, destination, op.seq, self._stamp, digest))
+            edge.enqueue(OpSender(executor, destination, op.seq, self._packed, digest))
         return executor
+
+    def _completed(self, spec: OpSpec, seq: int, executor: Executor) -> None:
+        floor = executor.floor if spec.hears_from_all else -1
+        self._outcomes.completed(seq, self._stamp, floor)
 
     def _receiver(self, op: Op, executor: Executor, source: int) -> OpReceiver:
         return OpReceiver(executor, source, op.digest(self._placement[source], self.ranks))
@@ -175,33 +213,39 @@ class Runner:
 
     # Running
 
-    def start(self, op: Op) -> None:
-        """Set a prepared op going."""
-        assert op.operands is not None and op.compiled is not None
-        if op.executor is None:
-            if op.gpu_operands is None:
-                self._fold_locally(op, op.operands, op.compiled)
-            elif self._outcomes.settle(op):
-                self._fold_on_gpu(op, op.gpu_operands, op.compiled)
-            return
-        executor = op.executor
+    def start(self, op: Op) -> Callable[[], None]:
+        """Return what sets a prepared attempt going, whatever becomes of its op meanwhile."""
+        executor, operands, on_gpu = op.executor, op.operands, op.gpu_operands
+        assert executor is not None
+        assert operands is not None
+        if on_gpu is not None:
+            return partial(self._start_on_gpu, executor, on_gpu)
+        return partial(self._start, executor, operands)
+
+    def _start_on_gpu(self, executor: Executor, operands: GpuOperands) -> None:
         contributions = executor.start()
-        if op.gpu_operands is not None:
-            self._workers.submit(
-                partial(self._contribute, op.gpu_operands, executor, contributions)
-            )
-            return
+        self._workers.submit(partial(self._contribute, operands, executor, contributions))
+
+    def _start(self, executor: Executor, operands: Operands) -> None:
+        contributions = executor.start()
         size = sum(task.stop - task.start for task in contributions)
-        inline = size * op.operands.arithmetic.kept_itemsize * len(self.ranks) <= INLINE_FOLD_BYTES
+        inline = size * operands.arithmetic.kept_itemsize * len(self.ranks) <= INLINE_FOLD_BYTES
         for task in contributions:
             if inline:
                 executor.contribute(task)
             else:
                 self._workers.submit(_contribution(executor, task))
 
-    def cancel(self, op: Op, then: Callable[[], None]) -> None:
-        """Stop an op that has failed; ``then()`` once no rank's memory is in use by it."""
-        executor = op.executor
+    def cancel(self, op: Op, then: Callable[[], None], *, forward: bool) -> None:
+        """Stop an attempt; ``then()`` once no rank's memory is written to by it.
+
+        Args:
+            forward: it has a result on other nodes, so what it encoded here counts.
+        """
+        executor, residual = op.executor, op.operands.residual if op.operands else None
+        op.forget_attempt()
+        if residual is not None and not forward:
+            residual.give_up()
         if executor is None:
             then()
             return
@@ -209,31 +253,6 @@ class Runner:
         executor.release()
         for destination in executor.graph.sends:
             self._edges.wake(self._nodes[destination])
-
-    def _fold_locally(self, op: Op, operands: Operands, compiled: Compiled) -> None:
-        # With every rank here nothing can fail the op any more, and no verdict may tell the ranks
-        # that their memory is theirs again while workers write to it.
-        if not self._outcomes.settle(op):
-            return
-        over_pieces(
-            compiled.wholes,
-            operands.arithmetic.itemsize,
-            compiled.fold_bytes,
-            self._workers,
-            operands.fold_locally,
-            lambda error: self._outcomes.end(op, error),
-        )
-
-    def _fold_on_gpu(self, op: Op, operands: GpuOperands, compiled: Compiled) -> None:
-        def finish(error: Exception | None) -> None:
-            if not isinstance(error, GpuFailed):  # else the GPU may still be at that memory
-                operands.release()
-            self._outcomes.end(op, error)
-
-        if operands.is_quick(compiled.wholes):
-            operands.fold_locally(compiled.wholes, finish)
-        else:
-            self._workers.submit(partial(operands.fold_locally, compiled.wholes, finish))
 
     def _contribute(self, operands: GpuOperands, executor: Executor, tasks: Sequence[Task]) -> None:
         """Have the GPU fold the inputs of local ranks; each task is done as soon as its part is."""
@@ -248,41 +267,6 @@ class Runner:
                 continue
             pieces = executor.pieces(task)
             operands.contribute(pieces, executor.buffer, partial(contributed, task))
-
-    def _distribute(
-        self, op: Op, operands: Operands, compiled: Compiled, executor: Executor
-    ) -> None:
-        """Every task is done: copy to the local ranks what they do not have yet."""
-        if not self._outcomes.settle(op):
-            return
-
-        def finish(error: Exception | None) -> None:
-            if not isinstance(error, GpuFailed):
-                executor.release()
-                if op.gpu_operands is not None:
-                    op.gpu_operands.release()
-            self._outcomes.end(op, error)
-
-        due = compiled.rest if executor.early else compiled.results
-        if not due:  # a GPU need not be asked, which may be busy with other ops
-            finish(None)
-            return
-        if op.gpu_operands is not None:
-            hand_out = op.gpu_operands.hand_out
-            self._workers.submit(partial(hand_out, due, executor.buffer, finish))
-            return
-
-        def copy(part: Part, start: int, stop: int) -> None:
-            operands.hand_out(part, start, stop, executor.range(start, stop))
-
-        over_pieces(
-            due,
-            operands.arithmetic.kept_itemsize,
-            compiled.copy_bytes,
-            self._workers,
-            copy,
-            finish,
-        )
 
 
 def _contribution(executor: Executor, task: Task) -> Callable[[], None]:

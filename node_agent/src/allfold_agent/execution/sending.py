@@ -11,8 +11,10 @@ from allfold_agent.runtime.buffers import Buffer, BufferPool
 class SendingOp(OpState):
     """The payloads of an op for edges to other nodes."""
 
-    def __init__(self, graph: TaskGraph, operands: Operands, buffers: BufferPool) -> None:
-        super().__init__(graph, operands, buffers)
+    def __init__(
+        self, graph: TaskGraph, operands: Operands, buffers: BufferPool, floor: int
+    ) -> None:
+        super().__init__(graph, operands, buffers, floor)
         self._next_send = dict.fromkeys(graph.sends, 0)
 
     def take_send(self, destination: int) -> tuple[Task, Buffer] | None:

@@ -1,30 +1,32 @@
-"""One membership generation of a group on this node: its plan, compiled ops and members."""
+"""One membership generation of a group on this node: its plan, its compiled ops, its numbers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_agent.edges.edges import DialFrom, Edges
+from allfold_agent.execution.op import Arrival, Op
 from allfold_agent.execution.runner import OpOutcomes, Runner
 from allfold_agent.gpu.pins import Pins
-from allfold_agent.groups.departures import Departures
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
-from allfold_agent.p2p.engine import P2PEngine
+from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
-from allfold_core.errors import InvalidArgument, PeerLost
+from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
-from allfold_core.survival.records import Stamp
-from allfold_core.verdict import LEFT, name_ranks
+from allfold_core.survival import records
+from allfold_core.survival.plans import plan_of
+from allfold_core.survival.reports import Call
 from allfold_core.wire.local_wire import OpMessage, check_timeout
+
+FetchResult = Callable[[Sequence[str], ResultRequest, memoryview, Callable[[], bool]], bool]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ class NodeResources:
         dial: opens an edge: ``dial(request, address)(from_frame)``.
         reactor: reads the short frames of other nodes.
         pins: memory of the host that GPUs reach.
+        fetch: gets the result of an op from one of several addresses, into memory, for as long as
+            that is wanted; false where it was not to be had.
     """
 
     node: str
@@ -48,100 +52,76 @@ class NodeResources:
     dial: DialFrom
     reactor: Reactor
     pins: Pins
+    fetch: FetchResult
 
 
 class Epoch:
-    """The members of a group during one epoch, and all that follows from its plan.
+    """The members of a group during one epoch, and all that follows from them.
 
     Every rank number and node index here is one of this epoch. What lasts longer is a session: one
-    rank's registration with the group.
+    rank's registration with the group. A node that has no rank in the epoch runs nothing in it.
 
     Args:
-        ordinal: how many epochs the group had before: the number of this one for its ranks.
-        first_seq: the number of the first op that begins in this epoch.
-        numbers: the seat number of each session: the number of its rank in the first epoch.
-        table: the ops of the group.
-        outcomes: ends ops.
-        ops: told of the outcome of ops that run.
+        opening: the plan with which the group was opened.
+        record: what the nodes have agreed on.
+        seat_numbers: by session, its number in the first epoch.
         edges: of the group, to and from the other nodes.
-        p2p: the sends and receives of the group.
+        ops: told how the attempts of ops go.
+        residuals: what lossy wires owe to series of ops.
 
     Attributes:
-        number: of the epoch; grows with every change of the members.
-        stamp: tells the frames of this epoch from those of others; the newer one's is greater.
-        me: this node's index.
+        ordinal: how many epochs the group had before: the number of this one for its ranks.
+        stamp: of the round that made it; ``packed_stamp`` as frames have it.
         ranks: the numbers of the ranks of this node.
-        seats: by rank, its seat number, by which messages know it.
-        left: the last op of every rank that has left the group in order.
-        broken: why no further op of this epoch can be done.
-        superseded: whether the group has a newer epoch.
+        seats: by rank, its number in the first epoch, by which messages know it.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        ordinal: int,
-        first_seq: int,
+        opening: Plan,
+        record: records.Epoch,
         resources: NodeResources,
         *,
-        numbers: Mapping[str, int],
-        table: OpTable,
-        outcomes: Outcomes,
-        ops: OpOutcomes,
+        seat_numbers: Mapping[str, int],
         edges: Edges,
-        p2p: P2PEngine,
+        ops: OpOutcomes,
+        residuals: Residuals,
     ) -> None:
-        self.plan = plan
-        self.number = plan.epoch
-        self.ordinal = ordinal
-        self.stamp = Stamp(plan.epoch, 0, plan.generation).pack()
-        self.first_seq = first_seq
-        self.me = plan.index_of_node(resources.node)
-        self.ranks = plan.members[self.me].ranks
-        sessions = dict(enumerate(plan.sessions))
-        self.seats = tuple(
-            numbers.get(sessions.get(rank, ""), rank) for rank in range(plan.world_size)
-        )
-        self._departures = Departures(plan.group, first_seq)
-        self.left = self._departures.last
-        self.broken: PeerLost | None = None
-        self.superseded = False
-        self._numbers: dict[str, int] = {}
-        self._table = table
-        self._outcomes = outcomes
-        self._edges = edges
-        self._p2p = p2p
-        self.specs = OpSpecs(plan, self.me)
-        self.runner = Runner(
-            plan,
-            self.me,
-            self.stamp,
-            resources.workers,
-            resources.buffers,
-            edges,
-            ops,
-            resources.pins,
-        )
+        self.record = record
+        self.ordinal = record.ordinal
+        self.stamp = record.stamp
+        self.packed_stamp = record.stamp.pack()
+        self.plan = plan_of(opening, record)
+        self.ranks = self.plan.ranks_on(resources.node)
+        self.seats = tuple(seat_numbers[seat.session] for seat in record.seats)
+        self._numbers = {
+            seat.session: rank
+            for rank, seat in enumerate(record.seats)
+            if seat.node == resources.node
+        }
+        self._runner: Runner | None = None
+        if self.ranks:
+            me = self.plan.index_of_node(resources.node)
+            self.specs = OpSpecs(self.plan, me)
+            self._runner = Runner(
+                self.plan,
+                me,
+                self.stamp,
+                resources.workers,
+                resources.buffers,
+                edges,
+                ops,
+                resources.pins,
+                residuals,
+            )
 
     @property
-    def group(self) -> str:
-        """The group's name."""
-        return self.plan.group
+    def runner(self) -> Runner:
+        """Runs the ops of this epoch."""
+        assert self._runner is not None
+        return self._runner
 
     # Local ranks
-
-    def seat(self, session: str, rank: int) -> None:
-        """Bind a local session to its rank number.
-
-        Raises:
-            InvalidArgument: the plan has no such rank on this node.
-        """
-        if rank not in self.ranks:
-            raise InvalidArgument(
-                f"rank {rank} is not on this node in epoch {self.number} of group '{self.group}': "
-                f"it has {name_ranks(self.ranks)}"
-            )
-        self._numbers[session] = rank
 
     def has(self, session: str) -> bool:
         """Return True if a local session has a rank number here."""
@@ -152,13 +132,9 @@ class Epoch:
         rank = self._numbers.get(session)
         if rank is None:
             raise InvalidArgument(
-                f"the caller is not a rank of epoch {self.number} of group '{self.group}'"
+                f"the caller is not a rank of epoch {self.ordinal} of group '{self.plan.group}'"
             )
         return rank
-
-    def sessions(self) -> dict[int, str]:
-        """The session of each rank of this node that is seated."""
-        return {rank: session for session, rank in list(self._numbers.items())}
 
     def view(self, session: str) -> dict[str, Any]:
         """The epoch as a rank sees it: its numbers, and the size of the group."""
@@ -177,6 +153,13 @@ class Epoch:
             raise InvalidArgument(f"{kind!r} is no collective; there are {known}")
         return LOCAL if len(self.plan.members) == 1 else choose(found, self.plan, nbytes)
 
+    # Calls
+
+    def new_op(self, seq: int) -> Op:
+        """An op that would run in this epoch."""
+        members = self.plan.world_size
+        return Op(seq, self.stamp, self.packed_stamp, self.ordinal, members, self.ranks)
+
     def spec_of(self, message: OpMessage) -> OpSpec:
         """The spec of a local rank's call; ``ValueError`` says what is wrong with it."""
         check_timeout(message.timeout)
@@ -189,60 +172,50 @@ class Epoch:
             )
         return spec
 
-    # Members
+    def call_of(self, spec: OpSpec) -> Call:
+        """A call as the agreement knows it, of a rank that has this view of the group."""
+        fingerprint = spec.fingerprint
+        root = self.plan.sessions[fingerprint.root] if fingerprint.kind.has_root else ""
+        return Call(self.ordinal, fingerprint, root)
 
-    def failure(self, seq: int) -> PeerLost | None:
-        """The error of an op that the members left cannot do; ``None`` if they may."""
-        return self.broken or self._departures.error(seq)
-
-    def break_(self, error: PeerLost) -> None:
-        """A member is lost: fail what is in flight and every later op of this epoch."""
-        with self._table.lock:
-            if self.broken is None:
-                self.broken = error
-                log.warning("group '%s' epoch %d is broken: %s", self.group, self.number, error)
-            broken = self.broken
-            for op in self._table.of_epoch(self.number):
-                self._outcomes.fail(op, broken)
-            self._table.changed.notify_all()
-        self._edges.resume_all()
-        if not self.superseded:  # else its members may be those that are lost
-            self._p2p.break_(broken)
-
-    def rank_left(self, rank: int, last_seq: int, how: str = LEFT) -> None:
-        """A rank has left in order after an op: later ones, which would wait for it, fail.
+    def add(self, op: Op, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> None:
+        """Record a call of an op that runs, or would run, in this epoch.
 
         Args:
-            how: a phrase to follow its name.
+            views: by ordinal, the epochs in whose numbers ranks have called.
         """
-        with self._table.lock:
-            self._departures.add(rank, last_seq, how)
-            for op in self._table.of_epoch(self.number):
-                if error := self.failure(op.seq):
-                    self._outcomes.fail(op, error)
-            self._table.changed.notify_all()
-        self._edges.resume_all()
-        self._p2p.rank_left(self.seats[rank], how)
+        op.add(session, arrival)
+        if session in self._numbers:
+            try:
+                translated = self._translated(session, arrival, views)
+            except ValueError as error:  # no such op can be done in this epoch, as a round will say
+                log.info("op %d of group '%s': %s", op.seq, self.plan.group, error)
+            else:
+                op.arrivals[translated.rank] = translated
 
-    def awaits(self, node: str) -> bool:
-        """Return True if a node has ranks in this epoch that have not left in order."""
-        return any(rank not in self.left for rank in self.plan.ranks_on(node))
+    def enter(self, op: Op, views: Mapping[int, Epoch]) -> None:
+        """Have an op run in this epoch: its calls get the numbers that they have here.
 
-    def node_lost(self, node: str, reason: str) -> PeerLost:
-        """Return the error of the loss of a node.
-
-        Every survivor finds this out by itself, so the message has only what is the same for all.
+        Args:
+            views: by ordinal, the epochs in whose numbers ranks have called.
         """
-        ranks = self.plan.ranks_on(node)
-        return PeerLost(
-            f"node {node} of group '{self.group}' with {name_ranks(ranks)} cannot be reached any "
-            "more",
-            node=node,
-            ranks=list(ranks),
-            reason=reason,
-        )
+        if op.stamp == self.stamp and not op.leaving:
+            return
+        op.stamp, op.packed_stamp, op.ordinal = self.stamp, self.packed_stamp, self.ordinal
+        op.participants, op.ranks = self.plan.world_size, self.ranks
+        op.arrivals = {
+            self._numbers[session]: self._translated(session, arrival, views)
+            for session, arrival in op.calls.items()
+            if session in self._numbers
+        }
 
-    @property
-    def is_empty(self) -> bool:
-        """Return True when every rank of this node has left or is dead."""
-        return all(rank in self.left for rank in self.ranks)
+    def _translated(self, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> Arrival:
+        view = arrival.message.view
+        if view == self.ordinal:
+            return arrival
+        fingerprint = arrival.spec.fingerprint
+        if fingerprint.kind.has_root:
+            root = self.plan.sessions.index(views[view].plan.sessions[fingerprint.root])
+            fingerprint = replace(fingerprint, root=root)
+        spec = self.specs.of(fingerprint.pack())
+        return replace(arrival, rank=self._numbers[session], spec=spec)

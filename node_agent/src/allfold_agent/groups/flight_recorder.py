@@ -13,7 +13,7 @@ class OpRecord(NamedTuple):
     """One op on this node.
 
     Attributes:
-        epoch: the epoch in which it ran.
+        epoch: the ordinal of the epoch in which it ran.
         fingerprint: the call; ``None`` where no local rank has made it.
         started_at: the first local arrival, in seconds since 1970.
         seconds: from the first local arrival until the outcome.
@@ -47,7 +47,7 @@ def record(op: Op) -> OpRecord:
     """The record of an op that is over."""
     return OpRecord(
         seq=op.seq,
-        epoch=op.epoch,
+        epoch=op.ordinal,
         fingerprint=op.fingerprint if op.arrivals else None,
         strategy=op.strategy,
         started_at=op.started_at,

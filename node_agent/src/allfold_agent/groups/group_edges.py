@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Protocol
 
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_receiver import OpReceiver
-from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.wire.frames import FrameHeader
 
 log = logging.getLogger(__name__)
@@ -32,22 +32,20 @@ class OpsOfGroup(Protocol):
     def table(self) -> OpTable:
         """The ops that are not over."""
 
-    @property
-    def epochs(self) -> Mapping[int, Epoch]:
-        """By number, the newest last."""
+    def is_stale(self, seq: int, stamp: int) -> bool:
+        """Return True for a frame of an attempt that is over here, or was given up."""
 
-    @property
-    def current(self) -> Epoch:
-        """The newest epoch."""
+    def receiver(self, op: Op, source: str) -> OpReceiver | None:
+        """What a running op gets from a node; ``None`` for one that has no part in it."""
 
-    def epoch_of(self, seq: int) -> Epoch:
-        """The epoch in which an op runs, or would run if it began now."""
+    def mismatch(self, seq: int) -> None:
+        """The calls of two nodes differ: have the op judged."""
 
-    def is_over(self, seq: int) -> bool:
-        """Return True if an op has an outcome here, or can only fail."""
+    def cannot_run(self, seq: int, error: Exception) -> None:
+        """An op cannot be done, as what has come for it does not fit."""
 
-    def suspect(self, seq: int, reason: str) -> None:
-        """Have an op judged."""
+    def node_lost(self, node: str, reason: str) -> None:
+        """A node cannot be reached any more."""
 
 
 class GroupEdges:
@@ -59,7 +57,6 @@ class GroupEdges:
         plan: of the first epoch.
         ops: of the group.
         resources: of this node.
-        report_lost: announces that a member of an epoch is lost.
 
     Attributes:
         members: all nodes of the group by name, those of earlier epochs too.
@@ -72,14 +69,11 @@ class GroupEdges:
         plan: Plan,
         ops: OpsOfGroup,
         resources: NodeResources,
-        report_lost: Callable[[Epoch, PeerLost], None],
     ) -> None:
-        self.members: dict[str, Member] = {}
-        self.add_members(plan)
+        self.members = {member.node: member for member in plan.members}
         self._group = ops
         self._opening = plan.epoch
         self._me = resources.node
-        self._report_lost = report_lost
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.reactor
@@ -94,10 +88,6 @@ class GroupEdges:
             self.edge_lost,
             reactor,
         )
-
-    def add_members(self, plan: Plan) -> None:
-        """Take in the nodes of an epoch."""
-        self.members |= {member.node: member for member in plan.members}
 
     def serve(self, request: EdgeRequest) -> OutEdge:
         """Return the out-edge that another node asks for.
@@ -142,62 +132,38 @@ class GroupEdges:
             TimeoutError: its op is not run here yet in the attempt that the stamp names, and has
                 not begun within so many seconds.
         """
-        table, deadline = self._group.table, monotonic() + seconds
+        group, table, deadline = self._group, self._group.table, monotonic() + seconds
         with table.lock:
             while True:
                 op = table.in_flight.get(header.seq)
-                if op is not None and op.running and op.stamp == header.stamp:
-                    receiver = op.receivers.get(source)
+                if op is not None and op.executor and op.packed_stamp == header.stamp:
+                    receiver = op.receivers.get(source) or group.receiver(op, source)
                     break
-                if self._closed or self._is_stale(header):
+                if self._closed or group.is_stale(header.seq, header.stamp):
                     return None
                 left = deadline - monotonic()
                 if left <= 0 or not table.changed.wait(timeout=left):
                     raise TimeoutError
         if receiver is None:
-            receiver = self._group.epochs[op.epoch].runner.receiver(op, source)
-        if receiver is None:
             stranger = f"op {header.seq} got a frame of node {source}, which has no part in it"
             self.incoherent(header.seq, PeerSentIncoherentTensor(stranger))
         elif receiver.fingerprint != header.fingerprint:
-            self._group.suspect(header.seq, "mismatch")
+            group.mismatch(header.seq)
         else:
             return receiver
         return None
 
-    def _is_stale(self, header: FrameHeader) -> bool:
-        """Return True for a frame of an attempt that is over here, or was given up.
-
-        One of an attempt that is not known here yet has to wait: the others are ahead.
-        """
-        ops, seq, stamp = self._group, header.seq, header.stamp
-        if stamp > ops.current.stamp:
-            return False
-        op = ops.table.in_flight.get(seq)
-        if op is not None:
-            return stamp < op.stamp
-        return stamp < ops.epoch_of(seq).stamp or ops.is_over(seq)
-
     def edge_lost(self, source: str, error: AllfoldError) -> None:
-        """An in-edge is gone for good: so is its node, unless its ranks have left in order."""
-        ops = self._group
-        with ops.table.lock:
+        """An in-edge is gone for good, and so is its node."""
+        with self._group.table.lock:
             if self._closing:
                 return
-            needed = {op.epoch for op in ops.table.in_flight.values() if not op.ended}
-            epochs = [
-                epoch
-                for epoch in ops.epochs.values()
-                if (epoch is ops.current or epoch.number in needed) and epoch.awaits(source)
-            ]
-        for epoch in epochs:
-            log.warning("group '%s' has lost node %s: %s", ops.name, source, error.message)
-            self._report_lost(epoch, epoch.node_lost(source, error.message))
+        self._group.node_lost(source, error.message)
 
     def incoherent(self, seq: int, error: AllfoldError) -> None:
-        """A frame did not fit its op: find out whose fault it is."""
+        """A frame did not fit its op."""
         log.error("%s", error)
-        self._group.suspect(seq, f"incoherent: {error.message}")
+        self._group.cannot_run(seq, error)
 
     # The end
 

@@ -21,7 +21,3 @@ class OpTable:
         self.lock = make_rlock("group")
         self.changed = Condition(self.lock)
         self.in_flight: dict[int, Op] = {}
-
-    def of_epoch(self, epoch: int) -> list[Op]:
-        """The ops without an outcome that run in an epoch, in the order of their first calls."""
-        return [op for op in self.in_flight.values() if op.epoch == epoch and not op.ended]

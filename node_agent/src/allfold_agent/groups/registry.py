@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_condition
 from allfold_core.errors import RegisterNotFirstOperation
@@ -74,18 +75,20 @@ class Registry:
         with self._changed:
             return (name, opening) in self._over
 
-    def remove(self, group: Group) -> None:
-        """Forget a group that is over."""
+    def remove(self, group: AgreeingGroup) -> bool:
+        """Forget a group that is over; return False if that was done before."""
         with self._changed:
             groups = self._groups.get(group.name, [])
-            if group in groups:
-                groups.remove(group)
+            is_here = group in groups
+            if is_here:
+                groups[:] = [each for each in groups if each is not group]
                 if not groups:
                     del self._groups[group.name]
                 self._remember_end(group)
             self._changed.notify_all()
+            return is_here
 
-    def _remember_end(self, group: Group) -> None:
+    def _remember_end(self, group: AgreeingGroup) -> None:
         self._over[group.name, group.opening] = None
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]

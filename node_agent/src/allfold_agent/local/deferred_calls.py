@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from allfold_agent.gpu.fence_poller import FencePoller
-from allfold_agent.groups.group import INCIDENTS_AT_ONCE, Group
+from allfold_agent.groups.group import INCIDENTS_AT_ONCE
 from allfold_agent.local.rank_connection import (
     CallMessage,
     DeferredCall,
@@ -24,6 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
+from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import name_ranks
 from allfold_core.wire.local_wire import (
     MAX_OPEN_MESSAGES,
@@ -44,7 +45,6 @@ _TOO_MANY = (
 )
 
 Submit = Callable[[RankConnection, CallMessage, float], None]
-Suspect = Callable[[Group, int, str, float], None]
 
 
 class DeferredCalls:
@@ -54,16 +54,12 @@ class DeferredCalls:
         reactor: whose thread it is.
         poller: notices when the GPU of a rank has come to a call.
         submit: begins a call that was made at a time (monotonic).
-        suspect: has an op judged: ``suspect(group, seq, reason, waited)``.
     """
 
-    def __init__(
-        self, reactor: Reactor, poller: FencePoller, submit: Submit, suspect: Suspect
-    ) -> None:
+    def __init__(self, reactor: Reactor, poller: FencePoller, submit: Submit) -> None:
         self._reactor = reactor
         self._poller = poller
         self._submit = submit
-        self._suspect = suspect
 
     def add(self, process: RankConnection, message: CallMessage) -> None:
         """Begin a call as soon as those before it have begun and its data are there.
@@ -119,18 +115,18 @@ class DeferredCalls:
         now, incidents = monotonic(), 0
         for deferred in list(process.deferred):
             message, membership = deferred.message, process.memberships.get(deferred.message.group)
-            error = _failure_of(membership, message)
-            if error is None and now >= deferred.due:
+            failed = _failure_of(membership, message)
+            if failed is None and now >= deferred.due:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
                 if isinstance(message, P2PMessage):
-                    error = _late(membership, message)
+                    failed = _late(membership, message), message.view
                 elif incidents < INCIDENTS_AT_ONCE and membership is not None:
                     incidents += 1
-                    group = membership.group
-                    self._suspect(group, message.seq, "deadline", message.timeout)
-            if error is not None:
+                    late = Doubt(message.seq, Reason.DEADLINE, message.timeout)
+                    membership.group.doubt([late])
+            if failed is not None:
                 self._remove(process, deferred)
-                refuse(process, message, error)
+                refuse(process, message, *failed)
 
     @staticmethod
     def _remove(process: RankConnection, deferred: DeferredCall) -> DeferredCall:
@@ -141,10 +137,16 @@ class DeferredCalls:
         return deferred
 
 
-def refuse(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:
-    """Send a process the error of its call, which leaves it in the epoch that it knows."""
-    number, body = message.group, error.to_dict()
-    process.send_outcome(Outcome(Message.FAILED, number, message.seq, message.view, body=body))
+def refuse(
+    process: RankConnection, message: CallMessage, error: AllfoldError, epoch: int | None = None
+) -> None:
+    """Send a process the error of its call.
+
+    Args:
+        epoch: in which this leaves the rank; by default the one that it knows.
+    """
+    ordinal, body = message.view if epoch is None else epoch, error.to_dict()
+    process.send_outcome(Outcome(Message.FAILED, message.group, message.seq, ordinal, body=body))
 
 
 def reject(process: RankConnection, message: CallMessage, error: AllfoldError) -> None:
@@ -161,15 +163,21 @@ def _needs_attention(process: RankConnection, deferred: DeferredCall, now: float
     return now >= deferred.due or _failure_of(membership, deferred.message) is not None
 
 
-def _failure_of(membership: Membership | None, message: CallMessage) -> AllfoldError | None:
-    """Return the error of a deferred call that can only fail; ``None`` if it may still begin."""
+def _failure_of(
+    membership: Membership | None, message: CallMessage
+) -> tuple[AllfoldError, int] | None:
+    """Return the error of a deferred call that can only fail, and the epoch that goes with it.
+
+    ``None`` if it may still begin.
+    """
     if membership is None:
-        return RegisterNotFirstOperation("this process has left the group of its call")
+        left = RegisterNotFirstOperation("this process has left the group of its call")
+        return left, message.view
     group = membership.group
     if isinstance(message, P2PMessage):
-        return group.current.broken
+        return None if group.broken is None else (group.broken, message.view)
     # The poller's thread, which all completions of GPUs need, must not wait here.
-    return group.failure_so_far(message.seq)
+    return group.failed_call(message.seq, message.view)
 
 
 def _late(membership: Membership | None, message: P2PMessage) -> PeerMissing:

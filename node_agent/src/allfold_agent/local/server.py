@@ -45,7 +45,7 @@ from allfold_core.wire.local_wire import (
 
 log = logging.getLogger(__name__)
 
-PROCESS_ENDED = "its process ended without leaving the group"
+PROCESS_ENDED = "ended without leaving the group"
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 _LEAST_SECONDS = 0.001
 _LONGEST_HOW = 300
@@ -68,14 +68,17 @@ class Registrar(Protocol):
             failed: an exception is the cause, so the seat counts as lost.
         """
 
-    def lose(self, membership: Membership, reason: str = PROCESS_ENDED) -> None:
-        """A rank has died, or can go on no more."""
+    def lose(
+        self, membership: Membership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+    ) -> None:
+        """A rank has died, or can go on no more.
+
+        Args:
+            withdraws: its process lives, and does not wait for its ops.
+        """
 
     def groups(self) -> list[Group]:
         """The groups on this node."""
-
-    def suspect(self, group: Group, seq: int, reason: str, waited: float = 0.0) -> None:
-        """An op has stalled, or missed its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class LocalServer:
         self._registrar = registrar
         self._welcome = {**welcome, **gpus.welcome(), "protocol": PROTOCOL_VERSION}
         self._reactor = reactor
-        self._deferred = DeferredCalls(reactor, poller, self._submit, registrar.suspect)
+        self._deferred = DeferredCalls(reactor, poller, self._submit)
         self._gpu_memory = GpuMemoryRequests(gpus, workers, reactor)
         self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
         self._next_number = count()
@@ -147,9 +150,7 @@ class LocalServer:
         for group in self._registrar.groups():
             if group.waiting:
                 self._watch_deadlines()
-            group.expire_messages(now)
-            for op, reason in group.overdue(now):
-                self._registrar.suspect(group, op.seq, reason, op.timeout)
+            group.check_deadlines(now)
 
     # Messages
 
@@ -270,8 +271,9 @@ class LocalServer:
             return
         group = done.result()
         session = request["session"]
-        epoch = group.epoch_with(session) or group.current
-        membership = Membership(session, group, epoch.ordinal)
+        # Every rank comes into the group as it was opened, also where others have left it since.
+        epoch = group.epochs[0]
+        membership = Membership(session, group)
         if process.is_closed:  # its socket may be open still, for as long as a GPU takes
             self._registrar.lose(membership)
             return
@@ -282,7 +284,7 @@ class LocalServer:
         body = {
             "request": request["request"],
             "number": number,
-            "opening": epoch.number,
+            "opening": group.opening,
             "timeout": epoch.plan.timeout,
             **epoch.view(session),
         }
@@ -295,7 +297,8 @@ class LocalServer:
         answer = pack_json(Message.LEFT, {"request": body["request"]})
         how = str(body.get("how", LEFT))[:_LONGEST_HOW]
         if body.get("lost"):
-            self._registrar.lose(membership, f"it {how} while ops of its own were in flight")
+            told = f"{how} while ops of its own were in flight"
+            self._registrar.lose(membership, told, withdraws=True)
             process.send(answer)
             return
         left = self._registrar.leave(membership, how, bool(body.get("failed")))

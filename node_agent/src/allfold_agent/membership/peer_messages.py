@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.schema import MESSAGE
-from allfold_core.verdict import LEFT
 
 
 class PeerMessage(BaseModel):
@@ -20,18 +19,6 @@ class PeerMessage(BaseModel):
         return MESSAGE.read(body) if isinstance(body, dict) else body
 
 
-class Suspicion(PeerMessage):
-    """One node suspects that an op cannot go on.
-
-    Attributes:
-        reason: ``deadline``, ``mismatch``, ``stall``, or a sentence about what failed.
-        waited: the op's timeout in seconds if its deadline has passed, else 0.
-    """
-
-    reason: str
-    waited: float
-
-
 class Failure(PeerMessage):
     """An error, as ``AllfoldError.to_dict`` writes it."""
 
@@ -41,11 +28,3 @@ class Failure(PeerMessage):
 
     def error(self) -> AllfoldError:
         return from_dict(self.model_dump())
-
-
-class Departure(PeerMessage):
-    """The leaving of a rank; ``how`` is a phrase to follow its name."""
-
-    rank: int
-    last_seq: int
-    how: str = Field(default=LEFT, max_length=1000)

@@ -211,7 +211,7 @@ class Registration:
             **asdict(identity),
             "incarnation": self.incarnation,
             "link": None if self._link is None else asdict(self._link),
-            "holds": {group.name: group.current.number for group in self._groups()},
+            "holds": {group.name: group.opening for group in self._groups()},
         }
         lease = parsed(_Lease, await self._client.call("POST", "/v1/nodes", json=body))
         self._heartbeat_seconds = lease.heartbeat_seconds
@@ -223,8 +223,8 @@ class Registration:
         progress = [
             {
                 "group": group.name,
-                "epoch": group.current.number,
-                "last_seq": max(group.last_called(group.current).values()),
+                "epoch": group.opening,
+                "last_seq": max(group.last_called().values(), default=-1),
                 "in_flight": len(group.table.in_flight),
             }
             for group in self._groups()

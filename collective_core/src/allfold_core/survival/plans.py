@@ -1,0 +1,50 @@
+"""From the plan of a group's opening to the members of its later epochs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allfold_core.plan import Plan
+from allfold_core.survival.decision import GroupPolicy
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+
+
+def first_term(plan: Plan) -> Term:
+    """The term with which a group is opened: all nodes of its plan, the leader first."""
+    nodes = tuple(member.node for member in plan.members)
+    return Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes))
+
+
+def first_epoch(plan: Plan) -> Epoch:
+    """The epoch with which a group is opened: all ranks of its plan."""
+    nodes = (plan.members[plan.index_of_rank(rank)].node for rank in range(plan.world_size))
+    seats = tuple(map(Seat, plan.sessions, nodes))
+    return Epoch(Stamp(plan.epoch, 0, plan.generation), 0, seats)
+
+
+def policy_of(plan: Plan) -> GroupPolicy:
+    """What the ranks of a group have agreed to do about losses."""
+    return GroupPolicy(plan.group, plan.on_loss == "shrink", plan.min_world)
+
+
+def plan_of(opening: Plan, epoch: Epoch) -> Plan:
+    """The plan of a later epoch: the order of nodes is kept, those without a rank are left out.
+
+    Args:
+        opening: the plan with which the group was opened.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, seat in enumerate(epoch.seats):
+        ranks.setdefault(seat.node, []).append(rank)
+    kept = [index for index, member in enumerate(opening.members) if member.node in ranks]
+    places = {index: place for place, index in enumerate(kept)}
+    return replace(
+        opening,
+        world_size=len(epoch.seats),
+        members=tuple(
+            replace(opening.members[index], ranks=tuple(ranks[opening.members[index].node]))
+            for index in kept
+        ),
+        tree_order=tuple(places[index] for index in opening.tree_order if index in places),
+        sessions=tuple(seat.session for seat in epoch.seats),
+    )

@@ -1,0 +1,117 @@
+"""Writes the results of ops to the memory of the local ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from allfold_agent.arithmetic.operands import Operands
+from allfold_agent.compilation.compiler import Compiled
+from allfold_agent.execution.op import Done, Op, over_pieces
+from allfold_agent.gpu.operands import GpuOperands
+from allfold_agent.runtime.buffers import Buffer
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.errors import GpuFailed
+from allfold_core.schedules.parts import Part, Piece
+
+Range = Callable[[int, int], torch.Tensor]
+
+
+class Endings(Protocol):
+    """Told when ops are over: the group."""
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """Every local rank has its result, or this node failed to give it to them."""
+
+
+class ResultWriter:
+    """Hands out results: folded here, received from other nodes, or fetched from one of them.
+
+    Nothing can fail such an op any more, so no rank is told that its memory is free before that.
+    """
+
+    def __init__(self, workers: WorkerPool, endings: Endings) -> None:
+        self._workers = workers
+        self._endings = endings
+
+    def write(self, op: Op) -> None:
+        """Write the result of an op to every local rank that gets it, then report its end."""
+        compiled, operands, executor = op.compiled, op.operands, op.executor
+        assert compiled is not None and operands is not None
+        done = partial(self._finish, op)
+        if op.result is not None:
+            values = _values(op.result, compiled)
+            self._write(op, compiled.results, op.result, values, done)
+        elif executor is not None:
+            due = compiled.rest if executor.early else compiled.results
+            self._write(op, due, executor.buffer, executor.range, done)
+        elif op.gpu_operands is not None:
+            self._fold_on_gpu(op.gpu_operands, compiled, done)
+        else:
+            self._fold(operands, compiled, done)
+
+    def _finish(self, op: Op, error: Exception | None) -> None:
+        if not isinstance(error, GpuFailed):  # else the GPU may still be at that memory
+            if op.executor is not None:
+                op.executor.release()
+            if op.gpu_operands is not None:
+                op.gpu_operands.release()
+            if op.result is not None:
+                op.result.release()
+                op.result = None
+        self._endings.end(op, error)
+
+    def _fold(self, operands: Operands, compiled: Compiled, done: Done) -> None:
+        over_pieces(
+            compiled.wholes,
+            operands.arithmetic.itemsize,
+            compiled.fold_bytes,
+            self._workers,
+            operands.fold_locally,
+            done,
+        )
+
+    def _fold_on_gpu(self, operands: GpuOperands, compiled: Compiled, done: Done) -> None:
+        if operands.is_quick(compiled.wholes):
+            operands.fold_locally(compiled.wholes, done)
+        else:
+            self._workers.submit(partial(operands.fold_locally, compiled.wholes, done))
+
+    def _write(
+        self, op: Op, due: tuple[Piece, ...], buffer: Buffer, values: Range, done: Done
+    ) -> None:
+        operands, compiled = op.operands, op.compiled
+        assert operands is not None and compiled is not None
+        if not due:  # a GPU need not be asked, which may be busy with other ops
+            done(None)
+            return
+        if op.gpu_operands is not None:
+            self._workers.submit(partial(op.gpu_operands.hand_out, due, buffer, done))
+            return
+
+        def copy(part: Part, start: int, stop: int) -> None:
+            operands.hand_out(part, start, stop, values(start, stop))
+
+        over_pieces(
+            due,
+            operands.arithmetic.kept_itemsize,
+            compiled.copy_bytes,
+            self._workers,
+            copy,
+            done,
+        )
+
+
+def _values(buffer: Buffer, compiled: Compiled) -> Range:
+    """The elements of a result that has come whole from another node."""
+    layout = compiled.layout
+    work = compiled.arithmetic.kept(buffer.bytes, layout.held)
+
+    def values(start: int, stop: int) -> torch.Tensor:
+        place = layout.place(start)
+        return work[place : place + stop - start]
+
+    return values

@@ -1,0 +1,400 @@
+"""What the nodes of a group have agreed upon, done on this one, over all epochs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from allfold_agent.arithmetic.error_feedback import Residuals
+from allfold_agent.execution.op import Op
+from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.execution.result_writer import ResultWriter
+from allfold_agent.groups.agreement import Agreement
+from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.failures import breakdown, how_lost, indispensable, unreachable
+from allfold_agent.groups.fetches import Fetches
+from allfold_agent.groups.group_edges import GroupEdges
+from allfold_agent.groups.op_runs import OpRuns
+from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import Outcomes, refuse
+from allfold_agent.groups.results import Results
+from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
+from allfold_core.plan import Plan
+from allfold_core.survival import records
+from allfold_core.survival.agent_machine import NOTHING_OPEN
+from allfold_core.survival.instructions import (
+    Cancel,
+    Drop,
+    Fetch,
+    HandOut,
+    Installed,
+    Instruction,
+    Refuse,
+    Release,
+    Start,
+)
+from allfold_core.survival.losses import packed, unpacked
+from allfold_core.survival.plans import first_epoch, first_term, policy_of
+from allfold_core.survival.records import Stamp
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.verdict import LEFT
+from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
+
+log = logging.getLogger(__name__)
+
+
+class Neighbours(Protocol):
+    """The other nodes, as a group needs them. None of these may wait; from any thread."""
+
+    def send(self, node: str, message: GroupMessage) -> None:
+        """Send a node a message, which is lost if the link to it is down."""
+
+    def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
+        """A node is gone, and the group with it."""
+
+    def silent(self, group: AgreeingGroup) -> list[str]:
+        """The nodes of a group that answer no pings. In the reactor's thread."""
+
+    def group_over(self, group: AgreeingGroup) -> None:
+        """No rank is in the group any more."""
+
+
+class AgreeingGroup:
+    """The ops and members of a group on this node, as all its nodes agree upon them.
+
+    What is done with an op, and in which epoch, the nodes agree upon (:class:`Agreement`). Every
+    event goes there under the lock of ``table``; what follows and takes time is done afterwards.
+
+    Args:
+        plan: with which it was opened.
+        resources: of this node.
+        neighbours: the other nodes.
+
+    Attributes:
+        opening: tells this opening of the name from others: the number of its first term.
+        edges: to and from the other nodes, over all epochs.
+        p2p: the sends and receives, which know ranks by their numbers in the first epoch.
+        epochs: by ordinal, the newest last. Replaced as a whole and never changed, so that every
+            thread may look through it without the lock.
+        current: the newest epoch.
+        broken: why nothing can be done any more.
+        deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
+    """
+
+    def __init__(self, plan: Plan, resources: NodeResources, neighbours: Neighbours) -> None:
+        self.name = plan.group
+        self.opening = plan.epoch
+        self.plan = plan
+        self.node = resources.node
+        self.table = OpTable()
+        self.outcomes = Outcomes(self.name, self.node, self.table)
+        self.results = Results(self.table)
+        self.deferred: set[tuple[str, int]] = set()
+        self.broken: PeerLost | None = None
+        self._resources = resources
+        self._neighbours = neighbours
+        self._seat_numbers = {session: number for number, session in enumerate(plan.sessions)}
+        self._residuals = Residuals()
+        self._edges = GroupEdges(plan, self, resources)
+        self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
+        writer = ResultWriter(resources.workers, self)
+        self._fetches = Fetches(plan, self._edges.members, resources, self)
+        self._runs = OpRuns(self.table, self.outcomes, self.results, writer, self)
+        self._depth = 0
+        self._ended: set[str] = set()
+        self._gone: set[str] = set()
+        first = first_epoch(plan)
+        self._by_stamp: dict[Stamp, Epoch] = {}
+        self.epochs: dict[int, Epoch] = {}
+        self.current = self._take_in(first)
+        self.agreement = Agreement(
+            self.node, policy_of(plan), first_term(plan), first, self, self._send
+        )
+
+    # Epochs
+
+    def _take_in(self, record: records.Epoch) -> Epoch:
+        """The epoch of a record; made where it was not known yet."""
+        epoch = self._by_stamp.get(record.stamp)
+        if epoch is None:
+            epoch = Epoch(
+                self.plan,
+                record,
+                self._resources,
+                seat_numbers=self._seat_numbers,
+                edges=self.edges,
+                ops=self,
+                residuals=self._residuals,
+            )
+            self._by_stamp[record.stamp] = epoch
+            self.epochs = dict(sorted({**self.epochs, record.ordinal: epoch}.items()))
+        return epoch
+
+    def _epoch_of(self, seq: int) -> Epoch:
+        """The epoch in which an op without calls is to be run."""
+        entry = self.agreement.machine.ops.get(seq)
+        stamp = entry.stamp if entry is not None else None
+        return self.current if stamp is None else self._by_stamp[stamp]
+
+    def epoch_with(self, session: str) -> Epoch | None:
+        """The newest epoch in which a local session has a rank; ``None`` if it is in none."""
+        newest_first = reversed(self.epochs.values())
+        return next((each for each in newest_first if each.has(session)), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """True once every rank of this node has left or is dead."""
+        here = (seat.session for seat in self.epochs[0].record.seats if seat.node == self.node)
+        return self._ended.issuperset(here)
+
+    # Events
+
+    def event(self, event: Callable[[], None]) -> None:
+        """Let the agreement know something, and do what follows from it."""
+        with self.table.lock:
+            self._depth += 1
+            try:
+                event()
+            finally:
+                self._depth -= 1
+                due = self._runs.take_due() if not self._depth else ()
+        for action in due:
+            try:
+                action()
+            except Exception:  # what is due to other ops must not wait for it
+                log.exception("group '%s': something agreed upon could not be done", self.name)
+
+    def _send(self, node: str, kind: LinkMessageType, body: dict[str, Any]) -> None:
+        self._neighbours.send(node, GroupMessage(kind, self.name, self.opening, body))
+
+    def receive(self, node: str, message: GroupMessage) -> None:
+        """Take in a message of another node; ``FrameError`` where it is none."""
+        if self.broken is None:
+            self.event(partial(self.agreement.receive, node, message.type, message.body))
+
+    def link_up(self, node: str) -> None:
+        """The link to a node is there (again)."""
+        if self.broken is None:
+            self.event(partial(self.agreement.link_up, node))
+
+    def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
+        """A local rank is dead or has left; ``how`` is a phrase that says so.
+
+        Args:
+            withdraws: its process lives, and does not wait for its ops.
+        """
+        log.info("rank of session %s of group '%s': %s", session, self.name, how)
+        self._ended.add(session)
+        self.event(partial(self.agreement.rank_ended, session, how, withdraws))
+        self._check_voters()
+
+    def _check_voters(self) -> None:
+        """Something is to be decided, which needs the word of every node; also of an idle one."""
+        gone = sorted(self._gone.intersection(self.agreement.term.voters))
+        if gone and self.broken is None:
+            self._neighbours.report_lost(self, indispensable(self.name, gone[0]))
+
+    # What the agreement wants done
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """Do what the agreement says; see :mod:`allfold_core.survival.instructions`."""
+        match instruction:
+            case Start():
+                self._runs.start(instruction)
+            case HandOut():
+                self._runs.hand_out(instruction)
+            case Release(floor):
+                self.results.release(floor)
+                self._residuals.settle(floor)
+            case Cancel(seq, forward):
+                self._runs.cancel(seq, forward=forward)
+            case Drop(seq):
+                self._runs.drop(seq)
+            case Fetch():
+                self._runs.fetch(instruction)
+            case Refuse():
+                self._runs.refuse(instruction)
+            case Installed(epoch):
+                self._installed(epoch)
+
+    def _installed(self, record: records.Epoch) -> None:
+        for known in self.agreement.machine.epochs.values():
+            self._take_in(known)
+        before, self.current = self.current, self._take_in(record)
+        loss = unpacked(record.loss)
+        gone = [seat for seat in before.record.seats if seat.session not in record.sessions]
+        left = all(how_lost(loss, seat.session) == LEFT for seat in gone)
+        level = logging.INFO if left else logging.WARNING
+        log.log(level, "group '%s' epoch %d: %s", self.name, record.ordinal, loss.message)
+        for seat in gone:
+            self._end_messages(self._seat_numbers[seat.session], how_lost(loss, seat.session), loss)
+        self.table.changed.notify_all()
+        self._runs.add_due(self.resume_frames)
+        if not record.seats:
+            self._runs.add_due(partial(self._neighbours.group_over, self))
+
+    def _end_messages(self, seat_number: int, how: str, loss: AllfoldError) -> None:
+        """Fail the sends and receives that wait for a rank that is gone."""
+        if how == LEFT:
+            self.p2p.rank_left(seat_number, how)
+        else:
+            raises = self.plan.on_loss == "raise"
+            self.p2p.seat_lost(seat_number, loss, fail_any_source=raises)
+
+    def is_settled(self, seq: int) -> bool:
+        """Return True if all local ranks have called an op, or it is over."""
+        op = self.table.in_flight.get(seq)
+        if op is not None:
+            return op.ended or len(op.arrivals) == len(op.ranks)
+        called = self.agreement.machine.called
+        return all(called.get(each, -1) >= seq for each in self._sessions_here())
+
+    def _sessions_here(self) -> frozenset[str]:
+        return self.current.record.sessions_on(self.node)
+
+    def deferred_calls(self) -> Mapping[str, int]:
+        """By local session, the first op that waits for the GPU of its rank."""
+        first: dict[str, int] = {}
+        for session, seq in list(self.deferred):
+            first[session] = min(seq, first.get(session, seq))
+        return first
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Do something after a while, as an event."""
+        self._resources.reactor.later(seconds, lambda: self.event(task))
+
+    # How the attempts of ops go
+
+    def watermark(self) -> int:
+        """All ops up to this one are final on this node."""
+        return self.agreement.machine.watermark
+
+    def enter(self, op: Op, stamp: Stamp) -> Epoch:
+        """Have an op run in the epoch of a stamp; returns that."""
+        epoch = self._by_stamp.get(stamp) or self._take_in(self.agreement.machine.epochs[stamp])
+        epoch.enter(op, self.epochs)
+        return epoch
+
+    def refuse_others(self, op: Op, epoch: Epoch) -> None:
+        """Fail the calls of ranks that are not in the epoch of an op."""
+        for session in op.calls.keys() - epoch.record.sessions:
+            arrival, loss = op.calls.pop(session), unpacked(epoch.record.loss)
+            number, view = arrival.group_number, arrival.message.view
+            self._runs.add_due(partial(refuse, arrival.connection, number, op.seq, loss, view))
+
+    def resume_frames(self) -> None:
+        """An op has begun: frames of it, and those behind them, may go on."""
+        self.edges.resume_all()
+
+    def cancel(self, op: Op, forward: bool) -> None:
+        """Stop the attempt of an op; wakes those that wait for it."""
+        free = partial(self.event, partial(self._runs.free, op))
+        self._by_stamp[op.stamp].runner.cancel(op, free, forward=forward)
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+        self.event(partial(self.agreement.completed, seq, stamp, floor))
+
+    def fetch(self, op: Op, order: Fetch, nbytes: int) -> Callable[[], None]:
+        """Return what gets a result from another node."""
+        return self._fetches.prepare(op, order, nbytes)
+
+    def cannot_take(self, op: Op, order: Fetch, error: Exception) -> None:
+        """Other nodes have the result of an op, and this one cannot get it."""
+        self._fetches.fail(op, order, error)
+
+    def take_result(self, seq: int, stamp: Stamp) -> None:
+        """A result is here, or cannot be got. With the table's lock held."""
+        self.agreement.fetched(seq, stamp)
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """The results are written to the local ranks, or could not be.
+
+        Ranks of other nodes have the result then, and these ranks cannot go on beside them.
+        """
+        self.outcomes.end(op, error)
+        if error is not None and len(self._by_stamp[op.stamp].record.nodes) > 1:
+            for session in op.calls:
+                self.rank_ended(session, f"could not be given the result of op {op.seq}")
+
+    def cannot_run(self, seq: int, error: Exception) -> None:
+        """This node cannot do its part: no other one can finish the op either."""
+        refusal = (
+            error
+            if isinstance(error, PeerSentIncoherentTensor)
+            else breakdown(self.name, self.node, seq, error)
+        )
+        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal))])
+
+    def mismatch(self, seq: int) -> None:
+        """The calls of two ranks differ: have the op judged."""
+        self.doubt([Doubt(seq, Reason.MISMATCH)])
+
+    def doubt(self, doubts: list[Doubt]) -> None:
+        """Have ops judged that cannot go on."""
+        if doubts and self.broken is None:
+            self.event(partial(self.agreement.doubt, doubts))
+            self._check_voters()
+
+    # Frames
+
+    def is_stale(self, seq: int, stamp: int) -> bool:
+        """Return True for a frame of an attempt that is over here, or was given up.
+
+        One of an attempt that is not known here yet has to wait: the others are ahead.
+        """
+        if self.broken is not None:
+            return True
+        if stamp > self.current.packed_stamp:
+            return False
+        expected = self.agreement.machine.expected_stamp(seq)
+        return expected is None or stamp < expected.pack()
+
+    def receiver(self, op: Op, source: str) -> OpReceiver | None:
+        """What a running op gets from a node; ``None`` for one that has no part in it."""
+        return self._by_stamp[op.stamp].runner.receiver(op, source)
+
+    # Failures
+
+    def node_lost(self, node: str, reason: str) -> None:
+        """A node cannot be reached any more: without it nothing can be agreed upon."""
+        self._gone.add(node)
+        ranks = [rank for rank, seat in enumerate(self.current.record.seats) if seat.node == node]
+        if self.broken is not None:
+            return
+        log.warning("group '%s' has lost node %s: %s", self.name, node, reason)
+        if not ranks:  # nothing is open there
+            self.event(partial(self.agreement.learn_watermark, node, NOTHING_OPEN))
+        if ranks:
+            self._neighbours.report_lost(self, unreachable(self.name, node, ranks, reason))
+        elif self.agreement.is_undecided:
+            self._check_voters()
+
+    def break_(self, error: PeerLost) -> None:
+        """A node is lost: fail what is in flight, and whatever comes."""
+
+        def fail_all() -> None:
+            if self.broken is None:
+                self.broken = error
+                log.warning("group '%s' is broken: %s", self.name, error)
+                for op in list(self.table.in_flight.values()):
+                    self._runs.fail(op, error)
+                self.table.changed.notify_all()
+                if self.is_empty:
+                    self._runs.add_due(partial(self._neighbours.group_over, self))
+
+        self.event(fail_all)
+        self.edges.resume_all()
+        self.p2p.break_(error)
+
+    def close(self, linger: float) -> None:
+        """End the group on this node, after the peers have got what they are still owed.
+
+        Args:
+            linger: seconds that they have for it.
+        """
+        self._edges.close(linger)
+        with self.table.lock:
+            self.results.release(NOTHING_OPEN)

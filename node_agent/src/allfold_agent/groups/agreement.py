@@ -1,0 +1,321 @@
+"""The agreement of a group's nodes on its ops and members, as this node takes part in it.
+
+The rules are in ``allfold_core.survival``: an event of this node, or a message of another one, goes
+into a machine; what the machine says is then done, in order. All of it happens under the group's
+lock, so an event and what follows from it are one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from allfold_core.survival import codec
+from allfold_core.survival.agent_machine import AgentMachine
+from allfold_core.survival.decision import GroupPolicy
+from allfold_core.survival.instructions import (
+    HandOut,
+    Instruction,
+    Instructions,
+    Release,
+    SendClosing,
+    SendDoubt,
+    SendDown,
+    SendReport,
+    Start,
+)
+from allfold_core.survival.judge import judge_calls
+from allfold_core.survival.leader_machine import Freeze, LeaderMachine
+from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.reports import Call, Doubt, Install, Reason, Report
+from allfold_core.wire.peer_link import LinkMessageType
+
+log = logging.getLogger(__name__)
+
+# A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
+# that the verdict names those who are in the minority.
+_ARRIVAL_SECONDS = 0.3
+
+Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
+
+
+class Effects(Protocol):
+    """The group, which does what follows. Called with its lock held; none of these may wait."""
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """Start, cancel, hand out, refuse ... an op, or take in an epoch."""
+
+    def is_settled(self, seq: int) -> bool:
+        """Return True if all local ranks have called an op, or it is over."""
+
+    def deferred_calls(self) -> Mapping[str, int]:
+        """By local session, the first op that waits for the GPU of its rank."""
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Do something after a while, with the group's lock held."""
+
+
+class Agreement:
+    """One node's machines of one group, and the messages between them and those of other nodes.
+
+    Args:
+        node: this one.
+        term: the first of the group.
+        epoch: the first of the group.
+        effects: does what the machines say.
+        send: sends another node a message; it may be lost with the link, see :meth:`link_up`.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        policy: GroupPolicy,
+        term: Term,
+        epoch: Epoch,
+        effects: Effects,
+        send: Send,
+    ) -> None:
+        self.machine = AgentMachine(node, policy, term, epoch)
+        self._node = node
+        self._policy = policy
+        self._effects = effects
+        self._send = send
+        self._leader: LeaderMachine | None = None
+        if term.leader == node:
+            self._leader = LeaderMachine(
+                policy, term, partial(judge_calls, policy.group), gathering=False
+            )
+        self._todo: deque[Instruction] = deque()
+        self._busy = False
+        self._report: Report | None = None
+        self._decided: Install | None = None
+        self._asked: tuple[int, int, tuple[Doubt, ...]] | None = None
+        self._doubts: dict[int, Doubt] = {}
+        self._closings: defaultdict[tuple[int, Stamp], set[str]] = defaultdict(set)
+
+    @property
+    def term(self) -> Term:
+        """The set of nodes that agree."""
+        return self.machine.term
+
+    @property
+    def is_undecided(self) -> bool:
+        """True while something that this node knows of waits for a decision."""
+        machine = self.machine
+        gone = machine.dead.keys() & machine.epoch.sessions
+        return machine.frozen or bool(self._doubts) or bool(gone)
+
+    # Events of this node
+
+    def call(self, seq: int, session: str, call: Call) -> None:
+        """A local rank has called an op."""
+        self._follow(self.machine.call(seq, session, call))
+        if self._asked is not None:
+            self._report_if_settled()
+
+    def abandon(self, seq: int, session: str) -> None:
+        """A call of a local rank was refused: it will not call the op again."""
+        self._follow(self.machine.abandon(seq, session))
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+        self.learn_floor(floor)
+        self._follow(self.machine.completed(seq, stamp))
+
+    def fetched(self, seq: int, stamp: Stamp) -> None:
+        """The result of an op has come from another node."""
+        self._follow(self.machine.fetched(seq, stamp))
+
+    def rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        """A local rank is dead or has left; see :meth:`AgentMachine.rank_ended`."""
+        self._follow(self.machine.rank_ended(session, how, withdraws=withdraws))
+
+    def doubt(self, doubts: Iterable[Doubt]) -> None:
+        """Have ops judged that cannot go on."""
+        for each in doubts:
+            self._doubts[each.seq] = each
+            self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
+
+    def learn_floor(self, floor: int) -> None:
+        """Every op up to this one is final on all nodes."""
+        if floor > self.machine.floor:
+            self._follow(self.machine.learn_floor(floor))
+
+    def learn_watermark(self, node: str, watermark: int) -> None:
+        """Another node has said how far it is."""
+        self._follow(self.machine.learn_watermark(node, watermark))
+
+    # Messages of other nodes
+
+    def receive(self, node: str, kind: LinkMessageType, body: Mapping[str, Any]) -> None:
+        """Take in a message; ``ValueError`` where it is none."""
+        match kind:
+            case LinkMessageType.FREEZE:
+                self._asked_to_freeze(*codec.unpack_freeze(body))
+            case LinkMessageType.FROZEN:
+                self._take_report(codec.unpack_report(body))
+            case LinkMessageType.INSTALL:
+                self._install(codec.unpack_install(body))
+            case LinkMessageType.DOWN:
+                self._lead(lambda leader: leader.down(codec.unpack_down(body)))
+            case LinkMessageType.DOUBT:
+                self._lead(lambda leader: leader.doubt(codec.unpack_doubt(body)))
+            case LinkMessageType.HELD:
+                self._note_closing(node, *codec.unpack_held(body))
+            case _:
+                log.warning("group '%s': node %s sends %s", self._policy.group, node, kind.name)
+
+    def link_up(self, node: str) -> None:
+        """The link to a node is there (again): repeat what it may have missed."""
+        machine, leader = self.machine, self._leader
+        if node == self.term.leader:
+            if machine.frozen and self._report is not None:
+                self._send(node, LinkMessageType.FROZEN, codec.pack_report(self._report))
+            gone = {s: how for s, how in machine.dead.items() if s in machine.epoch.sessions}
+            if gone:
+                self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
+            for doubt in self._doubts.values():
+                self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
+        if leader is not None and leader.gathering and node in leader.missing:
+            self._send(node, LinkMessageType.FREEZE, self._freeze_body(leader))
+        if leader is not None and self._decided is not None:
+            self._send(node, LinkMessageType.INSTALL, codec.pack_install(self._decided))
+        for seq, stamp in machine.unclosed():
+            self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+
+    # What follows
+
+    def _follow(self, instructions: Instructions) -> None:
+        """Do what a machine says, after what is being done already."""
+        self._todo += instructions
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._busy = False
+
+    def _carry_out(self, each: Instruction) -> None:
+        match each:
+            case Start() | HandOut():
+                self._effects.carry_out(each)
+            case SendClosing(seq):
+                self._announce_held(seq)
+            case SendReport(report):
+                self._send_report(report)
+            case SendDown(dead):
+                self._tell_leader(LinkMessageType.DOWN, codec.pack_down(dict(dead)))
+            case SendDoubt(doubt):
+                self.doubt([doubt])
+            case _:
+                if isinstance(each, Release) and self._closings:
+                    self._forget_closings(each.floor)
+                self._effects.carry_out(each)
+
+    def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
+        if self._leader is not None:
+            self.receive(self._node, kind, body)
+        else:
+            self._send(self.term.leader, kind, body)
+
+    def _tell_voters(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
+        for node in self.term.voters:
+            if node != self._node:
+                self._send(node, kind, body)
+
+    # Rounds, as a voter
+
+    def _asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
+        """Report, at once or when those had time to call whom a verdict will name."""
+        self._asked = (term, number, doubts)
+        if not self._report_if_settled():
+            self._effects.later(_ARRIVAL_SECONDS, lambda: self._report_for(number))
+
+    def _report_if_settled(self) -> bool:
+        assert self._asked is not None
+        _, number, doubts = self._asked
+        odd = (each.seq for each in doubts if each.reason is Reason.MISMATCH)
+        if not all(map(self._effects.is_settled, odd)):
+            return False
+        self._report_for(number)
+        return True
+
+    def _report_for(self, number: int) -> None:
+        if self._asked is None or self._asked[1] != number:
+            return  # it has reported
+        (term, _, _), self._asked = self._asked, None
+        self._follow(self.machine.freeze(term, number))
+
+    def _send_report(self, report: Report) -> None:
+        report = replace(report, deferred=dict(self._effects.deferred_calls()))
+        self._report = report
+        if self._leader is not None:
+            self._take_report(report)
+        else:
+            self._send(self.term.leader, LinkMessageType.FROZEN, codec.pack_report(report))
+
+    def _install(self, install: Install) -> None:
+        if not self.machine.is_frozen_for(install):
+            return
+        log.debug("group '%s': round %d is installed", self._policy.group, install.round)
+        self._doubts.clear()
+        self._follow(self.machine.install(install))
+
+    # Rounds, as the leader
+
+    def _lead(self, event: Callable[[LeaderMachine], Iterable[Freeze | Install]]) -> None:
+        leader = self._leader
+        if leader is None:
+            return  # of a term that is over; whoever asked repeats it in the next one
+        for made in event(leader):
+            if isinstance(made, Freeze):
+                self._tell_voters(LinkMessageType.FREEZE, self._freeze_body(leader))
+                self._asked_to_freeze(made.term, made.round, leader.doubts)
+            else:
+                self._decided = made
+                self._tell_voters(LinkMessageType.INSTALL, codec.pack_install(made))
+                self._install(made)
+
+    def _freeze_body(self, leader: LeaderMachine) -> dict[str, Any]:
+        return codec.pack_freeze(leader.term.number, leader.round, leader.doubts)
+
+    def _take_report(self, report: Report) -> None:
+        leader, decided = self._leader, self._decided
+        if leader is None:
+            return
+        if decided is not None and (report.term.number, report.round) == (
+            decided.term,
+            decided.round,
+        ):  # its decision was lost with the link
+            self._send(report.node, LinkMessageType.INSTALL, codec.pack_install(decided))
+            return
+        self._lead(lambda machine: machine.report(report))
+
+    # Closing signals: a node hands out its part of a result only when all others hold theirs
+
+    def _announce_held(self, seq: int) -> None:
+        stamp = self.machine.ops[seq].stamp
+        assert stamp is not None  # it has run
+        for node in self.machine.epochs[stamp].nodes:
+            if node != self._node:
+                self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+        self._close_if_complete(seq, stamp)
+
+    def _note_closing(self, node: str, seq: int, stamp: Stamp) -> None:
+        self._closings[seq, stamp].add(node)
+        self._close_if_complete(seq, stamp)
+
+    def _close_if_complete(self, seq: int, stamp: Stamp) -> None:
+        epoch = self.machine.epochs.get(stamp)
+        if epoch is not None and epoch.nodes - {self._node} <= self._closings[seq, stamp]:
+            self._follow(self.machine.closed(seq, stamp))
+
+    def _forget_closings(self, floor: int) -> None:
+        for key in [each for each in self._closings if each[0] <= floor]:
+            del self._closings[key]

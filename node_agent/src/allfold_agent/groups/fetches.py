@@ -1,0 +1,111 @@
+"""Results that this node gets from others that have them already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from allfold_agent.execution.op import Op
+from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.groups.failures import breakdown
+from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.runtime.buffers import Buffer
+from allfold_agent.runtime.threads import start_thread
+from allfold_core.errors import AllfoldError, MismatchError, ServiceError
+from allfold_core.plan import Member, Plan
+from allfold_core.survival.instructions import Fetch
+from allfold_core.survival.records import Stamp
+
+
+class Taker(Protocol):
+    """The group."""
+
+    def event(self, event: Callable[[], None]) -> None:
+        """Do something under the lock of the ops, and what follows from it."""
+
+    def take_result(self, seq: int, stamp: Stamp) -> None:
+        """A result is here, or cannot be got. With the lock of the ops held."""
+
+    def rank_ended(self, session: str, how: str) -> None:
+        """A local rank is not in the group any more."""
+
+
+def is_wanted(op: Op, order: Fetch) -> bool:
+    """Return True unless something else was agreed upon for the op since, or it is here."""
+    return op.running and op.stamp == order.stamp and not op.ended and op.result is None
+
+
+class Fetches:
+    """Fetches results of the ops of one group, each in a thread of its own: that is rare.
+
+    Args:
+        plan: with which the group was opened.
+        members: the nodes of the group by name.
+        taker: takes what has come.
+    """
+
+    def __init__(
+        self, plan: Plan, members: Mapping[str, Member], resources: NodeResources, taker: Taker
+    ) -> None:
+        self._plan = plan
+        self._members = members
+        self._resources = resources
+        self._taker = taker
+
+    def prepare(self, op: Op, order: Fetch, nbytes: int) -> Callable[[], None]:
+        """Return what gets a result of so many bytes from the first node that gives it."""
+        buffer = self._resources.buffers.take(nbytes)
+
+        def start() -> None:
+            try:
+                name = f"allfold-fetch-{self._plan.group}-{op.seq}"
+                start_thread(partial(self._run, op, order, buffer, nbytes), name)
+            except ServiceError as error:
+                buffer.release()
+                self.fail(op, order, error)
+
+        return start
+
+    def _run(self, op: Op, order: Fetch, buffer: Buffer, nbytes: int) -> None:
+        group, opening = self._plan.group, self._plan.epoch
+        request = ResultRequest(group, opening, order.seq, order.stamp.pack())
+        addresses = [self._members[node].data_address for node in order.holders]
+        wanted = partial(is_wanted, op, order)
+        try:
+            is_here = self._resources.fetch(addresses, request, buffer.view[:nbytes], wanted)
+        except MismatchError as error:
+            buffer.release()
+            self.fail(op, order, error)
+            return
+        if is_here:
+            self._taker.event(partial(self._take, op, order, buffer))
+        else:
+            buffer.release()
+
+    def _take(self, op: Op, order: Fetch, buffer: Buffer) -> None:
+        if is_wanted(op, order):
+            op.result = buffer
+            self._taker.take_result(order.seq, order.stamp)
+        else:
+            buffer.release()
+
+    def fail(self, op: Op, order: Fetch, error: Exception) -> None:
+        """Other nodes have the result of an op, and this one cannot get it: its ranks fail alone.
+
+        What others were given cannot be taken back. A rank whose own call is to blame hears that,
+        and goes on; from others the group goes on without them.
+        """
+        node = self._resources.node
+        told: AllfoldError = breakdown(self._plan.group, node, op.seq, error)
+        if isinstance(error, MismatchError):
+            told = error
+
+        def take() -> None:
+            if is_wanted(op, order):
+                op.error = told
+                self._taker.take_result(order.seq, order.stamp)
+
+        self._taker.event(take)
+        for session in () if told is error else list(op.calls):
+            self._taker.rank_ended(session, f"could not be given the result of op {op.seq}")

@@ -1,0 +1,206 @@
+"""What the agreement says about ops, done: attempts that start, are given up, or have a result."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from allfold_agent.execution.op import Op
+from allfold_agent.execution.result_writer import ResultWriter
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.results import Results
+from allfold_core.errors import AllfoldError
+from allfold_core.survival.instructions import Fetch, HandOut, Refuse, Start
+from allfold_core.survival.losses import unpacked
+from allfold_core.survival.records import Stamp
+
+log = logging.getLogger(__name__)
+
+Action = Callable[[], None]
+
+
+class Progress(Protocol):
+    """Told how attempts go: the group."""
+
+    def watermark(self) -> int:
+        """All ops up to this one are final on this node."""
+
+    def enter(self, op: Op, stamp: Stamp) -> Epoch:
+        """Have an op run in the epoch of a stamp; returns that."""
+
+    def refuse_others(self, op: Op, epoch: Epoch) -> None:
+        """Fail the calls of ranks that are not in the epoch of an op."""
+
+    def cancel(self, op: Op, forward: bool) -> None:
+        """Stop the attempt of an op; :meth:`OpRuns.free` is called then, maybe at once."""
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+
+    def cannot_run(self, seq: int, error: Exception) -> None:
+        """This node cannot do its part of an op."""
+
+    def resume_frames(self) -> None:
+        """An op has begun: frames of it, and those behind them, may go on."""
+
+    def fetch(self, op: Op, order: Fetch, nbytes: int) -> Action:
+        """Return what gets a result from another node."""
+
+    def cannot_take(self, op: Op, order: Fetch, error: Exception) -> None:
+        """Other nodes have the result of an op, and this one cannot get it."""
+
+
+class OpRuns:
+    """Runs the ops of a group, each in the epoch that the agreement says. With the table's lock.
+
+    An attempt that was given up may still write to the memory of ranks for a moment. What comes
+    next for its op waits for that, and so do the starts of later ops: on every edge ops go in
+    their order. What takes time is only noted, for when the lock is free: :meth:`take_due`.
+    """
+
+    def __init__(
+        self,
+        table: OpTable,
+        outcomes: Outcomes,
+        results: Results,
+        writer: ResultWriter,
+        progress: Progress,
+    ) -> None:
+        self._table = table
+        self._outcomes = outcomes
+        self._results = results
+        self._writer = writer
+        self._progress = progress
+        self._starts: deque[tuple[Op, Epoch]] = deque()
+        self._when_free: dict[int, Action] = {}
+        self._due: list[Action] = []
+
+    def take_due(self) -> list[Action]:
+        """Return what is to be done without the lock, in this order."""
+        due, self._due = self._due, []
+        return due
+
+    def add_due(self, action: Action) -> None:
+        """Have something done without the lock."""
+        self._due.append(action)
+
+    # Attempts
+
+    def start(self, each: Start) -> None:
+        """Begin an attempt."""
+        op = self._table.in_flight[each.seq]
+        epoch = self._progress.enter(op, each.epoch.stamp)
+        if not self._starts and not op.leaving:
+            self._begin(op, epoch)
+        else:
+            self._starts.append((op, epoch))
+
+    def _begin(self, op: Op, epoch: Epoch) -> None:
+        self._progress.refuse_others(op, epoch)
+        if not op.agrees():
+            return  # its ranks will hear of a verdict
+        try:
+            epoch.runner.prepare(op, self._progress.watermark())
+        except Exception as error:
+            log.exception("op %d cannot be run", op.seq)
+            self._progress.cannot_run(op.seq, error)
+            return
+        self._table.changed.notify_all()
+        self._due.append(self._progress.resume_frames)
+        if op.executor is None:  # all of it is here, and nothing can go wrong any more
+            self._progress.completed(op.seq, op.stamp, -1)
+        else:
+            self._due.append(epoch.runner.start(op))
+
+    def cancel(self, seq: int, *, forward: bool = False) -> None:
+        """Give up the attempt that is under way, or was to begin.
+
+        Args:
+            forward: it has a result on other nodes.
+        """
+        op = self._table.in_flight[seq]
+        self._due.append(self._progress.resume_frames)  # those of the attempt go nowhere now
+        waiting = [each for each in self._starts if each[0] is op]
+        for each in waiting:
+            self._starts.remove(each)
+        self._when_free.pop(seq, None)
+        if op.result is not None:
+            op.result.release()
+            op.result = None
+        if waiting:
+            return
+        if op.leaving:  # what was prepared since has not begun
+            op.forget_attempt()
+            return
+        op.leaving = True
+        self._progress.cancel(op, forward)
+
+    def free(self, op: Op) -> None:
+        """A cancelled attempt writes to no rank's memory any more: go on."""
+        op.leaving = False
+        then = self._when_free.pop(op.seq, None)
+        if then is not None:
+            then()
+        while self._starts and not self._starts[0][0].leaving:
+            self._begin(*self._starts.popleft())
+
+    def _once_free(self, op: Op, action: Action) -> None:
+        if op.leaving:
+            self._when_free[op.seq] = action
+        else:
+            action()
+
+    # Results
+
+    def fetch(self, each: Fetch) -> None:
+        """Get the result from a node that has it."""
+        op = self._table.in_flight[each.seq]
+        epoch = self._progress.enter(op, each.stamp)
+        try:
+            nbytes = epoch.runner.prepare_result(op)
+            fetch = self._progress.fetch(op, each, nbytes)
+        except Exception as error:  # noqa: BLE001 - its ranks are told
+            self._due.append(partial(self._progress.cannot_take, op, each, error))
+        else:
+            self._due.append(fetch)
+
+    def hand_out(self, each: HandOut) -> None:
+        """Write the result to the local ranks, and keep it for other nodes."""
+        op = self._table.in_flight[each.seq]
+        op.ended = True
+        if op.error is not None:  # the others have the result, and this node cannot take it
+            self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+            return
+        self._results.keep(op)
+        self._once_free(op, lambda: self._due.append(partial(self._writer.write, op)))
+
+    def refuse(self, each: Refuse) -> None:
+        """Send the error to the local ranks that have called."""
+        op = self._table.in_flight.get(each.seq)
+        if op is None or op.ended:
+            return
+        op.ended, op.error = True, unpacked(each.error)
+        op.ordinal = each.ordinal
+        self._table.changed.notify_all()
+        self._due.append(self._progress.resume_frames)
+        self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+
+    def drop(self, seq: int) -> None:
+        """Forget an op that no rank here has a part in any more."""
+        op = self._table.in_flight.get(seq)
+        if op is not None and not op.ended:
+            op.ended = True
+            self._once_free(op, lambda: self._outcomes.retire(op))
+
+    def fail(self, op: Op, error: AllfoldError) -> None:
+        """Give up an op that has no outcome, whatever was agreed upon."""
+        if op.ended:
+            return
+        self.cancel(op.seq)
+        op.ended, op.error = True, error
+        self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))

@@ -1,0 +1,111 @@
+"""The result of an op, from a node that keeps it to one that has not got it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+
+import xxhash
+
+from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.results import Result
+from allfold_agent.http.client import ClientExchange, connect, read_error
+from allfold_agent.http.server import HttpExchange, allow, transfer_deadline
+from allfold_agent.http.wire import receive_into, send_views
+from allfold_core.errors import AllfoldError, LocalError, MismatchError, PeerSentIncoherentTensor
+
+log = logging.getLogger(__name__)
+
+_DIGEST = "X-Allfold-Digest"
+_STALL_SECONDS = 5.0
+_RETRY_SECONDS = 0.05
+
+
+def serve_result(exchange: HttpExchange, result: Result | None, stall: float) -> None:
+    """Answer with the bytes of a result, and release it.
+
+    Raises:
+        LocalError: this node has it not (any more); 404.
+    """
+    try:
+        allow(exchange, "GET")
+        if result is None:
+            raise LocalError("this node does not keep such a result", http_status=404)
+        body = result.buffer.view[: result.nbytes]
+        headers = [
+            ("Content-Type", "application/octet-stream"),
+            (_DIGEST, f"{xxhash.xxh3_64_intdigest(body):016x}"),
+        ]
+        deadline = transfer_deadline(result.nbytes, stall)
+        exchange.respond(200, headers, body, stall=stall, deadline=deadline)
+    finally:
+        if result is not None:
+            result.buffer.release()
+
+
+def fetch_result(
+    token: str | None,
+    addresses: Sequence[str],
+    request: ResultRequest,
+    view: memoryview,
+    is_wanted: Callable[[], bool],
+) -> bool:
+    """Get a result from one of several nodes, whichever gives it, for as long as it is wanted.
+
+    Args:
+        view: where it goes; exactly as long as it is.
+
+    Raises:
+        MismatchError: on all of them it has another size: a rank here has called something else.
+    """
+    while True:
+        misfits: list[MismatchError] = []
+        for address in addresses:
+            if not is_wanted():
+                return False
+            try:
+                _fetch(token, address, request, view)
+            except (AllfoldError, OSError) as error:
+                log.info("no result of op %d from %s: %s", request.seq, address, error)
+                misfits += [error] if isinstance(error, MismatchError) else []
+            else:
+                return True
+        if len(misfits) == len(addresses):
+            raise misfits[0]
+        sleep(_RETRY_SECONDS)
+
+
+def _fetch(token: str | None, address: str, request: ResultRequest, view: memoryview) -> None:
+    headers = [("Connection", "close")]
+    exchange = ClientExchange(address, "GET", request.target, headers, token)
+    deadline = transfer_deadline(len(view), _STALL_SECONDS)
+    with connect(address, monotonic() + _STALL_SECONDS) as sock:
+        send_views(sock, exchange.head, stall=_STALL_SECONDS, deadline=deadline)
+        head = exchange.read_head(sock, deadline)
+        if head.status != 200:
+            raise read_error(sock, head, address, deadline)
+        _check_size(request, head.headers, len(view))
+        _receive(sock, head.headers, head.early, view, deadline)
+
+
+def _check_size(request: ResultRequest, headers: dict[str, str], nbytes: int) -> None:
+    size = headers.get("content-length")
+    if size != str(nbytes):
+        raise MismatchError(
+            f"op {request.seq} of group '{request.group}': the result that others have got has "
+            f"{size} bytes, and this rank has called for {nbytes}. The group is usable; make the "
+            "calls of all ranks agree.",
+            seq=request.seq,
+            group=request.group,
+        )
+
+
+def _receive(
+    sock: socket.socket, headers: dict[str, str], early: bytes, view: memoryview, deadline: float
+) -> None:
+    view[: len(early)] = early
+    receive_into(sock, view[len(early) :], stall=_STALL_SECONDS, deadline=deadline)
+    if headers.get(_DIGEST.lower()) != f"{xxhash.xxh3_64_intdigest(view):016x}":
+        raise PeerSentIncoherentTensor("a result came damaged")

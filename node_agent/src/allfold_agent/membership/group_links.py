@@ -1,0 +1,106 @@
+"""What the links between agents carry for groups: their messages, and how far each one is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
+from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.link import LinkListener
+from allfold_agent.membership.links import PeerLinks
+from allfold_core.wire.frames import FrameError
+from allfold_core.wire.peer_link import Floor, GroupMessage, Progress
+
+log = logging.getLogger(__name__)
+
+_SILENT_PINGS = 5
+
+
+class GroupLinks(LinkListener):
+    """Takes what comes over links to the groups, and what groups say to links.
+
+    Args:
+        links: to the other agents.
+        notices: keeps messages for groups whose plan is on its way.
+    """
+
+    def __init__(self, node: str, links: PeerLinks, registry: Registry, notices: EarlyNotices):
+        self._node = node
+        self._links = links
+        self._registry = registry
+        self._notices = notices
+        links.listener = self
+
+    # From groups, in any thread
+
+    def opened(self, group: Group) -> None:
+        """Have links to all other nodes of a group."""
+        for member in group.plan.members:
+            if member.node != self._node:
+                self._links.want(member.node, member.data_address)
+
+    def over(self, group: AgreeingGroup) -> None:
+        """The group needs its links no more."""
+        for member in group.plan.members:
+            if member.node != self._node:
+                self._links.unwant(member.node)
+
+    def send(self, node: str, message: GroupMessage) -> None:
+        """Send a message of a group; repeated by the group when the link is up again."""
+        self._links.send(node, message.pack())
+
+    # In the reactor's thread
+
+    def silent(self, group: AgreeingGroup) -> list[str]:
+        """The nodes of a group that have not answered the latest pings."""
+        seen = {member.node: self._links.observe(member.node) for member in group.plan.members}
+        return [node for node, each in seen.items() if each and each.unanswered >= _SILENT_PINGS]
+
+    def _shared(self, node: str) -> Iterator[Group]:
+        for group in self._registry.all():
+            if any(member.node == node for member in group.plan.members):
+                yield group
+
+    def on_up(self, node: str, incarnation: str) -> None:  # noqa: ARG002 - the link has checked it
+        for group in self._shared(node):
+            group.link_up(node)
+
+    def on_down(self, node: str, refused: bool) -> None:
+        for group in self._shared(node) if refused else ():
+            group.node_lost(node, "nobody listens at its address any more")
+
+    def on_message(self, node: str, message: GroupMessage) -> None:
+        def receive(group: Group) -> None:
+            try:
+                group.receive(node, message)
+            except FrameError as error:
+                log.error("group '%s': node %s sends nonsense: %s", group.name, node, error)
+
+        self._notices.apply(message.group, message.opening, receive)
+
+    def progress(self, node: str) -> Sequence[Progress]:
+        return [
+            Progress(group.name, group.opening, *group.progress(node))
+            for group in self._shared(node)
+        ]
+
+    def on_progress(self, node: str, progress: Sequence[Progress]) -> None:
+        for each in progress:
+            group = self._registry.look_for(each.group, each.opening, 0.0)
+            if group is not None:
+                group.learn_progress(node, each.watermark, each.seq, each.digest)
+
+    def floors(self, node: str) -> Sequence[Floor]:
+        return [
+            Floor(group.name, group.opening, group.agreement.machine.floor)
+            for group in self._shared(node)
+        ]
+
+    def on_floors(self, node: str, floors: Sequence[Floor]) -> None:  # noqa: ARG002 - as on_progress
+        for each in floors:
+            group = self._registry.look_for(each.group, each.opening, 0.0)
+            if group is not None:
+                group.learn_floor(each.floor)

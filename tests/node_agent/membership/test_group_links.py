@@ -1,0 +1,138 @@
+"""What goes from groups to links, and from links to groups."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
+from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.group_links import GroupLinks
+from allfold_agent.membership.links import PeerLinks
+from allfold_core.errors import PeerLost
+from allfold_core.survival import codec
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import no_outcome
+
+OPENING = 3
+
+
+@pytest.fixture
+def local() -> Iterator[LocalGroups]:
+    with local_groups([[0], [1]]) as local:
+        yield local
+
+
+class Links:
+    """The links of the node of the first group, which is open unless a test says otherwise."""
+
+    def __init__(self, local: LocalGroups, *, is_open: bool = True) -> None:
+        self.registry = Registry()
+        self.notices = EarlyNotices(self.registry)
+        self.peers: Any = create_autospec(PeerLinks, instance=True)
+        self.links = GroupLinks("node0", self.peers, self.registry, self.notices)
+        self._group = local.groups[0]
+        if is_open:
+            self.open()
+
+    def open(self) -> Group:
+        group = self.registry.open(self._group.plan, lambda: self._group)
+        self.notices.opened(group)
+        return group
+
+
+@pytest.fixture
+def links(local: LocalGroups) -> Links:
+    return Links(local)
+
+
+def doubt(opening: int = OPENING) -> GroupMessage:
+    """Another node says that an op cannot be done."""
+    error = '{"code": "AF301", "message": "it is impossible", "details": {}}'
+    body = codec.pack_doubt(Doubt(0, Reason.FAILED, error=error))
+    return GroupMessage(LinkMessageType.DOUBT, "test", opening, body)
+
+
+def test_a_group_wants_links_to_all_other_nodes_until_it_is_over(links: Links) -> None:
+    group = links.open()
+    links.links.opened(group)
+    links.peers.want.assert_called_once_with("node1", "node1")
+    links.peers.unwant.assert_not_called()
+    links.links.over(group)
+    links.peers.unwant.assert_called_once_with("node1")
+
+
+def test_a_message_reaches_its_group(local: LocalGroups, links: Links) -> None:
+    local.ranks[0].call(0, [1.0])
+    links.links.on_message("node1", doubt())
+    assert str(local.ranks[0].outcome()[1]).startswith("[AF301 PeerLost] it is impossible")
+
+
+def test_a_message_for_a_group_whose_plan_is_on_its_way_waits_for_it(local: LocalGroups) -> None:
+    links = Links(local, is_open=False)
+    local.ranks[0].call(0, [1.0])
+    links.links.on_message("node1", doubt())
+    assert no_outcome(local.ranks[0], 0.02)
+    links.open()
+    assert isinstance(local.ranks[0].outcome()[1], PeerLost)
+
+
+def test_a_message_of_another_opening_of_the_name_is_not_for_this_group(
+    local: LocalGroups, links: Links
+) -> None:
+    local.ranks[0].call(0, [1.0])
+    links.links.on_message("node1", doubt(OPENING + 1))
+    assert no_outcome(local.ranks[0], 0.02)
+
+
+def test_nonsense_is_logged_and_changes_nothing(
+    local: LocalGroups, links: Links, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in LinkMessageType:
+        if kind >= LinkMessageType.FREEZE:
+            with caplog.at_level(logging.WARNING):
+                links.links.on_message("node1", GroupMessage(kind, "test", OPENING, {"x": 1}))
+    assert "group 'test': node node1 sends nonsense" in caplog.text
+    local.call_all(0, [[1.0], [2.0]])
+    assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+
+
+def test_a_node_at_whose_address_nobody_listens_is_lost_and_a_broken_link_is_no_loss(
+    local: LocalGroups, links: Links
+) -> None:
+    links.links.on_down("node1", refused=False)
+    links.links.on_down("a node of another group", refused=True)
+    assert local.notes.losses == []
+    links.links.on_down("node1", refused=True)
+    assert [each.details["node"] for each in local.notes.losses] == ["node1"]
+
+
+def test_pings_carry_how_far_the_groups_are_that_two_nodes_share(
+    local: LocalGroups, links: Links
+) -> None:
+    links.links.on_progress("node1", [Progress("unknown", 9, 5, -1, 0)])
+    local.call_all(0, [[1.0], [2.0]])
+    assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+    assert links.links.progress("node1") == [Progress("test", OPENING, 0, -1, 0)]
+    assert links.links.progress("a node of another group") == []
+    group = local.groups[0]
+    links.links.on_progress("node1", [Progress("test", OPENING, 0, -1, 0)])
+    assert group.results.nbytes == 0
+    assert links.links.floors("node1") == [Floor("test", OPENING, 0)]
+    links.links.on_floors("node1", [Floor("test", OPENING, 0), Floor("unknown", 9, 5)])
+
+
+def test_a_call_that_differs_from_what_the_ping_of_another_node_says_is_judged(
+    local: LocalGroups, links: Links
+) -> None:
+    """An op of which this node gets no frames: no other way would tell before the deadline."""
+    local.ranks[0].call(0, [1.0])
+    links.links.on_progress("node1", [Progress("test", OPENING, -1, 0, 12345)])
+    assert local.rounds == 1
