@@ -13,7 +13,7 @@ from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
 from allfold_core.schedules.registry import candidates
-from allfold_orchestrator.http.plan_bodies import GZIP_LEVEL
+from allfold_orchestrator.http.plan_bodies import GZIP_LEVEL, encode
 from allfold_orchestrator.membership.group_state import (
     GroupParams,
     GroupState,
@@ -26,7 +26,6 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.membership import step
-from allfold_orchestrator.wire import PlanComplete
 from benchmarks.scale.cluster import GROUP, Cluster
 
 T = TypeVar("T")
@@ -39,7 +38,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
     before_last, planning = _planning(cluster)
     plan = complete.current.plan if complete.current else None
     assert plan is not None and before_last.forming is not None, "the group is complete"
-    body, encoding = _best(lambda: PlanComplete(plan=plan).model_dump_json().encode())
+    body, encoding = _best(lambda: encode(plan))
     packed, packing = _best(lambda: gzip.compress(body, GZIP_LEVEL))
     _, reading = _best(lambda: Plan.from_dict(json.loads(gzip.decompress(packed))["plan"]))
     node = cluster.node(0)

@@ -28,7 +28,7 @@ def test_a_plan_is_encoded_and_compressed_once_for_all_who_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
-    encode, compress = plan_bodies._encode, gzip.compress
+    encode, compress = plan_bodies.encode, gzip.compress
 
     def counted_encode(found: Plan | GroupState) -> bytes:
         calls.append("encode")
@@ -38,7 +38,7 @@ def test_a_plan_is_encoded_and_compressed_once_for_all_who_ask(
         calls.append("compress")
         return compress(*arguments, **options)
 
-    monkeypatch.setattr(plan_bodies, "_encode", counted_encode)
+    monkeypatch.setattr(plan_bodies, "encode", counted_encode)
     monkeypatch.setattr(gzip, "compress", counted_compress)
     bodies, plan = PlanBodies(), plan_of(100)
     answers = [bodies.response("train", plan, "gzip, deflate") for _ in range(5)]

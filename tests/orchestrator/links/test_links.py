@@ -60,6 +60,16 @@ async def test_an_agent_hears_of_the_first_term_of_its_groups(one: Replica) -> N
         assert record["voters"]["b"]["control_url"] == b.control_url
 
 
+async def test_the_record_that_comes_with_a_plan_is_the_one_that_the_link_announces(
+    one: Replica,
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, _ = await agents(stack, one, "ab")
+        query: dict[str, str | int] = {"epoch": 1, "session": "s0"}
+        answer = (await one.http.get("/v1/groups/train/plan", params=query)).json()
+        assert answer["record"] == a.held["train"]
+
+
 async def test_an_agent_that_links_anew_is_told_again(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, _ = await agents(stack, one, "ab")

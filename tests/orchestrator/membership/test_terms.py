@@ -35,7 +35,7 @@ def first(nodes: int = 3) -> TermRecord:
     """The first term of a group of nodes a, b, c ... with a rank each, of generation 1."""
     current = ready(nodes).current
     assert current is not None
-    return first_term(replace(current.plan, generation=1), current.seats)
+    return first_term(replace(current.plan, generation=1))
 
 
 def lost(*names: str) -> dict[tuple[str, str], str]:
@@ -71,7 +71,7 @@ def recall_by(record: TermRecord | None, *reports: Registration) -> TermRecord:
 def test_the_first_term_has_the_number_of_the_epoch_and_every_node_as_a_voter() -> None:
     state, _ = play(join(r, node("ab"[r % 2]), of=4) for r in range(4))
     assert state.current is not None
-    record = first_term(replace(state.current.plan, generation=5), state.current.seats)
+    record = first_term(replace(state.current.plan, generation=5))
     assert record.term == Term(1, 5, ("a", "b"), (1, 1))
     assert record.seats == tuple(Seat(f"s{r}", "ab"[r % 2]) for r in range(4))
     assert record.voters["b"].data_address == "b:7402"

@@ -114,7 +114,7 @@ class World:
 def world() -> World:
     current = ready(len(NODES)).current
     assert current is not None
-    record = first_term(replace(current.plan, generation=1), current.seats)
+    record = first_term(replace(current.plan, generation=1))
     made = World(record, StoreLife(1, ""), {name: Agent(name, record) for name in NODES})
     made.write(record)
     for agent in made.agents.values():

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from allfold_core.plan import Plan
 from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.membership.terms import first_term
 from allfold_orchestrator.views import places
 from allfold_orchestrator.wire import PlanComplete, PlanWaiting
 
@@ -49,7 +50,7 @@ class PlanBodies:
         """``PlanComplete`` for a plan, ``PlanWaiting`` for a group that forms."""
         encoded = self._answers.get(group)
         if encoded is None or encoded.source is not found:
-            encoded = _Encoded(found, _encode(found))
+            encoded = _Encoded(found, encode(found))
             self._keep(group, encoded)
         if len(encoded.body) < SMALLEST_COMPRESSED:
             return Response(encoded.body, media_type="application/json")
@@ -64,9 +65,11 @@ class PlanBodies:
         self._answers[group] = encoded
 
 
-def _encode(found: Plan | GroupState) -> bytes:
+def encode(found: Plan | GroupState) -> bytes:
+    """Return the body of an answer."""
     if isinstance(found, Plan):
-        return PlanComplete(plan=found).model_dump_json().encode()
+        record = first_term(found).to_dict()
+        return PlanComplete(plan=found, record=record).model_dump_json().encode()
     forming, current = found.forming, found.current
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(

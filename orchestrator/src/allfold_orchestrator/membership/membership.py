@@ -133,7 +133,7 @@ def _complete_if_possible(state: GroupState) -> Outcome:
         last_epoch=forming.epoch,
         forming=None,
         current=Epoch(plan, forming.seats),
-        term=replace(first_term(plan, forming.seats), seats=()),
+        term=replace(first_term(plan), seats=()),
     )
     return completed, (PlanReady(plan),)
 

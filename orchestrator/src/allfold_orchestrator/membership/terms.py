@@ -37,22 +37,17 @@ def outgrow(store: StoreLife, reported: int) -> StoreLife:
     return replace(store, generation=max(store.generation, reported) + 1)
 
 
-def first_term(plan: Plan, held: Mapping[int, RankSeat]) -> TermRecord:
-    """Return the record of a group whose formation is complete: every node is a voter.
-
-    Args:
-        held: the seats by rank.
-    """
+def first_term(plan: Plan) -> TermRecord:
+    """Return the record of a group whose formation is complete: every node is a voter."""
     nodes = tuple(member.node for member in plan.members)
-    lives = {seat.node.node: seat.node for seat in held.values()}
     return TermRecord(
         epoch=plan.epoch,
         term=Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes)),
         voters={
-            name: Voter(lives[name].incarnation, lives[name].data_address, lives[name].control_url)
-            for name in nodes
+            member.node: Voter(member.incarnation, member.data_address, member.control_url)
+            for member in plan.members
         },
-        seats=seats_of(held),
+        seats=tuple(map(Seat, plan.sessions, plan.nodes_by_rank)),
         generation=plan.generation,
     )
 
