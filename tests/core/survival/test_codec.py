@@ -69,7 +69,7 @@ EPOCHS = st.builds(Epoch, STAMPS, st.just(0), SEATS) | st.builds(
     Epoch, STAMPS, st.integers(1, 9), SEATS, ERRORS
 )
 DOUBTS = st.builds(Doubt, SEQS, st.just(Reason.DEADLINE), st.floats(0, 1e9)) | st.builds(
-    Doubt, SEQS, st.just(Reason.FAILED), st.just(0.0), ERRORS
+    Doubt, SEQS, st.just(Reason.FAILED), st.just(0.0), ERRORS, st.none() | STAMPS
 )
 
 

@@ -278,6 +278,20 @@ def test_an_op_that_no_rank_has_called_can_fail_but_is_not_run() -> None:
     assert isinstance(install.outcomes[SEQ + 1], Fail)
 
 
+def test_an_op_does_not_fail_as_an_attempt_of_it_did_that_is_over() -> None:
+    s = replace(situation(), states=(BEGUN, BEGUN, BEGUN), dead=-1)
+    reports = s.reports()
+    failed = Doubt(SEQ, Reason.FAILED)
+
+    def outcome(stamp: Stamp | None) -> Outcome:
+        doubts = {SEQ: replace(failed, stamp=stamp)}
+        return decide(s.policy, reports["a"].term, 1, reports, doubts, judge).outcomes[SEQ]
+
+    assert outcome(SECOND.stamp) == Run(FIRST.stamp)
+    assert isinstance(outcome(FIRST.stamp), Fail)
+    assert isinstance(outcome(None), Fail)
+
+
 def test_results_of_two_epochs_are_refused() -> None:
     s = replace(situation(), states=(HELD, HELD, HELD), dead=-1)
     reports = s.reports()

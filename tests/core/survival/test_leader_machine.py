@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from allfold_core.errors import PeerMissing
@@ -100,6 +101,23 @@ def test_a_deadline_is_judged_although_the_op_was_doubted_for_its_calls_before()
     (install,) = machine.report(report("b", 1))
     assert isinstance(install, Install)
     assert isinstance(install.outcomes[0], Fail)
+
+
+def test_a_failure_of_an_attempt_that_is_over_hides_no_other() -> None:
+    machine = leader(gathering=True)
+    failed = Doubt(0, Reason.FAILED, stamp=EPOCH.stamp)
+    again = replace(failed, stamp=Stamp(2, 1, 0))
+    of_the_op = replace(failed, stamp=None)
+    for doubt in (failed, again, failed, of_the_op, again):
+        machine.doubt(doubt)
+    machine.report(report("a", 0))
+    machine.report(report("b", 0))
+    assert machine.doubts == (of_the_op,)
+    for doubt in (again, failed):
+        machine.doubt(doubt)
+    machine.report(report("a", 1))
+    machine.report(report("b", 1))
+    assert machine.doubts == (again,)
 
 
 def test_reports_of_other_rounds_terms_and_nodes_do_not_count() -> None:

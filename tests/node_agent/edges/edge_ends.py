@@ -75,7 +75,7 @@ class Side:
         self.lost.append(error)
         self.problem.set()
 
-    def incoherent(self, seq: int, error: AllfoldError) -> None:
+    def incoherent(self, header: FrameHeader, error: AllfoldError) -> None:
         self.incoherences.append(error)
         self.problem.set()
 

@@ -192,6 +192,20 @@ def test_ops_in_flight_are_redone_in_their_order() -> None:
             assert all((rank.result(seq) == 2.0).all() for seq in range(50))
 
 
+def test_an_attempt_that_fails_after_it_was_given_up_does_not_fail_the_next_one() -> None:
+    with shrinking([[0], [1], [2]]) as local:
+        group, attempt = local.groups[0], local.groups[0].current.stamp
+        local.ranks[0].call(0, [1.0])
+        local.lose(2)
+        rounds = local.rounds
+        group.cannot_run(0, RuntimeError("no memory"), attempt)
+        wait_until(lambda: local.rounds > rounds and not local.undecided, "it was judged")
+        local.ranks[1].call(0, [2.0])
+        for rank in local.ranks[:2]:
+            assert rank.outcome() == (0, None)
+            assert rank.result(0) == [3.0]
+
+
 def test_a_call_with_an_older_view_is_good_for_an_op_that_shrinks() -> None:
     with shrinking([[0], [1], [2]]) as local:
         local.lose(2)

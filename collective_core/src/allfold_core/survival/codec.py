@@ -94,6 +94,7 @@ def pack_doubt(doubt: Doubt) -> dict[str, Any]:
             "reason": doubt.reason.name,
             "waited": doubt.waited,
             "error": doubt.error,
+            "stamp": None if doubt.stamp is None else doubt.stamp.pack(),
         }
     )
 
@@ -105,7 +106,8 @@ def unpack_doubt(data: dict[str, Any]) -> Doubt:
     error = _error(data["error"])
     if reason is Reason.FAILED and not error:
         raise ValueError("a failure without an error")
-    return Doubt(_seq(data["seq"]), reason, _seconds(data["waited"]), error)
+    stamp = None if data["stamp"] is None else _stamp(data["stamp"])
+    return Doubt(_seq(data["seq"]), reason, _seconds(data["waited"]), error, stamp)
 
 
 def pack_freeze(term: int, number: int, doubts: Iterable[Doubt]) -> dict[str, Any]:

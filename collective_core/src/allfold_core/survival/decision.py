@@ -191,7 +191,10 @@ class _Round:
         return Fail((epoch if is_old else self.epoch).loss, self.epoch.ordinal)
 
     def _judged(self, seq: int, epoch: Epoch) -> Fail | None:
-        error = self.judge(seq, epoch, self.reports, self.doubts.get(seq))
+        doubt = self.doubts.get(seq)
+        if doubt is not None and doubt.stamp not in (None, epoch.stamp):
+            doubt = None  # that attempt was given up, and the newest one may do better
+        error = self.judge(seq, epoch, self.reports, doubt)
         return self._fail(error) if error else None
 
     def _without_root(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:

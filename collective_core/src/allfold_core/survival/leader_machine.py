@@ -70,8 +70,8 @@ class LeaderMachine:
     def doubt(self, doubt: Doubt) -> list[Freeze]:
         """An op is to be judged (DOUBT)."""
         before = self._later.get(doubt.seq)
-        if before is None or before.reason in (Reason.MISMATCH, Reason.STALE):
-            self._later[doubt.seq] = doubt  # the calls show these two without a doubt, too
+        if before is None or _says_more(doubt, before):
+            self._later[doubt.seq] = doubt
         return self._begin_if_idle()
 
     def report(self, report: Report) -> list[Install | Freeze]:
@@ -99,3 +99,11 @@ class LeaderMachine:
         self._dead = {}  # whoever told of them says so in his report, too
         self._doubts, self._later = self._later, {}
         return [Freeze(self.term.number, self.round)]
+
+
+def _says_more(doubt: Doubt, before: Doubt) -> bool:
+    """Return True if a doubt of an op has to be judged rather than an earlier one."""
+    if before.reason in (Reason.MISMATCH, Reason.STALE):
+        return True  # the calls show these two without a doubt, too
+    # The attempt of the earlier one may be over; a doubt of the op itself always counts.
+    return before.stamp is not None and (doubt.stamp is None or doubt.stamp > before.stamp)

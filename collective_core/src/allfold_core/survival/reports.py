@@ -121,12 +121,14 @@ class Doubt:
     Attributes:
         waited: the op's timeout in seconds, where its deadline has passed.
         error: of a node that cannot do its part, as JSON.
+        stamp: of the attempt that it is about, and no later one; ``None`` where it is the op.
     """
 
     seq: int
     reason: Reason
     waited: float = 0.0
     error: str = ""
+    stamp: Stamp | None = None
 
 
 @dataclass(frozen=True)

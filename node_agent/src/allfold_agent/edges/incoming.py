@@ -61,7 +61,7 @@ class IncomingFrames:
             return sink.admit(header)
         except PeerSentIncoherentTensor as error:
             refusal = PeerSentIncoherentTensor(f"edge {self.name}: {error.message}")
-            self._receiver.incoherent(header.seq, refusal)
+            self._receiver.incoherent(header, refusal)
             return None
 
     def verify(self, header: FrameHeader, payload: memoryview) -> None:

@@ -40,8 +40,8 @@ class OpOutcomes(Protocol):
     def end(self, op: Op, error: Exception | None) -> None:
         """Every local rank has its result, or this node failed to give it to them."""
 
-    def cannot_run(self, seq: int, error: Exception) -> None:
-        """This node cannot do its part of an op."""
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
+        """This node cannot do its part of an attempt."""
 
 
 class Runner:
@@ -170,7 +170,7 @@ class Runner:
             on_sendable=lambda destination: outs[destination].kick(),
             on_receivable=lambda source: ins[source].resume(),
             on_finished=lambda: self._completed(spec, op.seq, executor),
-            on_failed=lambda error: self._outcomes.cannot_run(op.seq, error),
+            on_failed=lambda error: self._outcomes.cannot_run(op.seq, error, self._stamp),
             early=compiled.copy_bytes > EARLY_BYTES
             and (op.gpu_operands or operands).outputs_are_no_inputs(),
             hand_out=self._on_gpu(op.gpu_operands, lambda: executor.buffer)

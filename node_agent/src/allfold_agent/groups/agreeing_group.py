@@ -319,14 +319,14 @@ class AgreeingGroup:
             for session in op.calls:
                 self.rank_ended(session, f"could not be given the result of op {op.seq}")
 
-    def cannot_run(self, seq: int, error: Exception) -> None:
-        """This node cannot do its part: no other one can finish the op either."""
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
+        """This node cannot do its part of an op, or only of one attempt: no other can finish it."""
         refusal = (
             error
             if isinstance(error, PeerSentIncoherentTensor)
             else breakdown(self.name, self.node, seq, error)
         )
-        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal))])
+        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal), stamp=stamp)])
 
     def mismatch(self, seq: int) -> None:
         """The calls of two ranks differ: have the op judged."""

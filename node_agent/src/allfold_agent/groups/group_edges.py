@@ -16,6 +16,7 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
+from allfold_core.survival.records import Stamp
 from allfold_core.wire.frames import FrameHeader
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ class OpsOfGroup(Protocol):
     def mismatch(self, seq: int) -> None:
         """The calls of two nodes differ: have the op judged."""
 
-    def cannot_run(self, seq: int, error: Exception) -> None:
-        """An op cannot be done, as what has come for it does not fit."""
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
+        """An attempt cannot be done, as what has come for it does not fit."""
 
     def node_lost(self, node: str, reason: str) -> None:
         """A node cannot be reached any more."""
@@ -146,7 +147,7 @@ class GroupEdges:
                     raise TimeoutError
         if receiver is None:
             stranger = f"op {header.seq} got a frame of node {source}, which has no part in it"
-            self.incoherent(header.seq, PeerSentIncoherentTensor(stranger))
+            self.incoherent(header, PeerSentIncoherentTensor(stranger))
         elif receiver.fingerprint != header.fingerprint:
             group.mismatch(header.seq)
         else:
@@ -160,10 +161,10 @@ class GroupEdges:
                 return
         self._group.node_lost(source, error.message)
 
-    def incoherent(self, seq: int, error: AllfoldError) -> None:
+    def incoherent(self, header: FrameHeader, error: AllfoldError) -> None:
         """A frame did not fit its op."""
         log.error("%s", error)
-        self._group.cannot_run(seq, error)
+        self._group.cannot_run(header.seq, error, Stamp.unpack(header.stamp))
 
     # The end
 

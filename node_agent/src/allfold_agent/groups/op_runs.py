@@ -42,8 +42,8 @@ class Progress(Protocol):
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
 
-    def cannot_run(self, seq: int, error: Exception) -> None:
-        """This node cannot do its part of an op."""
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
+        """This node cannot do its part of an attempt."""
 
     def resume_frames(self) -> None:
         """An op has begun: frames of it, and those behind them, may go on."""
@@ -108,7 +108,7 @@ class OpRuns:
             epoch.runner.prepare(op, self._progress.watermark())
         except Exception as error:
             log.exception("op %d cannot be run", op.seq)
-            self._progress.cannot_run(op.seq, error)
+            self._progress.cannot_run(op.seq, error, op.stamp)
             return
         self._table.changed.notify_all()
         self._due.append(self._progress.resume_frames)

@@ -62,7 +62,7 @@ class Receiver(Protocol):
     def edge_lost(self, source: str, error: AllfoldError) -> None:
         """The edge is gone for good."""
 
-    def incoherent(self, seq: int, error: AllfoldError, /) -> None:
+    def incoherent(self, header: FrameHeader, error: AllfoldError, /) -> None:
         """A frame does not fit its op."""
 
 

@@ -79,7 +79,7 @@ class IncomingMessages(ABC):
         """An in-edge is gone for good."""
         self._edge_lost(source, error)
 
-    def incoherent(self, _seq: int, error: AllfoldError) -> None:
+    def incoherent(self, _header: FrameHeader, error: AllfoldError) -> None:
         """A frame does not fit: its edge cannot be trusted any more."""
         raise error
 
