@@ -11,6 +11,7 @@ import pytest
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.results import Result
+from allfold_core.errors import LocalError
 from allfold_core.survival.records import Stamp
 from tests.node_agent.data_ports import Port, answering, serving
 from tests.support.fakes.counted_pool import CountedPool
@@ -51,11 +52,11 @@ def port(keeper: Keeper) -> Iterator[Port]:
         wait_until(lambda: keeper.pool.held == 0, "the result is let go of")
 
 
-def fetch(addresses: list[str], tries: int = 10) -> bytes | None:
+def fetch(addresses: list[str], tries: int = 10, patience: float = 60.0) -> bytes | None:
     """The result, of the first address that gives it; ``None`` if nobody does."""
     memory, left = bytearray(SIZE), count()
     with memoryview(memory) as view:
-        found = fetch_result(TOKEN, addresses, REQUEST, view, lambda: next(left) < tries)
+        found = fetch_result(TOKEN, addresses, REQUEST, view, lambda: next(left) < tries, patience)
     return bytes(memory) if found else None
 
 
@@ -72,8 +73,9 @@ def test_a_result_comes_as_it_is_kept(keeper: Keeper, port: Port) -> None:
         b"HTTP/1.1 200 OK\r\nX-Allfold-Digest: 00\r\nContent-Length: %d\r\n\r\n" % SIZE
         + bytes(SIZE),
         b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nabc" % SIZE,
+        b"what?\r\n\r\n",
     ],
-    ids=["not kept", "of another size", "damaged", "broken off"],
+    ids=["not kept", "of another size", "damaged", "broken off", "no response"],
 )
 def test_a_result_that_one_node_does_not_give_comes_from_the_next_one(
     port: Port, answer: bytes
@@ -84,6 +86,19 @@ def test_a_result_that_one_node_does_not_give_comes_from_the_next_one(
 
 def test_a_node_that_is_gone_is_asked_again_for_as_long_as_its_result_is_wanted() -> None:
     assert fetch(["127.0.0.1:1"], tries=3) is None
+
+
+def test_a_result_that_all_refuse_although_they_answer_is_given_up_in_the_end() -> None:
+    with serving(find_result=lambda _: None, token=TOKEN) as port:
+        with pytest.raises(LocalError, match="does not keep such a result"):
+            fetch([port.address, port.address], patience=0.0)
+        assert fetch([port.address], tries=3) is None, "it may keep the result in a moment"
+
+
+def test_a_result_is_not_given_up_as_long_as_one_of_its_keepers_is_gone() -> None:
+    """What it died with, the others will agree upon anew."""
+    with serving(find_result=lambda _: None, token=TOKEN) as port:
+        assert fetch([port.address, "127.0.0.1:1"], tries=6, patience=0.0) is None
 
 
 def test_a_result_that_nobody_wants_any_more_is_not_asked_for(keeper: Keeper, port: Port) -> None:

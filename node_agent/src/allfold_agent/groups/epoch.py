@@ -26,7 +26,7 @@ from allfold_core.survival.plans import plan_of
 from allfold_core.survival.reports import Call
 from allfold_core.wire.local_wire import OpMessage, check_timeout
 
-FetchResult = Callable[[Sequence[str], ResultRequest, memoryview, Callable[[], bool]], bool]
+FetchResult = Callable[[Sequence[str], ResultRequest, memoryview, Callable[[], bool], float], bool]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class NodeResources:
         reactor: reads the short frames of other nodes.
         pins: memory of the host that GPUs reach.
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
-            that is wanted; false where it was not to be had.
+            that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
     """
 
     node: str

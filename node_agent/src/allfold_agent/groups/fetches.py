@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from allfold_agent.execution.op import Op
@@ -16,6 +17,8 @@ from allfold_core.errors import AllfoldError, MismatchError, ServiceError
 from allfold_core.plan import Member, Plan
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
+
+_LEAST_PATIENCE = 5.0
 
 
 class Taker(Protocol):
@@ -70,11 +73,13 @@ class Fetches:
     def _run(self, op: Op, order: Fetch, buffer: Buffer, nbytes: int) -> None:
         group, opening = self._plan.group, self._plan.epoch
         request = ResultRequest(group, opening, order.seq, order.stamp.pack())
-        addresses = [self._members[node].data_address for node in order.holders]
+        addresses = [self._members[node].data_address for node in self._in_turn(order.holders)]
         wanted = partial(is_wanted, op, order)
+        patience = max(op.first_call + op.timeout - monotonic(), _LEAST_PATIENCE)
+        view = buffer.view[:nbytes]
         try:
-            is_here = self._resources.fetch(addresses, request, buffer.view[:nbytes], wanted)
-        except MismatchError as error:
+            is_here = self._resources.fetch(addresses, request, view, wanted, patience)
+        except AllfoldError as error:
             buffer.release()
             self.fail(op, order, error)
             return
@@ -82,6 +87,11 @@ class Fetches:
             self._taker.event(partial(self._take, op, order, buffer))
         else:
             buffer.release()
+
+    def _in_turn(self, holders: Sequence[str]) -> Sequence[str]:
+        """The holders, from another one on for each node that asks: they share the work."""
+        first = self._plan.index_of_node(self._resources.node) % len(holders)
+        return [*holders[first:], *holders[:first]]
 
     def _take(self, op: Op, order: Fetch, buffer: Buffer) -> None:
         if is_wanted(op, order):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 
+import h11
 import xxhash
 
 from allfold_agent.groups.result_request import ResultRequest
@@ -51,29 +52,39 @@ def fetch_result(
     request: ResultRequest,
     view: memoryview,
     is_wanted: Callable[[], bool],
+    patience: float,
 ) -> bool:
     """Get a result from one of several nodes, whichever gives it, for as long as it is wanted.
 
+    A node that cannot be reached may be gone. Then something else will be agreed upon, so it is
+    asked again until the result is not wanted any more.
+
     Args:
         view: where it goes; exactly as long as it is.
+        patience: seconds in which nodes that answer may all refuse it, as they may be behind.
 
     Raises:
         MismatchError: on all of them it has another size: a rank here has called something else.
+        AllfoldError: all of them have refused it for too long; what one of them said.
     """
+    deadline = monotonic() + patience
     while True:
-        misfits: list[MismatchError] = []
+        refusals: list[AllfoldError] = []
         for address in addresses:
             if not is_wanted():
                 return False
             try:
                 _fetch(token, address, request, view)
-            except (AllfoldError, OSError) as error:
+            except (AllfoldError, OSError, h11.RemoteProtocolError) as error:
                 log.info("no result of op %d from %s: %s", request.seq, address, error)
-                misfits += [error] if isinstance(error, MismatchError) else []
+                refusals += [error] if isinstance(error, AllfoldError) else []
             else:
                 return True
-        if len(misfits) == len(addresses):
-            raise misfits[0]
+        if len(refusals) == len(addresses):
+            if all(isinstance(each, MismatchError) for each in refusals):
+                raise refusals[0]
+            if monotonic() >= deadline:
+                raise refusals[-1]
         sleep(_RETRY_SECONDS)
 
 
