@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Protocol, Self
 
 import httpx
@@ -148,9 +148,9 @@ class FakeAgent:
     async def send(self, kind: str, **fields: Any) -> None:
         await self._socket.send(json.dumps({"schema": 1, "type": kind, **fields}))
 
-    async def accuse(self, other: FakeAgent, charge: str = "silent") -> None:
+    async def accuse(self, other: FakeAgent, charge: str = "silent", **said: float) -> None:
         fields = {"node": other.name, "incarnation": other.incarnation, "charge": charge}
-        await self.send("accuse", **fields)
+        await self.send("accuse", **fields, **said)
 
     async def _read(self) -> None:
         with suppress(ConnectionClosed):
@@ -215,3 +215,20 @@ class FakeAgent:
             task.cancel()
         if hasattr(self, "_socket"):
             self._socket.transport.abort()
+
+
+async def agents(stack: AsyncExitStack, at: Replica | list[Replica], names: str) -> list[FakeAgent]:
+    """Linked agents in one group, a rank each; where there are several replicas, in turn."""
+    replicas = at if isinstance(at, list) else [at]
+    made = []
+    for number, name in enumerate(names):
+        agent = await stack.enter_async_context(FakeAgent(name, replicas[number % len(replicas)]))
+        await agent.register()
+        await agent.link()
+        await agent.hears("registered")
+        made.append(agent)
+    for rank, agent in enumerate(made):
+        await agent.join(rank, len(made))
+    for agent in made:
+        await agent.holds(*names)
+    return made

@@ -20,14 +20,10 @@ from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Leave,
     Life,
     LossShown,
-    Reason,
 )
-from allfold_orchestrator.membership.jury import (
-    Charge,
-)
+from allfold_orchestrator.membership.jury import Charge
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.service import Orchestrator
@@ -118,8 +114,8 @@ class Links:
                 await self._beat(link, message)
             case messages.Accuse():
                 self._accuse(link, message)
-            case messages.Seats():
-                await self._seats(link, message)
+            case messages.Withdraw():
+                self._court.jury.withdrawn(link.life, (message.node, message.incarnation))
 
     async def _register(self, link: Link, request: messages.Register) -> None:
         """Take in what the agent holds, with the generation of the store of this very moment."""
@@ -169,25 +165,12 @@ class Links:
         accused = (accusation.node, accusation.incarnation)
         members = self._terms.members_with(accused)
         if link.life in members and accused != link.life:
-            charge = Charge(accusation.charge)
-            log.info("node %s is accused: %s by %s", accused[0], charge.value, link.life[0])
+            charge, by = Charge(accusation.charge), link.life
+            facts = {"node": accused[0], "by": by[0], "since_seconds": accusation.since}
+            log.info("a node is accused: %s", charge.value, extra=facts)
             self._court.follow(
-                self._court.jury.accused(monotonic(), link.life, accused, charge, members)
+                self._court.jury.accused(monotonic(), by, accused, charge, members, accusation.lag)
             )
-
-    async def _seats(self, link: Link, seats: messages.Seats) -> None:
-        """Take the seats of dead ranks of this node back; a session names its rank."""
-        state = await self._store.groups.read(seats.group)
-        record = term_record(state)
-        here = (
-            {seat.session for seat in record.seats if seat.node == link.life[0]} if record else ()
-        )
-        finders = self._store.groups.finders(seats.group)
-        for session in seats.dead:
-            if session in here:
-                current = state.current
-                rank = finders.current.rank_of(current.seats, session) if current else None
-                await self._orchestrator.leave(seats.group, Leave(rank or 0, session, Reason.LOST))
 
     # Terms
 

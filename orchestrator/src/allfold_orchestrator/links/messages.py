@@ -101,7 +101,10 @@ class Beat(Given):
 
 
 class Accuse(Given):
-    """Another node is refused, silent or stuck, for ``since`` seconds; ``lag`` is its accuser's."""
+    """Another node is refused, silent or stuck, for ``since`` seconds; ``lag`` is its accuser's.
+
+    A node that is stuck answers, but does not do its part: only WITHDRAW acquits it.
+    """
 
     type: Literal["accuse"]
     node: Name
@@ -111,12 +114,12 @@ class Accuse(Given):
     lag: _Age = 0.0
 
 
-class Seats(Given):
-    """Ranks of this node have died; their group knows it already."""
+class Withdraw(Given):
+    """What this agent accused another node of is over: it does its part again."""
 
-    type: Literal["seats"]
-    group: Name
-    dead: list[Name] = Field(max_length=MAX_WORLD_SIZE)
+    type: Literal["withdraw"]
+    node: Name
+    incarnation: Name
 
 
 class Alive(Given):
@@ -127,7 +130,7 @@ class Alive(Given):
     lag: _Age
 
 
-Up = Register | Beat | Accuse | Seats | Alive
+Up = Register | Beat | Accuse | Withdraw | Alive
 _UP: TypeAdapter[Up] = TypeAdapter(Annotated[Up, Field(discriminator="type")])
 
 

@@ -90,6 +90,11 @@ class _Case(_Open):
         return self.dial_refused and confirmed
 
     @property
+    def is_charged(self) -> bool:
+        """True while there is a reason to ask whether the node lives."""
+        return bool(self.charges) or self.link_ended
+
+    @property
     def is_stuck(self) -> bool:
         return Charge.STUCK in self.charges.values()
 
@@ -118,15 +123,37 @@ class Jury:
         self._reached.add(life)
 
     def accused(
-        self, now: float, accuser: Life, life: Life, charge: Charge, members: Collection[Life]
+        self,
+        now: float,
+        accuser: Life,
+        life: Life,
+        charge: Charge,
+        members: Collection[Life],
+        lag: float = 0.0,
     ) -> list[Instruction]:
-        """An agent accuses another one. ``members`` are those who could hear it as well."""
-        case = self._open(now, life)
+        """An agent accuses another one.
+
+        Args:
+            members: who could hear the accused as well.
+            lag: how late the accuser is itself to read what others say; so much longer is the
+                accused waited for.
+        """
+        case = self._open(now, life, lag)
         case.charges[accuser] = charge
         if charge is not Charge.STUCK:
-            until = now + self._confirm(life, now)
+            until = now + self._confirm(life, now) + lag
             self._links.setdefault((accuser, life), _Open(now, until))
         return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
+
+    def withdrawn(self, accuser: Life, life: Life) -> None:
+        """An accuser takes its charge back: the node does its part again."""
+        self._links.pop((accuser, life), None)
+        case = self._cases.get(life)
+        if case is None or accuser not in case.charges:
+            return
+        del case.charges[accuser]
+        if not case.is_charged:
+            del self._cases[life]
 
     def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
         """This replica's own control link to the node has ended."""
@@ -185,9 +212,7 @@ class Jury:
         self._links = {pair: link for pair, link in self._links.items() if life not in pair}
         for case in self._cases.values():
             case.charges.pop(life, None)
-        self._cases = {
-            each: case for each, case in self._cases.items() if case.charges or case.link_ended
-        }
+        self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
         for table in (self._prompt, self._heard, self._told, self._patience):
             table.pop(life, None)
         for heard in self._heard.values():
@@ -292,10 +317,10 @@ class Jury:
         yield from self._cases.values()
         yield from self._links.values()
 
-    def _open(self, now: float, life: Life) -> _Case:
+    def _open(self, now: float, life: Life, lag: float = 0.0) -> _Case:
         case = self._cases.get(life)
         if case is None:
-            case = self._cases[life] = _Case(now, now + self._confirm(life, now))
+            case = self._cases[life] = _Case(now, now + self._confirm(life, now) + lag)
         return case
 
     def _confirm(self, life: Life, now: float) -> float:

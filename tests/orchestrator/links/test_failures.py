@@ -1,0 +1,189 @@
+"""Control links of several replicas, and of a replica or a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+
+from allfold_orchestrator.links import hub
+from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
+from allfold_orchestrator.store import keys
+from allfold_orchestrator.store.redis_client import connect as connect_redis
+from allfold_orchestrator.store.store import Store
+from benchmarks.redis_server import RedisServer
+from tests.orchestrator.conftest import Backend, MakeStore, Real
+from tests.orchestrator.fake_agent import SECONDS, agents, replica
+from tests.support.waiting import until, within
+
+pytestmark = pytest.mark.anyio
+
+
+# A replica that fails
+
+
+async def test_what_a_replica_decided_and_could_not_announce_another_one_announces(
+    make_store: MakeStore,
+) -> None:
+    async with AsyncExitStack() as stack:
+        dying, other = make_store(), make_store()
+        served = [await stack.enter_async_context(replica(each)) for each in (dying, other)]
+        _, b = await agents(stack, served, "ab")
+        assert await dying.nodes.evict("a", "1")  # and here its power fails
+        await b.holds("b")
+
+
+async def test_a_node_is_cleared_by_its_answer_on_a_link_to_another_replica(
+    make_store: MakeStore,
+) -> None:
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b = await agents(stack, served, "ab")
+        b.control_is_silent = b.beats_rarely = True
+        await a.accuse(b)
+        await b.hears("probe")
+        await a.hears("cleared", node="b")
+        await until(lambda: served[0].links._court.is_idle, "the case is closed")
+        assert (await served[0].group())["phase"] == "ready"
+
+
+async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
+    make_store: MakeStore,
+) -> None:
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b, c, d = await agents(stack, served, "abcd")
+        for agent in (a, b, c, d):
+            agent.heard = dict.fromkeys("abcd", 0.0)
+        a.heard["b"] = b.heard["a"] = 60.0
+        await a.accuse(b)
+        await b.accuse(a)
+        for agent in (c, d):
+            assert (await agent.holds("a", "c", "d"))["term"]["number"] == 2
+        await until(lambda: all(each.links._court.is_idle for each in served), "all is decided")
+        assert [place["node"] for place in (await served[0].group())["lost"]] == ["b"]
+
+
+async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
+    make_store: MakeStore,
+) -> None:
+    """One end of a dead link is gone already, and the notification of that was lost."""
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b, _, d = await agents(stack, served[::-1], "abcd")
+        b.heard, d.heard = {"a": 60.0, "d": 0.0}, {"a": 0.0, "b": 0.0}
+        served[0].store.on_change.clear()
+        await b.accuse(a)
+        await b.hears("cleared", node="a")
+        assert await served[1].store.nodes.evict("a", "1")
+        await served[1].links._orchestrator.clear_up("a", "1")
+        await until(lambda: served[0].links._court.is_idle, "all is decided")
+        assert [place["node"] for place in (await served[0].group())["lost"]] == ["a"]
+
+
+async def test_of_two_replicas_one_judges_at_a_time(make_store: MakeStore) -> None:
+    one, other = make_store(), make_store()
+    async with one.judging.turn() as first, other.judging.turn() as second:
+        assert (first, second) == (True, False)
+    async with other.judging.turn() as again:
+        assert again
+
+
+async def test_a_turn_that_was_over_before_its_end_does_not_end_that_of_another(
+    make_store: MakeStore, backend: Backend
+) -> None:
+    one, client = make_store(), backend.client()
+    async with one.judging.turn():
+        await client.set(keys.JURY, "another")
+    assert await client.get(keys.JURY) == "another"
+    await client.aclose()
+
+
+async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_is_over(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        frozen, other = make_store(), make_store()
+        served = [await stack.enter_async_context(replica(each)) for each in (frozen, other)]
+        a, _, _ = await agents(stack, served, "abc")
+        monkeypatch.setattr(hub, "LIFE_SECONDS", 3600)  # so that it looks only to announce
+        thawed, reading = asyncio.Event(), asyncio.Event()
+        read = frozen.lives.read
+
+        async def read_later() -> StoreLife:
+            reading.set()
+            await thawed.wait()
+            return await read()
+
+        monkeypatch.setattr(frozen.lives, "read", read_later)
+        old = a.generation
+        await other.lives.outgrow(old)
+        assert await other.nodes.evict("c", "1")
+        await served[1].links._orchestrator.clear_up("c", "1")
+        await within(SECONDS, reading.wait())
+        before = len(a.messages)
+        thawed.set()
+        await a.holds("a", "b")
+        assert a.generation == old + 1
+        later = a.messages[before:]
+        assert [m["generation"] for m in later if m["type"] == "term"] == [old + 1]
+        assert [m["generation"] for m in later if m["type"] == "recall"] == [old + 1]
+
+
+# The loss of the record
+
+
+@pytest.mark.redis
+async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
+    own_redis: RedisServer,
+) -> None:
+    store = Store(connect_redis(own_redis.url), 60)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(replica(store))
+        a, b, c = await agents(stack, served, "abc")
+        before = a.held["train"]
+        own_redis.stop()
+        own_redis.start()
+        for agent in (a, b, c):
+            await agent.register()
+        for agent in (a, b, c):
+            if agent.generation == 1:
+                await agent.link()
+        for agent in (a, b, c):
+            await agent.hears("term", generation=2)
+        await until(
+            lambda: served.links._terms.records["train"].recall is None, "all have registered"
+        )
+        record = served.links._terms.records["train"]
+        assert record.generation == 2
+        assert record == replace(TermRecord.from_dict(before), generation=2)
+        await c.die()
+        for agent in (a, b):
+            assert (await agent.holds("a", "b"))["term"]["generation"] == 2
+
+
+async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Real) -> None:
+    store = Store(connect_redis(real.url), 60)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(replica(store))
+        a, b, c = await agents(stack, served, "abc")
+        c.is_stopped = True
+        await store.lives.outgrow(1)
+        for agent in (a, b):
+            await agent.hears("recall", generation=2)
+            await agent.hears("term", generation=2)
+        await a.accuse(c)
+        case = served.links._court.jury._cases
+        await until(lambda: ("c", "1") in case, "it is accused")
+        until_then = case["c", "1"].until
+        await until(lambda: monotonic() > until_then + 0.2, "the jury has found it silent")
+        assert (await served.group())["phase"] == "ready"
+        assert not a.received("cleared"), "it stays accused"
+        c.is_stopped = False
+        await c.say_what_it_holds()
+        await c.hears("registered", generation=2)
+        await a.hears("cleared", node="c")
+        assert (await served.group())["phase"] == "ready"
