@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,6 @@ from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
 from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
-    Instruction,
     Instructions,
     Release,
     SendClosing,
@@ -38,10 +37,11 @@ Round = decision._Round
 
 
 class ClaimsWhileFrozen(AgentMachine):
-    def _advance(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+    def _advance(self, seq: int, entry: OpEntry) -> Instructions:
         frozen, self.frozen = self.frozen, False
-        yield from super()._advance(seq, entry)
+        done = super()._advance(seq, entry)
         self.frozen = frozen
+        return done
 
 
 class FetchesWhileFrozen(AgentMachine):
@@ -89,12 +89,13 @@ class ForgetsErrorsBeforeTheCall(AgentMachine):
 class ReleasesAlone(AgentMachine):
     """It drops its copy of a result when it is done with it."""
 
-    def _settle(self) -> Iterator[Instruction]:
-        yield from super()._settle()
+    def _settle(self) -> Instructions:
+        done = super()._settle()
         if not self.frozen and self.floor < self.watermark < NOTHING_OPEN - 1:
             self.floor = self.watermark
             self._forget()
-            yield Release(self.floor)
+            done.append(Release(self.floor))
+        return done
 
 
 class NeverCloses(AgentMachine):

@@ -102,10 +102,11 @@ class AgentMachine:
         if entry is None:
             entry = self.ops[seq] = OpEntry()
         entry.calls[session] = call
-        self.called[session] = max(seq, self.called.get(session, -1))
+        if seq > self.called.get(session, -1):
+            self.called[session] = seq
         if seq <= self.floor:
             self._forget()
-        return list(self._advance(seq, entry))
+        return self._advance(seq, entry)
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
         """A local rank is dead or has left. What it has called stays.
@@ -129,7 +130,7 @@ class AgentMachine:
         entry = self.ops.get(seq)
         if entry is None or not entry.fetch:
             return []
-        return list(self._advance(seq, entry)) if self._takers(seq, entry) else [self._drop(seq)]
+        return self._advance(seq, entry) if self._takers(seq, entry) else [self._drop(seq)]
 
     # Questions
 
@@ -176,7 +177,7 @@ class AgentMachine:
         if entry is None or entry.stamp != stamp or not entry.started or self.out:
             return []  # of an attempt that was cancelled
         entry.complete = True
-        return list(self._advance(seq, entry))
+        return self._advance(seq, entry)
 
     def closed(self, seq: int, stamp: Stamp) -> Instructions:
         """Every other node of the epoch has said that it holds its part of the result."""
@@ -184,7 +185,7 @@ class AgentMachine:
         if entry is None or entry.stamp != stamp or self.out:
             return []
         entry.closed = True
-        return list(self._advance(seq, entry))
+        return self._advance(seq, entry)
 
     def fetched(self, seq: int, stamp: Stamp) -> Instructions:
         """The result of an op has come from a holder."""
@@ -192,63 +193,68 @@ class AgentMachine:
         if entry is None or entry.stamp != stamp or not entry.fetch or self.out:
             return []
         entry.complete = True
-        return list(self._advance(seq, entry))
+        return self._advance(seq, entry)
 
-    def _advance(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+    def _advance(self, seq: int, entry: OpEntry) -> Instructions:
         """Do with an op what may be done now."""
         if self.frozen or self.out:
-            return
-        if entry.state is OpState.OPEN:
-            yield from self._advance_open(seq, entry)
+            return []
+        done = self._advance_open(seq, entry) if entry.state is OpState.OPEN else []
         if entry.state is OpState.HELD:
-            yield from self._advance_held(seq, entry)
+            done += self._advance_held(seq, entry)
+        return done
 
-    def _advance_open(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
+    def _advance_open(self, seq: int, entry: OpEntry) -> Instructions:
         if entry.complete:
             entry.state = OpState.HELD
-            if self._must_close(entry):
-                yield SendClosing(seq)
-        elif entry.fetch:
-            if not entry.fetching and self._takers(seq, entry) <= entry.calls.keys():
-                entry.fetching = True
-                assert entry.stamp is not None
-                yield Fetch(seq, entry.stamp, entry.fetch)
-        elif not entry.started and self._all_have_called(entry):
-            yield from self._begin(seq, entry)
+            return [SendClosing(seq)] if self._must_close(entry) else []
+        if entry.fetch:
+            if entry.fetching or not self._takers(seq, entry) <= entry.calls.keys():
+                return []
+            entry.fetching = True
+            assert entry.stamp is not None
+            return [Fetch(seq, entry.stamp, entry.fetch)]
+        return [] if entry.started else self._begin_if_called(seq, entry)
 
-    def _advance_held(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
-        if not self._must_close(entry) or entry.closed:
+    def _advance_held(self, seq: int, entry: OpEntry) -> Instructions:
+        done: Instructions = []
+        if entry.closed or not self._must_close(entry):
             entry.state = OpState.HANDED
             assert entry.stamp is not None
-            yield HandOut(seq, entry.stamp)
-        yield from self._settle()
+            done.append(HandOut(seq, entry.stamp))
+        return done + self._settle()
 
     def _must_close(self, entry: OpEntry) -> bool:
+        if entry.forward or entry.is_replicated:
+            return False
         assert entry.stamp is not None
-        alone = len(self.epochs[entry.stamp].nodes) == 1
-        return not (entry.forward or entry.is_replicated or alone)
+        return len(self.epochs[entry.stamp].nodes) > 1
 
-    def _all_have_called(self, entry: OpEntry) -> bool:
-        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+    def _epoch_of(self, entry: OpEntry) -> Epoch:
+        """The epoch in which an op runs, or would run if it began now."""
+        return self.epoch if entry.stamp is None else self.epochs[entry.stamp]
+
+    def _begin_if_called(self, seq: int, entry: OpEntry) -> Instructions:
+        epoch = self._epoch_of(entry)
         ours = epoch.sessions_on(self.node)
-        return bool(ours) and ours <= entry.calls.keys()
-
-    def _begin(self, seq: int, entry: OpEntry) -> Iterator[Instruction]:
-        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+        if not ours or not ours <= entry.calls.keys():
+            return []  # some rank here has yet to call it
         if not self._may_begin(entry, epoch):
-            if not entry.doubted:
-                entry.doubted = True
-                yield SendDoubt(Doubt(seq, Reason.STALE))
-            return
+            if entry.doubted:
+                return []
+            entry.doubted = True
+            return [SendDoubt(Doubt(seq, Reason.STALE))]
         entry.stamp, entry.started = epoch.stamp, True
-        yield Start(seq, epoch)
+        return [Start(seq, epoch)]
 
     def _may_begin(self, entry: OpEntry, epoch: Epoch) -> bool:
         """Return False where the op has to fail: the round that is asked for says so to all."""
-        return len(epoch.seats) >= self.policy.min_world and not any(
-            self.policy.is_stale(call, epoch) or (call.root and call.root not in epoch.sessions)
-            for call in entry.calls.values()
-        )
+        for call in entry.calls.values():
+            if self.policy.is_stale(call, epoch):
+                return False
+            if call.root and call.root not in epoch.sessions:
+                return False
+        return len(epoch.seats) >= self.policy.min_world
 
     # Watermarks
 
@@ -263,38 +269,43 @@ class AgentMachine:
         """Another node has said how far it is."""
         if watermark > self._watermarks.get(node, watermark):
             self._watermarks[node] = watermark
-            return list(self._settle())
+            return self._settle()
         return []
 
     def learn_floor(self, floor: int) -> Instructions:
         """Every op up to this one is final on all nodes."""
         for node, known in self._watermarks.items():
-            self._watermarks[node] = max(known, floor)
-        return list(self._settle())
+            if known < floor:
+                self._watermarks[node] = floor
+        return self._settle()
 
-    def _settle(self) -> Iterator[Instruction]:
+    def _settle(self) -> Instructions:
         """Raise the watermark and the floor, and forget what nobody will ask for."""
         if self.frozen:
-            return
+            return []
         while (entry := self.ops.get(self._reached + 1)) is not None and entry.is_final:
             self._reached += 1
-        others = (self._watermarks[each] for each in self.term.voters if each != self.node)
-        floor = min((self.watermark, *others))
-        if floor > self.floor:
-            self.floor = floor
-            self._forget()
-            yield Release(floor)
+        floor = self.watermark
+        for node, known in self._watermarks.items():
+            if known < floor and node != self.node:
+                floor = known
+        if floor <= self.floor:
+            return []
+        self.floor = floor
+        self._forget()
+        return [Release(floor)]
 
     def _forget(self) -> None:
-        ours = self.epoch.sessions_on(self.node)
-        for seq in [seq for seq in self.ops if seq <= self.floor]:
+        ours, floor = self.epoch.sessions_on(self.node), self.floor
+        for seq in [seq for seq in self.ops if seq <= floor]:
             entry = self.ops[seq]
             if entry.state is not OpState.FAILED or self._all_know(seq, entry, ours):
                 del self.ops[seq]
                 if self._abandoned:
                     self._abandoned -= {(seq, session) for session in ours}
-        used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
-        self.epochs = {stamp: epoch for stamp, epoch in self.epochs.items() if stamp in used}
+        if len(self.epochs) > 1:
+            used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
+            self.epochs = {stamp: epoch for stamp, epoch in self.epochs.items() if stamp in used}
 
     def _all_know(self, seq: int, entry: OpEntry, sessions: Collection[str]) -> bool:
         """Return True if each rank has called a failed op, or never will."""
@@ -371,7 +382,7 @@ class AgentMachine:
         for seq in sorted(self.ops):
             if seq in self.ops:
                 done += self._advance(seq, self.ops[seq])
-        return done + list(self._settle())
+        return done + self._settle()
 
     def _apply(self, seq: int, outcome: Fail | Forward | Run) -> Iterator[Instruction]:
         entry = self.ops.setdefault(seq, OpEntry())
@@ -392,7 +403,7 @@ class AgentMachine:
         """
         for entry in self.ops.values():
             if entry.state is OpState.OPEN and not entry.fetch:
-                epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+                epoch = self._epoch_of(entry)
                 for session in entry.calls.keys() - epoch.sessions:
                     del entry.calls[session]
 
@@ -420,7 +431,7 @@ class AgentMachine:
 
     def _takers(self, seq: int, entry: OpEntry) -> frozenset[str]:
         """The local ranks that a fetched result is for: those that live and call the op."""
-        epoch = self.epochs[entry.stamp] if entry.stamp else self.epoch
+        epoch = self._epoch_of(entry)
         gone = {session for at, session in self._abandoned if at == seq}
         return epoch.sessions_on(self.node).difference(self.dead, gone)
 

@@ -1,4 +1,7 @@
-"""What a node is to do after an event of its agreement machine. Values only."""
+"""What a node is to do after an event of its agreement machine. Values only.
+
+Three of them are made for every op. They are not frozen: that would take three times as long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Doubt, Report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """Run an op in an epoch, once a cancelled attempt of it has left the memory of the ranks."""
 
@@ -16,7 +19,7 @@ class Start:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancel:
     """Stop the attempt that is running.
 
@@ -28,14 +31,14 @@ class Cancel:
     forward: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drop:
     """Forget an op that no rank here has a part in any more."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch:
     """Get the result of an op from one of its holders."""
 
@@ -44,14 +47,14 @@ class Fetch:
     holders: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendClosing:
     """Tell the other nodes that this one holds its part of an op's result."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandOut:
     """Write an op's result into the memory of the local ranks, and tell them."""
 
@@ -59,7 +62,7 @@ class HandOut:
     stamp: Stamp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refuse:
     """Tell the local ranks that an op has failed, once no attempt of it uses their memory."""
 
@@ -68,42 +71,42 @@ class Refuse:
     ordinal: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """Every node has the results up to this op: no copy is needed any more."""
 
     floor: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendReport:
     """Answer a round: send a report to the leader of its term."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendDown:
     """Tell the leader of the term which local sessions are over."""
 
     dead: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendDoubt:
     """Ask the leader of the term to judge an op."""
 
     doubt: Doubt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Installed:
     """Another epoch is current."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evicted:
     """A term has been decided without this node: nothing of the group can go on here."""
 

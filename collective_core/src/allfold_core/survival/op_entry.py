@@ -42,7 +42,7 @@ class OpEntry:
     def is_replicated(self) -> bool:
         """True if the result at one node serves all; known once a rank has called."""
         call = next(iter(self.calls.values()), None)
-        return call is None or is_replicated(call.kind)
+        return call is None or is_replicated(call.fingerprint.kind)
 
     @property
     def is_final(self) -> bool:
