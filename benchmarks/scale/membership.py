@@ -20,7 +20,7 @@ from allfold_orchestrator.membership.group_state import (
     Join,
     Leave,
     NodeInfo,
-    NodeLost,
+    NodesLost,
     PlanReady,
     RankSeat,
     Reason,
@@ -42,7 +42,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
     packed, packing = _best(lambda: gzip.compress(body, GZIP_LEVEL))
     _, reading = _best(lambda: Plan.from_dict(json.loads(gzip.decompress(packed))["plan"]))
     node = cluster.node(0)
-    lost = NodeLost(node["node"], node["incarnation"])
+    lost = NodesLost({(node["node"], node["incarnation"]): "refused"})
     (broken, _), losing = _best(lambda: step(complete, lost))
     survivors = cluster.without_the_first()
     _, replanning = _planning(survivors, _left(broken, cluster))

@@ -14,6 +14,7 @@ from allfold_orchestrator.membership.group_state import (
     Join,
     Leave,
     NodeInfo,
+    NodesLost,
     RankSeat,
     Reason,
     Rejected,
@@ -44,6 +45,11 @@ def join(
     seat = RankSeat(info, f"s{rank}" if session is None else session)
     params = GroupParams(of, timeout, strategies or {}, on_loss, min_world)
     return Join(rank, seat, params)
+
+
+def lost(*nodes: str, how: str = "it was refused") -> NodesLost:
+    """The first lives of these nodes are over."""
+    return NodesLost({(name, "1"): how for name in nodes})
 
 
 def leave(rank: int, reason: Reason = Reason.FINISHED, *, session: str | None = None) -> Leave:

@@ -207,7 +207,7 @@ async def test_a_node_that_comes_back_finishes_what_was_left_of_its_earlier_life
     assert await other.groups() == []
     await other.join(0, "a")
     # The sweep of the first replica, which was only slow, goes on.
-    await dying.service.clear_up("a", "1")
+    await dying.service.clear_up([("a", "1")])
     assert [place.rank for place in (await other.service.group(GROUP)).present] == [0]
 
 

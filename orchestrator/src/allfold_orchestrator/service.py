@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
@@ -20,10 +20,11 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
+    Life,
     LinkSettings,
     NodeHolds,
     NodeInfo,
-    NodeLost,
+    NodesLost,
     PlanReady,
     RanksDeparted,
     RankSeat,
@@ -73,7 +74,7 @@ class Orchestrator:
             raise outcome
         if outcome is not None:
             log.warning("node restarted, its earlier ranks are lost", extra={"node": outcome.node})
-            await self.clear_up(outcome.node, outcome.incarnation)
+            await self.clear_up([(outcome.node, outcome.incarnation)])
         for group, epoch in request.holds.items():
             await self._apply(group, NodeHolds(request.node, epoch))
         log.info("node registered", extra={"node": request.node, "at": request.data_address})
@@ -103,9 +104,7 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is not None and not record.may_be_ended_by(incarnation):
             raise Refusal(403, _another_incarnation(node))
-        if await self._store.nodes.evict(node, incarnation):
-            log.info("node left", extra={"node": node})
-        await self.clear_up(node, incarnation)
+        await self._end(node, incarnation, "it left")
 
     async def force_node_out(self, node: str) -> None:
         """Remove a node whatever its incarnation.
@@ -116,8 +115,12 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is None or record.lost_at is not None:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
-        log.warning("node is removed by an administrator", extra={"node": node})
-        await self.remove_node(node, record.info.incarnation)
+        await self._end(node, record.info.incarnation, "an administrator removed it")
+
+    async def _end(self, node: str, incarnation: str, how: str) -> None:
+        if await self._store.nodes.evict(node, incarnation, how):
+            log.info("node is gone: %s", how, extra={"node": node})
+        await self.clear_up([(node, incarnation)])
 
     async def nodes(self, after: str, limit: int) -> wire.NodeList:
         """Return the next ``limit`` nodes behind the name ``after``."""
@@ -127,35 +130,37 @@ class Orchestrator:
         views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
         return wire.NodeList(nodes=views, next=names[-1] if more else None)
 
-    async def clear_up(
-        self, node: str, incarnation: str, how: str = "", groups: Iterable[str] = ()
-    ) -> None:
-        """Free all seats of an incarnation that is over. May run twice, also on two replicas.
+    async def clear_up(self, lives: Collection[Life], groups: Iterable[str] = ()) -> None:
+        """Free all seats of lives that are over, together. May run twice, also on two replicas.
 
         Args:
-            how: that is known, for those who were in a group with it.
-            groups: in which it is, besides those in which it took a seat.
+            groups: that they are in, besides those in which they took a seat.
         """
-        self._lately.pop(node, None)
-        lost = NodeLost(node, incarnation, how) if how else NodeLost(node, incarnation)
-        groups = {*groups, *await self._store.nodes.groups_of(node, incarnation)}
+        if not lives:
+            return
+        nodes = self._store.nodes
+        for node, _ in lives:
+            self._lately.pop(node, None)
+        lost = NodesLost(await nodes.ends_of(lives))
+        seated = await asyncio.gather(*(nodes.groups_of(*life) for life in lives))
         # All at once: the others of each group wait for it.
-        await asyncio.gather(*(self._lose(group, lost) for group in groups))
-        await self._store.nodes.forget_eviction(node, incarnation)
+        await asyncio.gather(*(self._lose(group, lost) for group in {*groups}.union(*seated)))
+        for life in lives:
+            await nodes.forget_eviction(*life)
 
-    async def _lose(self, group: str, lost: NodeLost) -> None:
+    async def _lose(self, group: str, lost: NodesLost) -> None:
         try:
-            await self._apply(group, lost, Guard(lost.node, lost.incarnation, alive=False))
+            await self._apply(group, lost)
         except ServiceError as error:
             if not error.details.get("unreadable"):
                 raise
             # One group that cannot be read must not keep the others waiting for a lost rank.
-            log.error("%s", error.message, extra={"group": group, "node": lost.node})
+            log.error("%s", error.message, extra={"group": group, "nodes": len(lost.lives)})
 
     async def _clear_up_after(self, node: str) -> None:
         """Finish the clearing up of this node that another replica began before it died."""
-        for incarnation in await self._store.nodes.unfinished_evictions(node):
-            await self.clear_up(node, incarnation)
+        unfinished = await self._store.nodes.unfinished_evictions(node)
+        await self.clear_up([(node, incarnation) for incarnation in unfinished])
 
     # Ranks
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allfold_core.errors import ServiceError
+from allfold_orchestrator.membership.nodes import LEASE_ENDED
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -70,8 +71,8 @@ class Sweeper:
         now = self._store.clock.now()
         await self._store.groups.prune_some()
         await self._store.retention.apply(now)
-        for node, incarnation in await self._store.nodes.evictions():
-            await self._spare_others(node, self._orchestrator.clear_up(node, incarnation))
+        for life in await self._store.nodes.evictions():
+            await self._spare_others(life[0], self._orchestrator.clear_up([life]))
         if not self._grace.allows_eviction(now):
             return []
         expired = await self._store.nodes.expired(now)
@@ -94,10 +95,10 @@ class Sweeper:
             return None
 
     async def _evict(self, node: str, incarnation: str, now: float) -> bool:
-        first = await self._store.nodes.evict(node, incarnation, expired_at=now)
+        first = await self._store.nodes.evict(node, incarnation, LEASE_ENDED, expired_at=now)
         if first:  # of all replicas
-            log.warning("node lost: its lease ended", extra={"node": node})
-            await self._orchestrator.clear_up(node, incarnation)
+            log.warning("node lost: %s", LEASE_ENDED, extra={"node": node})
+            await self._orchestrator.clear_up([(node, incarnation)])
         return first
 
     def _report(self, problem: str | None, cause: str = "") -> None:

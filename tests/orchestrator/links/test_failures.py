@@ -79,7 +79,7 @@ async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
         await b.accuse(a)
         await b.hears("cleared", node="a")
         assert await served[1].store.nodes.evict("a", "1")
-        await served[1].links._orchestrator.clear_up("a", "1")
+        await served[1].links._orchestrator.clear_up([("a", "1")])
         await until(lambda: served[0].links._court.is_idle, "all is decided")
         assert [place["node"] for place in (await served[0].group())["lost"]] == ["a"]
 
@@ -122,7 +122,7 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         old = a.generation
         await other.lives.outgrow(old)
         assert await other.nodes.evict("c", "1")
-        await served[1].links._orchestrator.clear_up("c", "1")
+        await served[1].links._orchestrator.clear_up([("c", "1")])
         await within(SECONDS, reading.wait())
         before = len(a.messages)
         thawed.set()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from time import monotonic
+from typing import Any
 
 import pytest
 from websockets.exceptions import InvalidStatus
 
 from allfold_orchestrator.membership import jury
+from allfold_orchestrator.membership.jury import Instruction
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until
@@ -137,6 +140,53 @@ async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) 
                 ["c", "it refuses connections of the orchestrator and of others"]
             ]
         assert (await one.group())["lost"] == [{"rank": 2, "node": "c", "reason": "node_lost"}]
+
+
+async def test_a_node_that_says_goodbye_is_left_out_at_once(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, c = await agents(stack, one, "abc")
+        await one.http.delete("/v1/nodes/c", params={"incarnation": "1"})
+        for agent in (a, b):
+            term = (await agent.holds("a", "b"))["term"]
+            assert (term["number"], term["lost"]) == (2, [["c", "it left"]])
+        await c.hears("registered", is_evicted=True)
+
+
+async def test_a_node_that_comes_with_a_new_life_is_left_out_at_once(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, c = await agents(stack, one, "abc")
+        c.incarnation = "2"
+        await c.register()
+        for agent in (a, b):
+            term = (await agent.holds("a", "b"))["term"]
+            assert (term["number"], term["lost"]) == (2, [["c", "its agent was started anew"]])
+        c.held.clear()
+        await c.link()
+        await c.hears("registered", is_evicted=False, out=[])
+
+
+async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, _, c, d = await agents(stack, one, "abcd")
+        decide = one.links._court.jury.decide
+        ready: list[bool] = []
+
+        def when_both_are_accused(*judged: Any) -> list[Instruction]:
+            return decide(*judged) if ready else []
+
+        monkeypatch.setattr(one.links._court.jury, "decide", when_both_are_accused)
+        for silent in (c, d):
+            silent.is_stopped = True
+            await a.accuse(silent)
+        cases = one.links._court.jury._cases
+        await until(lambda: len(cases) == 2, "both are accused")
+        last = max(case.until for case in cases.values())
+        await until(lambda: monotonic() > last, "and both are due")
+        ready.append(True)
+        term = (await a.holds("a", "b"))["term"]
+        assert (term["number"], [name for name, _ in term["lost"]]) == (2, ["c", "d"])
 
 
 async def test_a_stopped_node_is_evicted_when_nobody_hears_it(one: Replica) -> None:

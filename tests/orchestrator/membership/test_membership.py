@@ -17,7 +17,6 @@ from allfold_orchestrator.membership.group_state import (
     Event,
     GroupState,
     NodeHolds,
-    NodeLost,
     PlanReady,
     RanksDeparted,
     Reason,
@@ -26,7 +25,7 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.membership import step
-from tests.orchestrator.builders import GROUP, join, leave, node, play, ready
+from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, ready
 
 EMPTY = GroupState(GROUP)
 
@@ -313,7 +312,7 @@ def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_epoch_befo
 
 def test_a_formation_with_all_its_ranks_also_begins_when_the_last_one_before_is_lost() -> None:
     state, _ = play([leave(0), join(0), join(1, "c", session="new")], ready(2))
-    after, instructions = play([NodeLost("b", "1")], state)
+    after, instructions = play([lost("b")], state)
     assert after.current is not None
     assert instructions == (
         RanksDeparted(1, (1,), Reason.NODE_LOST),
@@ -324,7 +323,7 @@ def test_a_formation_with_all_its_ranks_also_begins_when_the_last_one_before_is_
 
 def test_a_node_that_is_lost_with_the_last_old_rank_and_a_new_one_completes_nothing() -> None:
     state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
-    after, _ = play([NodeLost("b", "1")], state)
+    after, _ = play([lost("b")], state)
     assert after.is_free
     assert after.forming is not None
     assert after.forming.missing == [1]
@@ -353,19 +352,19 @@ def test_a_group_registers_again_with_another_size() -> None:
 
 def test_a_lost_node_gives_its_seats_in_a_formation_back() -> None:
     state, _ = play([join(0, "a", of=4), join(1, "b", of=4), join(2, "a", of=4)])
-    after, instructions = play([NodeLost("a", "1")], state)
+    after, instructions = play([lost("a")], state)
     assert instructions == (SeatsFreed(1, (0, 2), Reason.NODE_LOST),)
     assert after.forming is not None
     assert list(after.forming.seats) == [1]
 
 
 def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
-    state, _ = play([join(0, "a"), NodeLost("a", "1")])
+    state, _ = play([join(0, "a"), lost("a")])
     assert state == EMPTY
 
 
 def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
-    state, instructions = play([NodeLost("b", "1")], ready(3))
+    state, instructions = play([lost("b")], ready(3))
     assert instructions == (RanksDeparted(1, (1,), Reason.NODE_LOST),)
     assert state.current is not None
     assert state.current.broken
@@ -374,19 +373,19 @@ def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
 
 def test_a_lost_node_does_not_change_why_a_rank_left() -> None:
     state, _ = play([leave(1)], ready(2))
-    after, instructions = step(state, NodeLost("b", "1"))
+    after, instructions = step(state, lost("b"))
     assert instructions == ()
     assert after.current is state.current
 
 
 def test_losing_another_incarnation_means_nothing() -> None:
     state, _ = play([join(0, node("a", "2"))])
-    assert step(state, NodeLost("a", "1")) == (state, ())
+    assert step(state, lost("a")) == (state, ())
 
 
 def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() -> None:
     state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(3))
-    after, instructions = step(state, NodeLost("b", "1"))
+    after, instructions = step(state, lost("b"))
     assert instructions == (
         RanksDeparted(1, (1,), Reason.NODE_LOST),
         SeatsFreed(2, (1,), Reason.NODE_LOST),
@@ -396,7 +395,7 @@ def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() 
 
 
 def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:
-    state, _ = play([NodeLost("b", "1")], ready(2))
+    state, _ = play([lost("b")], ready(2))
     state, _ = play([leave(0), join(0), join(1, "c")], state)
     assert state.current is not None
     assert state.current.plan.epoch == 2

@@ -18,7 +18,7 @@ from allfold_orchestrator.membership.group_state import (
     Join,
     Leave,
     NodeHolds,
-    NodeLost,
+    NodesLost,
     PlanReady,
     RanksDeparted,
     Reason,
@@ -45,7 +45,8 @@ JOINS = [
 LEAVES = [
     Leave(rank, f"s{rank}{life}", reason) for rank, life, reason in product(range(2), "xy", Reason)
 ]
-LOSSES = [NodeLost(info.node, info.incarnation) for info in NODES]
+LIVES = [(info.node, info.incarnation) for info in NODES]
+LOSSES = [NodesLost(dict.fromkeys(lives, "refused")) for lives in ([LIVES[0]], [LIVES[1]], LIVES)]
 REPORTS: list[Event] = [
     *(NodeHolds("a", epoch) for epoch in range(4)),
     *(
@@ -163,13 +164,13 @@ def nobody_comes_back_into_an_epoch_it_left(moments: list[Moment]) -> None:
 def a_lost_node_sits_nowhere(moments: list[Moment]) -> None:
     for moment in moments:
         lost = moment.event
-        if isinstance(lost, NodeLost):
+        if isinstance(lost, NodesLost):
             forming = moment.after.forming
             seated = list(forming.seats.values()) if forming else []
             if moment.after.current:
                 seated += moment.after.current.present.values()
             lives = {(seat.node.node, seat.node.incarnation) for seat in seated}
-            assert (lost.node, lost.incarnation) not in lives
+            assert not lives & lost.lives.keys()
 
 
 def a_formation_has_somebody_and_waits_for_somebody(moments: list[Moment]) -> None:

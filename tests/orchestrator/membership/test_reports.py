@@ -13,7 +13,6 @@ from allfold_orchestrator.membership.group_state import (
     GroupState,
     LossShown,
     NodeHolds,
-    NodeLost,
     PlanReady,
     RanksDeparted,
     Reason,
@@ -21,7 +20,7 @@ from allfold_orchestrator.membership.group_state import (
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
-from tests.orchestrator.builders import GROUP, join, leave, play, ready
+from tests.orchestrator.builders import GROUP, join, leave, lost, play, ready
 
 EMPTY = GroupState(GROUP)
 STORE = StoreLife(0, "first")
@@ -61,14 +60,22 @@ def test_ranks_that_leave_are_not_in_the_record_and_the_last_one_ends_the_term()
 
 
 def test_a_lost_node_is_left_out_by_the_next_term() -> None:
-    state, _ = play([NodeLost("b", "1", "it was refused")], ready(3))
+    state, _ = play([lost("b")], ready(3))
     term = record_of(state).term
     assert (term.number, term.voters, term.lost) == (2, ("a", "c"), (("b", "it was refused"),))
-    again, _ = play([NodeLost("b", "1")], state)
+    again, _ = play([lost("b")], state)
     assert again.term is state.term
-    over, _ = play([NodeLost("a", "1"), NodeLost("c", "1")], state)
+    over, _ = play([lost("a"), lost("c")], state)
     assert over.term is None
     assert over.is_free
+
+
+def test_nodes_that_are_lost_together_are_left_out_by_one_term() -> None:
+    state, instructions = play([lost("b", "c")], ready(4))
+    term = record_of(state).term
+    assert (term.number, term.voters) == (2, ("a", "d"))
+    assert [name for name, _ in term.lost] == ["b", "c"]
+    assert instructions == (RanksDeparted(1, (1, 2), Reason.NODE_LOST),)
 
 
 def test_an_agent_that_registers_with_what_the_record_has_changes_nothing() -> None:
@@ -79,7 +86,7 @@ def test_an_agent_that_registers_with_what_the_record_has_changes_nothing() -> N
 
 def test_an_agent_that_knows_a_later_term_shows_that_the_store_lost_one() -> None:
     state = ready(3)
-    later = record_of(play([NodeLost("b", "1")], state)[0])
+    later = record_of(play([lost("b")], state)[0])
     event = registers("a", later, store=STORE)
     assert step(state, event) == (state, (LossShown(0),))
     event = registers("a", later, store=STORE, generation=7)
@@ -112,9 +119,9 @@ def test_a_name_that_is_known_from_reports_is_free_when_the_last_reported_rank_h
 
 def test_a_name_that_is_known_from_reports_is_free_when_its_last_node_is_lost() -> None:
     held = record_of(ready(2))
-    state, _ = play([registers("a", held), NodeLost("a", "1")], EMPTY)
+    state, _ = play([registers("a", held), lost("a")], EMPTY)
     assert record_of(state).term.voters == ("b",)
-    state, _ = play([NodeLost("b", "1")], state)
+    state, _ = play([lost("b")], state)
     assert state.is_free
 
 
@@ -133,7 +140,7 @@ def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_epoch: b
 def test_ranks_of_nodes_that_no_reported_term_has_are_lost() -> None:
     """The store has an old state; one agent knows a term that leaves out another."""
     state = ready(3)
-    later = record_of(play([NodeLost("b", "1")], state)[0])
+    later = record_of(play([lost("b")], state)[0])
     after, instructions = play([registers("a", later)], state)
     assert instructions == (
         RanksDeparted(1, (1,), Reason.NODE_LOST),

@@ -21,7 +21,7 @@ from allfold_orchestrator.membership.group_state import (
 from allfold_orchestrator.store import codec, conflicts, keys
 from allfold_orchestrator.store.groups import GroupStore, Guard
 from allfold_orchestrator.store.store import Store
-from tests.orchestrator.builders import GROUP, join, leave, node
+from tests.orchestrator.builders import GROUP, join, leave, lost, node
 from tests.orchestrator.conftest import Backend, MakeStore, ManualClock, register
 from tests.support.waiting import until
 
@@ -170,6 +170,22 @@ async def test_a_guarded_event_needs_the_node_alive_in_this_life(store: Store) -
     assert await store.groups.submit(GROUP, join(0), guard) is None
     assert await store.groups.read(GROUP) == GroupState(GROUP)
     assert await store.groups.submit(GROUP, join(0, node("a", "2")), Guard("a", "2"))
+
+
+async def test_of_lives_that_are_lost_together_one_that_came_back_keeps_its_seats(
+    store: Store,
+) -> None:
+    for name in "abc":
+        await register(store, node(name))
+    for rank, name in enumerate("abc"):
+        await store.groups.submit(GROUP, join(rank, name, of=3), Guard(name, "1"))
+    for name in "bc":
+        await store.nodes.evict(name, "1")
+    await register(store, node("b"))
+    await store.groups.submit(GROUP, lost("b", "c"))
+    current = (await store.groups.read(GROUP)).current
+    assert current is not None
+    assert sorted(current.present) == [0, 1]
 
 
 async def test_a_node_that_dies_while_its_join_is_written_gets_no_seat(

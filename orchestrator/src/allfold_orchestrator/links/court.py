@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
 from allfold_orchestrator.links import messages
@@ -139,13 +139,17 @@ class Court:
         await self._carry_out()
 
     async def _carry_out(self) -> None:
+        """End the lives that are over, all together: each group gets one term for them."""
+        over = {}
         for life, (how, is_proven) in list(self._verdicts.items()):
             if await self._may_evict(life, is_proven):
-                await self._evict(life, how)
-                self._verdicts.pop(life, None)
+                over[life] = how
             elif not is_proven:
                 del self._verdicts[life]
                 self._let_accuse_again(life)
+        await self._evict(over)
+        for life in over:
+            self._verdicts.pop(life, None)
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
         now = self._store.clock.now()
@@ -157,13 +161,16 @@ class Court:
                 return False
         return True
 
-    async def _evict(self, life: Life, how: str) -> None:
-        """End a life: first in the store, so that any replica finishes what this one begins."""
-        if await self._store.nodes.evict(*life):
-            log.warning("node lost: %s", how, extra={"node": life[0]})
-        await self._orchestrator.clear_up(*life, how, self._terms.groups_of(life))
-        if life in self._links:
-            self._links[life].end_life()
+    async def _evict(self, lives: Mapping[Life, str]) -> None:
+        """End lives: first in the store, so that any replica finishes what this one begins."""
+        for life, how in lives.items():
+            if await self._store.nodes.evict(*life, how):
+                log.warning("node lost: %s", how, extra={"node": life[0]})
+        groups = {group for life in lives for group in self._terms.groups_of(life)}
+        await self._orchestrator.clear_up(lives, groups)
+        for life in lives:
+            if life in self._links:
+                self._links[life].end_life()
 
     def _let_accuse_again(self, life: Life) -> None:
         """Drop a verdict that may not be carried out: the record was lost at this moment."""

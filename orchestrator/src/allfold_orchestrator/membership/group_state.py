@@ -241,17 +241,10 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLost:
-    """An incarnation of a node is over; ``how`` that is known."""
+class NodesLost:
+    """These lives of nodes are over, all at once; each with how that is known."""
 
-    node: str
-    incarnation: str
-    how: str = "its lease ended, or it left"
-
-    @property
-    def life(self) -> Life:
-        """The node and its incarnation."""
-        return self.node, self.incarnation
+    lives: Mapping[Life, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +268,7 @@ class AgentRegisters:
     until: float
 
 
-Event = Join | Leave | NodeLost | NodeHolds | AgentRegisters
+Event = Join | Leave | NodesLost | NodeHolds | AgentRegisters
 
 
 # Instructions: what follows from an event, for the caller to act on.

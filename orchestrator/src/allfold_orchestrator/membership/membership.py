@@ -8,7 +8,7 @@ replicas, and write nothing when nothing changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 from allfold_core.errors import (
@@ -28,7 +28,8 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    NodeLost,
+    Life,
+    NodesLost,
     Outcome,
     PlanReady,
     RanksDeparted,
@@ -56,8 +57,8 @@ def step(state: GroupState, event: Event) -> Outcome:
         return _join(state, event)
     if isinstance(event, Leave):
         return _leave(state, event)
-    if isinstance(event, NodeLost):
-        return _node_lost(state, event)
+    if isinstance(event, NodesLost):
+        return _nodes_lost(state, event)
     if isinstance(event, AgentRegisters):
         state, said = agent_registers(state, event)
         state, completed = _complete_if_possible(state)
@@ -186,19 +187,23 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
 # Nodes
 
 
-def _node_lost(state: GroupState, lost: NodeLost) -> Outcome:
+def _nodes_lost(state: GroupState, lost: NodesLost) -> Outcome:
     departed: tuple[Instruction, ...] = ()
     freed: tuple[Instruction, ...] = ()
-    state = without_lives(state, {lost.life: lost.how})
+    state = without_lives(state, lost.lives)
     current, forming = state.current, state.forming
     if current is not None:
-        ranks = current.ranks_of(lost.life)
+        ranks = _ranks_of(current, lost.lives)
         state, departed = _depart(state, current, ranks, Reason.NODE_LOST)
-    ranks = forming.ranks_of(lost.life) if forming else ()
+    ranks = _ranks_of(forming, lost.lives) if forming else ()
     if forming is not None and ranks:
         state, freed = _free_seats(state, forming, ranks, Reason.NODE_LOST)
     state, completed = _complete_if_possible(state)
     return state, departed + freed + completed
+
+
+def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...]:
+    return tuple(sorted(rank for life in lives for rank in seats.ranks_of(life)))
 
 
 # Questions about seats

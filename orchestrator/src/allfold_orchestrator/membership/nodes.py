@@ -9,15 +9,18 @@ from typing import Any
 from allfold_core.errors import AllfoldError, MultipleRegister
 from allfold_orchestrator.membership.group_state import NodeInfo
 
+LEASE_ENDED = "its lease ended"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as it registered; ``lost_at`` is set once its lease ended or it left."""
+    """A node as it registered; ``lost_at`` and ``lost_how`` are set once its life is over."""
 
     info: NodeInfo
     version: str
     registered_at: float
     lost_at: float | None = None
+    lost_how: str = ""
 
     def is_alive_as(self, incarnation: str) -> bool:
         return self.lost_at is None and self.info.incarnation == incarnation
@@ -25,6 +28,12 @@ class NodeRecord:
     def may_be_ended_by(self, incarnation: str) -> bool:
         """Return True for the node itself; anybody may end again what is over already."""
         return self.lost_at is not None or self.info.incarnation == incarnation
+
+    def end_of(self, incarnation: str) -> str:
+        """Return how the end of a life of this node is known."""
+        if self.info.incarnation != incarnation:
+            return "its agent was started anew"
+        return self.lost_how or LEASE_ENDED
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, which :meth:`from_dict` reads."""

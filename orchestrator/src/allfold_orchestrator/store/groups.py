@@ -25,6 +25,7 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Life,
     NodeInfo,
+    NodesLost,
     PlanReady,
     RanksDeparted,
     Seated,
@@ -48,15 +49,13 @@ PRUNED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition for an event: that this incarnation of a node is alive, or that it is not."""
+    """A condition for an event: that this incarnation of a node is alive."""
 
     node: str
     incarnation: str
-    alive: bool = True
 
     def holds(self, record: NodeRecord | None) -> bool:
-        is_alive = record is not None and record.is_alive_as(self.incarnation)
-        return is_alive is self.alive
+        return record is not None and record.is_alive_as(self.incarnation)
 
 
 EventOf = Callable[[NodeInfo], Event]
@@ -67,6 +66,14 @@ EventOf = Callable[[NodeInfo], Event]
 class _Request:
     event: Event | EventOf
     guard: Guard | None
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes on whose records the event depends."""
+        names = {self.guard.node} if self.guard else set()
+        if isinstance(self.event, NodesLost):
+            names |= {name for name, _ in self.event.lives}
+        return names
 
 
 _Reply = tuple[Instruction, ...] | None
@@ -115,6 +122,8 @@ class _Write:
         if callable(event):
             assert record is not None, "an event is made from the node that its guard names"
             event = event(record.info)
+        if isinstance(event, NodesLost):
+            event = _without_living(event, nodes)
         before = self.state
         self.state, instructions = step(before, event)
         self.new_term |= self.state.term is not before.term
@@ -208,12 +217,12 @@ class GroupStore:
             raise
 
     async def _try_write(self, group: str, slot: _Slot, batch: Sequence[_Request]) -> _Write:
-        guards = sorted({request.guard.node for request in batch if request.guard})
+        names = sorted({name for request in batch for name in request.nodes})
         async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(keys.group(group), *(keys.node(name) for name in guards))
+            await pipe.watch(keys.group(group), *(keys.node(name) for name in names))
             old = await self._load(pipe, group, slot)
-            texts = await pipe.mget([keys.node(name) for name in guards]) if guards else []
-            nodes = {name: readable(name, text) for name, text in zip(guards, texts, strict=True)}
+            texts = await pipe.mget([keys.node(name) for name in names]) if names else []
+            nodes = {name: readable(name, text) for name, text in zip(names, texts, strict=True)}
             write = _Write(old.state)
             for request in batch:
                 write.apply(request, nodes)
@@ -254,6 +263,16 @@ class GroupStore:
             ]
             for name in unused[: MAX_CACHED_GROUPS // 4]:
                 del self._slots[name]
+
+
+def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> NodesLost:
+    """Return the event without lives that are not over: a silent node may have come back."""
+    over = {
+        life: how
+        for life, how in lost.lives.items()
+        if (record := nodes[life[0]]) is None or not record.is_alive_as(life[1])
+    }
+    return lost if len(over) == len(lost.lives) else NodesLost(over)
 
 
 def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_orchestrator.membership.group_state import Life, NodeInfo
-from allfold_orchestrator.membership.nodes import Admission, NodeRecord, admit
+from allfold_orchestrator.membership.nodes import LEASE_ENDED, Admission, NodeRecord, admit
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.clock import Clock
@@ -166,8 +166,17 @@ class NodeStore:
             lives = await self._client.zrangebyscore(keys.LEASES, "-inf", f"({now}")
         return [keys.parse_life(life) for life in lives]
 
-    async def evict(self, node: str, incarnation: str, *, expired_at: float = float("inf")) -> bool:
+    async def evict(
+        self,
+        node: str,
+        incarnation: str,
+        how: str = LEASE_ENDED,
+        *,
+        expired_at: float = float("inf"),
+    ) -> bool:
         """End this incarnation of a node, if its lease was over at ``expired_at``.
+
+        ``how`` its end is known is kept for those who were in a group with it.
 
         ``False`` if the lease was extended since, or if somebody else ended it already. A heartbeat
         that comes at this very moment may be too late although it is answered: the next one tells.
@@ -175,10 +184,10 @@ class NodeStore:
         From here on it can take no seat. Freeing those it has is the caller's next step, and is
         remembered as an eviction until :meth:`forget_eviction`.
         """
-        attempt = partial(self._try_evict, node, incarnation, expired_at)
+        attempt = partial(self._try_evict, node, incarnation, how, expired_at)
         return await until_undisputed(f"node {node}", attempt)
 
-    async def _try_evict(self, node: str, incarnation: str, expired_at: float) -> bool:
+    async def _try_evict(self, node: str, incarnation: str, how: str, expired_at: float) -> bool:
         now = self._clock.now()
         life = keys.life(node, incarnation)
         async with self._client.pipeline(transaction=True) as pipe:
@@ -191,11 +200,21 @@ class NodeStore:
             pipe.zrem(keys.LEASES, life)
             pipe.zadd(keys.EVICTIONS, {life: now})
             if record is not None and record.is_alive_as(incarnation):
-                gone = replace(record, lost_at=now)
+                gone = replace(record, lost_at=now, lost_how=how)
                 pipe.set(keys.node(node), dump(gone), ex=DEPARTED_SECONDS)
                 pipe.zadd(keys.DEPARTED, {node: now})
             removed, *_ = await pipe.execute()
         return bool(removed)
+
+    async def ends_of(self, lives: Collection[Life]) -> dict[Life, str]:
+        """Return how the end of each of these lives is known."""
+        with store_errors():
+            texts = await self._client.mget([keys.node(name) for name, _ in lives])
+        records = [readable(name, text) for (name, _), text in zip(lives, texts, strict=True)]
+        return {
+            life: record.end_of(life[1]) if record else LEASE_ENDED
+            for life, record in zip(lives, records, strict=True)
+        }
 
     async def evictions(self) -> list[tuple[str, str]]:
         """Return the nodes, with incarnations, that ended and may still hold seats."""
