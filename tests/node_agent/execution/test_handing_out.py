@@ -325,3 +325,21 @@ def test_what_is_decoded_when_the_result_comes_from_elsewhere_goes_into_nobody_e
         go_on.set()
         assert done.wait(SECONDS)
         assert all(bool((buffer.bytes == 7).all()) for buffer in taken)
+
+
+def test_what_was_received_for_an_op_that_fails_before_it_is_folded_is_given_back() -> None:
+    """One node has sent its part, and another one never calls the op."""
+    numel = 200_000
+    with local_groups([[0], [1], [2]]) as local:
+        folder, giver, _ = local.groups
+        for rank in local.ranks[:2]:
+            rank.call(0, np.ones(numel), strategy="centralized")
+        wait_until(
+            lambda: folder.edges.frames_moved(giver.node), "the node that folds has a part of it"
+        )
+        local.fail(0, late())
+        for rank in local.ranks[:2]:
+            assert isinstance(rank.outcome()[1], PeerMissing)
+        local.ranks[2].call(0, np.ones(numel), strategy="centralized")
+        assert isinstance(local.ranks[2].outcome()[1], PeerMissing)
+        assert_all_given_back(local)

@@ -249,17 +249,22 @@ class Executor(SendingOp, ReceivingOp):
 
     def _fold(self, task: Task, operands: Operands) -> None:
         part = self.range(task.start, task.stop)
-        scratch = [self._scratch.pop(index) for index in task.operands if index >= 0]
-        received = iter(scratch)
-        values = [
-            self._decoded(next(received), part.numel()) if index >= 0 else part
-            for index in task.operands
-        ]
-        if INPUTS in task.operands:
-            values[task.operands.index(INPUTS)] = self._own(task, operands, part)
-        self._arithmetic.fold(part, values)
-        for buffer in scratch:
-            buffer.release()
+        with self._lock:
+            if self.failed:  # release() lets go of what was received
+                return
+            scratch = [self._scratch.pop(index) for index in task.operands if index >= 0]
+        try:
+            received = iter(scratch)
+            values = [
+                self._decoded(next(received), part.numel()) if index >= 0 else part
+                for index in task.operands
+            ]
+            if INPUTS in task.operands:
+                values[task.operands.index(INPUTS)] = self._own(task, operands, part)
+            self._arithmetic.fold(part, values)
+        finally:
+            for buffer in scratch:
+                buffer.release()
 
     def _own(self, task: Task, operands: Operands, part: torch.Tensor) -> torch.Tensor:
         """Return the local contribution to a range: a rank's memory, where it is the only one."""
@@ -309,8 +314,9 @@ class Executor(SendingOp, ReceivingOp):
         """Give up the op's hold on its memory; frames in flight keep theirs."""
         self.buffer.release()
         with self._lock:
-            codes, self._codes = self._codes, {}
-        for buffer in codes.values():
+            kept = [*self._codes.values(), *self._scratch.values()]
+            self._codes, self._scratch = {}, {}
+        for buffer in kept:
             buffer.release()
         # Frames may keep this object for a while; it must not keep the memory of ranks.
         self._operands = self._operands.without_inputs()

@@ -66,8 +66,13 @@ class ReceivingOp(OpState):
         if task.kind is TaskKind.RECEIVE_OPERAND:
             assert landing.buffer is not None
             with self._lock:
-                self._scratch[task.index] = landing.buffer
-            self.complete(task)
+                is_wanted = not self.failed
+                if is_wanted:
+                    self._scratch[task.index] = landing.buffer
+            if is_wanted:
+                self.complete(task)
+            else:
+                landing.release()
             return
         try:
             if (
