@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
+from allfold_agent.execution.op import Arrival, Op
 from allfold_agent.gpu.completions import Completions
 from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.operands import GpuRange, Nowhere
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.dtypes import DType
 from allfold_core.errors import PeerLost
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.wire.local_wire import OpMessage, Region
 from tests.support.fakes.local_groups import make_plan
+from tests.support.fakes.local_rank import session_of
 from tests.support.waiting import never
 
 SECONDS = 10.0
@@ -50,6 +56,7 @@ class OnItsWay:
 
 @pytest.fixture
 def group() -> Iterator[Group]:
+    """Of a node with two ranks, and another node."""
     reactor, workers = Reactor("test"), WorkerPool(1)
     nothing: Any = SimpleNamespace(report_lost=None)
     resources = NodeResources(
@@ -61,7 +68,7 @@ def group() -> Iterator[Group]:
         pins=Pins(),
         fetch=nothing,
     )
-    yield Group(make_plan([[0], [1]]), resources, nothing)
+    yield Group(make_plan([[0, 1], [2]]), resources, nothing)
     workers.close()
     reactor.close()
 
@@ -94,3 +101,38 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     assert not losing.is_alive(), "the loss waits for a GPU"
     assert told.wait(SECONDS), "nobody is told of the second op"
     poller.close()
+
+
+def op_on_gpu(group: Group) -> Op:
+    """An all-reduce that a rank on a GPU has called, and the rank beside it has not."""
+    device: Any = SimpleNamespace(ordinal=0, reaches=lambda other: True)
+    memory: Any = SimpleNamespace(device=device, address=0)
+    print_ = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, (8,), -1, "direct")
+    place, data = Region(0, 0), GpuRange(memory, 0, 32)
+    message = OpMessage(0, 0, SECONDS, place, place, print_.pack())
+    rank: Any = None
+    spec = group.current.spec_of(message)
+    op = group.current.new_op(0)
+    group.current.add(
+        op, session_of(0), Arrival(0, rank, 0, message, spec, data, data, 0.0, 0.0), group.epochs
+    )
+    return op
+
+
+def test_a_result_that_is_fetched_for_a_rank_on_a_gpu_needs_no_memory_of_the_dead_one_beside_it(
+    group: Group,
+) -> None:
+    op = op_on_gpu(group)
+    assert group.current.runner.prepare_result(op) == 32
+    assert op.gpu_operands is not None
+    assert op.gpu_operands._outputs == {0: op.arrivals[0].target, 1: Nowhere(32)}
+
+
+def test_an_attempt_on_a_gpu_that_is_given_up_lets_go_of_its_memory(group: Group) -> None:
+    op = op_on_gpu(group)
+    group.current.runner.prepare_result(op)
+    operands, ended = op.gpu_operands, Event()
+    assert operands is not None
+    group.current.runner.cancel(op, ended.set, forward=False)
+    assert ended.is_set()
+    assert operands._released

@@ -8,12 +8,13 @@ from threading import Barrier, BrokenBarrierError, Thread
 from types import SimpleNamespace
 from typing import Any
 
-from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Place
+from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Nowhere, Place
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed
 from allfold_core.operations import ReduceOp
 from allfold_core.schedules.parts import End, Part, Piece
 from allfold_core.schedules.schedule import Slice
+from tests.support.fakes.counted_pool import CountedPool
 
 
 class Device:
@@ -40,6 +41,15 @@ class Device:
 
     def has(self, variant: object) -> bool:
         return True
+
+    def wait_for(self, point: object) -> None:
+        """What comes next waits; this GPU does nothing anyway."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Nothing is copied."""
+
+    def launch(self, *arguments: object) -> None:
+        """Nothing is computed."""
 
     def mark(self) -> Any:
         return SimpleNamespace(device=self)
@@ -72,7 +82,7 @@ def on(device: Device, nbytes: int = 4) -> Place:
     return GpuRange(memory, 0, nbytes)
 
 
-def operands(inputs: dict[int, Place], outputs: dict[int, Place]) -> Any:
+def operands(inputs: dict[int, Place], outputs: dict[int, Place], buffers: Any = None) -> Any:
     layout: Any = SimpleNamespace(place=lambda start: start)
     single = DType.FLOAT32
     sums: Any = SimpleNamespace(
@@ -84,9 +94,9 @@ def operands(inputs: dict[int, Place], outputs: dict[int, Place]) -> Any:
         itemsize=4,
         kept_itemsize=4,
     )
-    buffers: Any = Pool()
+    pool: Any = buffers or Pool()
     pins: Any = Pins()
-    return GpuOperands(layout, sums, inputs, outputs, buffers=buffers, pins=pins, until=0.0)
+    return GpuOperands(layout, sums, inputs, outputs, buffers=pool, pins=pins, until=0.0)
 
 
 HOST: Place = HostRange(None, 0, 0)
@@ -159,3 +169,59 @@ def test_what_cannot_be_given_is_told_when_all_gpus_are_done_with_what_they_were
     (error,) = told
     assert isinstance(error, GpuFailed)
     assert error.message == "there is no memory"
+
+
+def hand_out_of_a_copy(pool: CountedPool) -> tuple[Any, Device, list[Exception | None]]:
+    """A GPU is handing out a result by way of the host to one that it does not reach."""
+    folding, other = Device(0), Device(1)
+    ranks = {0: on(folding), 1: on(other), 2: on(folding)}
+    ends = (End(0, 0), End(1, 0))
+    op, told = operands(ranks, ranks, pool), list[Exception | None]()
+    buffer: Any = SimpleNamespace(mapping=object())
+    op.hand_out([(Part(Slice(0, 1), ends, ends), 0, 1)], buffer, told.append)
+    folding.waiting.pop()(None)
+    assert pool.held == 1
+    return op, other, told
+
+
+def test_memory_that_a_gpu_copies_from_is_given_back_when_it_has_done_so() -> None:
+    """The op may have been given up before."""
+    pool = CountedPool()
+    op, copying, told = hand_out_of_a_copy(pool)
+    op.release()
+    assert pool.held == 1, "the GPU is still at work there"
+    copying.waiting.pop()(None)
+    assert pool.held == 0
+    assert told == [None]
+
+
+def test_memory_that_a_stuck_gpu_may_use_is_never_given_back() -> None:
+    pool = CountedPool()
+    op, copying, told = hand_out_of_a_copy(pool)
+    op.release()
+    copying.waiting.pop()(GpuFailed("it is stuck"))
+    assert pool.held == 1
+    assert isinstance(told[0], GpuFailed)
+
+
+def test_a_gpu_is_given_no_work_of_an_op_that_was_given_up() -> None:
+    pool, gpu = CountedPool(), Device(0)
+    op, told = operands({0: on(gpu)}, {0: on(gpu)}, pool), list[Exception | None]()
+    op.release()
+    op.fold_locally(pieces(1), told.append)
+    assert told == [None]
+    assert gpu.waiting == []
+
+
+def test_what_a_dead_rank_would_get_is_written_to_memory_of_nobody() -> None:
+    """The one beside it gets the result."""
+    pool, gpu = CountedPool(), Device(0)
+    ranks: dict[int, Place] = {0: on(gpu), 1: Nowhere(4)}
+    op, told = operands(ranks, ranks, pool), list[Exception | None]()
+    ends = (End(0, 0), End(1, 0))
+    buffer: Any = SimpleNamespace(mapping=object())
+    op.hand_out([(Part(Slice(0, 1), ends, ends), 0, 1)], buffer, told.append)
+    gpu.waiting.pop()(None)
+    assert told == [None]
+    op.release()
+    assert pool.held == 0

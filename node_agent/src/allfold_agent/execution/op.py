@@ -19,7 +19,7 @@ from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.compilation.task_graph import chunks
 from allfold_agent.execution.executor import Executor
 from allfold_agent.execution.op_receiver import OpReceiver
-from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Place
+from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Nowhere, Place
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
@@ -61,6 +61,7 @@ class RankEndpoint(Protocol):
 class Arrival:
     """One local rank's call; ``source`` and ``target`` are raw bytes in its arena, or on a GPU.
 
+    Of a rank that is dead they are nobody's.
     It counts from ``at``, when its data were there; its timeout from when it was ``called``.
     """
 
@@ -69,8 +70,8 @@ class Arrival:
     group_number: int
     message: OpMessage
     spec: OpSpec
-    source: torch.Tensor | GpuRange
-    target: torch.Tensor | GpuRange
+    source: torch.Tensor | GpuRange | Nowhere
+    target: torch.Tensor | GpuRange | Nowhere
     at: float
     called: float
 
@@ -82,8 +83,8 @@ class Arrival:
         """The place of the result, for a GPU."""
         return self._place(self.target, self.message.target)
 
-    def _place(self, memory: torch.Tensor | GpuRange, region: Region) -> Place:
-        if isinstance(memory, GpuRange):
+    def _place(self, memory: torch.Tensor | GpuRange | Nowhere, region: Region) -> Place:
+        if not isinstance(memory, torch.Tensor):
             return memory
         mapping = self.connection.mapping(region.segment) if memory.nbytes else None
         return HostRange(mapping, region.offset, memory.nbytes)

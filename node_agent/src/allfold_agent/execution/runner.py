@@ -19,7 +19,7 @@ from allfold_agent.execution.executor import Executor, HandOut
 from allfold_agent.execution.op import INLINE_FOLD_BYTES, Arrival, Op
 from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.op_sender import OpSender
-from allfold_agent.gpu.operands import GpuOperands
+from allfold_agent.gpu.operands import GpuOperands, Nowhere
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.workers import WorkerPool
@@ -150,8 +150,9 @@ class Runner:
     def _nobody(self, op: Op, rank: int) -> Arrival:
         """The call of a rank that is dead: what it would get is written to memory of nobody."""
         other = next(iter(op.arrivals.values()))
-        target = torch.empty(other.spec.output_bytes[rank], dtype=torch.uint8)
-        source = torch.empty(other.spec.input_bytes[rank], dtype=torch.uint8)
+        memory: Callable[[int], torch.Tensor | Nowhere] = Nowhere if op.on_gpu else _unused_bytes
+        source = memory(other.spec.input_bytes[rank])
+        target = memory(other.spec.output_bytes[rank])
         return replace(other, rank=rank, source=source, target=target)
 
     def _prepare_executor(
@@ -243,14 +244,18 @@ class Runner:
             forward: it has a result on other nodes, so what it encoded here counts.
         """
         executor, residual = op.executor, op.operands.residual if op.operands else None
+        on_gpu = op.gpu_operands
         op.forget_attempt()
         if residual is not None and not forward:
             residual.give_up()
+        if executor is not None:
+            executor.fail(then)
+            executor.release()
+        if on_gpu is not None:  # after fail(): what is not given to the GPU any more counts as done
+            on_gpu.release()
         if executor is None:
             then()
             return
-        executor.fail(then)
-        executor.release()
         for destination in executor.graph.sends:
             self._edges.wake(self._nodes[destination])
 
@@ -267,6 +272,10 @@ class Runner:
                 continue
             pieces = executor.pieces(task)
             operands.contribute(pieces, executor.buffer, partial(contributed, task))
+
+
+def _unused_bytes(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _contribution(executor: Executor, task: Task) -> Callable[[], None]:

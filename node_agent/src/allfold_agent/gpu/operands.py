@@ -18,7 +18,7 @@ from allfold_agent.gpu.kernels import Variant
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.gpu.placement import fold_on
 from allfold_agent.runtime.buffers import Buffer, BufferPool
-from allfold_agent.runtime.locks import make_rlock
+from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import End, Layout, Part, Piece
@@ -52,7 +52,14 @@ class HostRange:
     nbytes: int
 
 
-Place = GpuRange | HostRange
+@dataclass(frozen=True, slots=True)
+class Nowhere:
+    """The bytes of a rank that is dead: nobody reads what would be written there."""
+
+    nbytes: int
+
+
+Place = GpuRange | HostRange | Nowhere
 
 
 class GpuOperands:
@@ -99,6 +106,9 @@ class GpuOperands:
         self._sources: dict[int, int] | None = None
         # Memory of the host in place of what the GPU does not reach.
         self._detours: dict[tuple[int, bool], Buffer] = {}
+        self._count = make_lock("gpu work")  # of the two below; held for a moment only
+        self._given = 0  # and not done yet
+        self._released = False
 
     # What an op does
 
@@ -171,15 +181,43 @@ class GpuOperands:
         )
 
     def release(self) -> None:
-        """Let go of the memory in which results and inputs were on their way."""
-        detours, self._detours = self._detours, {}
+        """Let go of the memory in which results and inputs were on their way.
+
+        The GPU may still be at work there, where the attempt was given up: then once that is done.
+        """
+        with self._count:
+            self._released = True
+        self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        with self._count:
+            if not self._released or self._given:
+                return
+            detours, self._detours = self._detours, {}
         for buffer in detours.values():
             buffer.release()
 
     # How
 
     def _give(self, work: Callable[[], list[Point]], done: Done) -> None:
-        """Give the GPU work, and call ``done`` when that is done."""
+        """Give the GPU work, and call ``done`` when that is done; none after :meth:`release`."""
+        with self._count:
+            is_wanted = not self._released
+            self._given += is_wanted
+        if not is_wanted:
+            done(None)
+            return
+
+        def ended(error: Exception | None) -> None:
+            if not isinstance(error, GpuFailed):  # else the GPU may use the memory for ever
+                with self._count:
+                    self._given -= 1
+                self._release_if_idle()
+            done(error)
+
+        self._start(work, ended)
+
+    def _start(self, work: Callable[[], list[Point]], done: Done) -> None:
         if self._device.completions.is_stuck:
             done(GpuFailed(f"{self._device.name.name} is stuck with what it was given before"))
             return
@@ -241,17 +279,16 @@ class GpuOperands:
 
     def _is_out_of_reach(self, place: Place) -> bool:
         """Return true if there are bytes that the folding GPU cannot use where they are."""
-        return (
-            isinstance(place, GpuRange)
-            and place.nbytes > 0
-            and not self._device.reaches(place.memory.device)
-        )
+        if isinstance(place, GpuRange):
+            return place.nbytes > 0 and not self._device.reaches(place.memory.device)
+        return isinstance(place, Nowhere) and place.nbytes > 0
 
     def _address(self, place: Place) -> int:
         if isinstance(place, GpuRange):
             place.memory.allow(self._device)
             return place.address
-        assert place.mapping is not None  # as there is none for no bytes alone
+        # As there is none for no bytes alone.
+        assert isinstance(place, HostRange) and place.mapping is not None
         return self._pins.address(place.mapping, self._device) + place.offset
 
     def _detour(self, rank: int, place: Place, is_output: bool) -> int:
@@ -305,6 +342,8 @@ def _mark(device: Device) -> Point:
 
 def _overlap(one: Place, other: Place) -> bool:
     """Return true if two places of one rank share bytes."""
+    if isinstance(one, Nowhere) or isinstance(other, Nowhere):
+        return False
     if not one.nbytes or not other.nbytes:
         return False
     homes = [each.memory if isinstance(each, GpuRange) else each.mapping for each in (one, other)]

@@ -32,6 +32,7 @@ ORDER = {
     "pieces": "how many pieces of a copy or a reduction are done",
     "residual": "what int8 compression owes to one series of ops",
     "gpu operands": "where the inputs of one op on a GPU are",
+    "gpu work": "how much of one op a GPU is at work on",
     "gpus": "the GPUs that are in use",
     "gpu kernels": "one compilation of a kernel at a time",
     "gpu pins": "memory of the host that GPUs reach",
