@@ -88,6 +88,16 @@ def test_a_refusal_is_told_of_a_node_that_is_accused_of_silence_already() -> Non
     assert later == [(0.0, Action.ACCUSE_REFUSED)]
 
 
+def test_a_node_that_refuses_is_accused_of_that_once_whatever_is_still_heard_of_it() -> None:
+    suspicion = Suspicion()
+    for tick in range(10):
+        now = LONG_AGO + tick * TICK
+        action = suspicion.judge(now, Observation(last_heard=now, refused=True))
+        assert (action is Action.ACCUSE_REFUSED) == (tick == 0)
+    suspicion.judge(now + TICK, Observation(last_heard=now + TICK))
+    assert suspicion.charge is None
+
+
 def test_a_cleared_node_gets_twice_the_patience_from_then_on_for_a_while() -> None:
     suspicion = Suspicion()
     actions(suspicion, 1.0)
@@ -108,6 +118,29 @@ def test_a_cleared_node_that_still_refuses_is_accused_again_only_after_that_pati
     suspicion.clear(LONG_AGO)
     accused = [at for at, action in actions(suspicion, 5.0, refused=True) if _accuses(action)]
     assert accused == [2 * PATIENCE_SECONDS]
+
+
+def test_a_cleared_node_gets_the_patience_that_the_orchestrator_grants_if_it_is_longer() -> None:
+    suspicion = Suspicion()
+    suspicion.clear(LONG_AGO, 3.0)
+    assert suspicion.patience(LONG_AGO, 0.0) == 3.0
+    assert suspicion.patience(LONG_AGO, 0.5) == 6.0
+    assert suspicion.patience(LONG_AGO + CLEARED_SECONDS, 0.0) == PATIENCE_SECONDS
+
+
+def test_a_charge_stands_until_the_node_is_heard_or_cleared() -> None:
+    suspicion = Suspicion()
+    assert suspicion.charge is None
+    actions(suspicion, 1.0)
+    assert suspicion.charge == "silent"
+    actions(suspicion, 0.0, began=LONG_AGO + 1, refused=True)
+    assert suspicion.charge == "refused"
+    actions(suspicion, 0.0, began=LONG_AGO + 2, heard=LONG_AGO + 2)
+    assert suspicion.charge is None
+    actions(suspicion, 1.0, began=LONG_AGO + 2)
+    assert suspicion.charge == "silent"
+    suspicion.clear(LONG_AGO + 3)
+    assert suspicion.charge is None
 
 
 def _accuses(action: Action) -> bool:

@@ -39,7 +39,8 @@ JSON = st.recursive(
     max_leaves=5,
 )
 PROGRESS = st.lists(st.builds(Progress, NAMES, U32, I64, I64, U64), max_size=4).map(tuple)
-FLOORS = st.lists(st.builds(Floor, NAMES, U32, I64), max_size=4).map(tuple)
+WAITED_FOR = st.lists(NAMES, max_size=3).map(tuple)
+FLOORS = st.lists(st.builds(Floor, NAMES, U32, I64, WAITED_FOR), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[LinkMessage] = st.one_of(
     st.builds(Hello, NAMES, NAMES),
     st.builds(Chosen, U64),
@@ -128,6 +129,15 @@ def test_a_message_that_is_too_long_is_not_made() -> None:
         (LinkMessageType.PING, struct.pack("<QdH", 1, 0.0, 1), "PING cannot be read"),
         (LinkMessageType.PING, struct.pack("<QdH", 1, float("nan"), 0), "a lag of nan"),
         (LinkMessageType.PONG, struct.pack("<QdH", 1, -1.0, 0), "a lag of -1.0"),
+        (
+            LinkMessageType.PONG,
+            struct.pack("<QdH", 1, 0.0, 1)
+            + struct.pack("<IH", 1, 1)
+            + b"g"
+            + struct.pack("<qHH", 0, 1, 5)
+            + b"node",
+            "name is cut off",
+        ),
         (LinkMessageType.DOWN, struct.pack("<IH", 1, 5) + b"abcd", "name is cut off"),
         (LinkMessageType.DOWN, struct.pack("<IH", 1, 1) + b"\xff{}", "DOWN cannot be read"),
         (LinkMessageType.DOWN, struct.pack("<IH", 1, 1) + b"g\xff", "DOWN cannot be read"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 PATIENCE_SECONDS = 0.4
 LONGEST_PATIENCE_SECONDS = 3.0
@@ -15,6 +16,10 @@ PONG_FACTOR = 6.0
 PONG_WINDOW_SECONDS = 10.0
 CLEARED_SECONDS = 30.0
 UNANSWERED_PINGS = 3
+
+
+Charge = Literal["refused", "silent", "stuck"]
+"""What one node accuses another one of."""
 
 
 class RecentMaximum:
@@ -65,31 +70,51 @@ class Action(Enum):
     ACCUSE_REFUSED = "accuse it: it refuses connections"
 
 
+_CHARGES: dict[Action, Charge] = {
+    Action.ACCUSE_REFUSED: "refused",
+    Action.ACCUSE_SILENT: "silent",
+}
+
+
 class Suspicion:
     """What one node has done about the silence of another one, and what it does next."""
 
     def __init__(self) -> None:
         self._heard = float("-inf")
         self._cleared = float("-inf")
+        self._granted = 0.0
         self._has_dialled = False
         self._accused = Action.NOTHING
 
-    def clear(self, now: float) -> None:
-        """The orchestrator has found a sign of life: start anew, with twice the patience."""
-        self._cleared = now
+    @property
+    def charge(self) -> Charge | None:
+        """What the node stands accused of since it was last heard or cleared."""
+        return _CHARGES.get(self._accused)
+
+    def clear(self, now: float, patience: float = 0.0) -> None:
+        """The orchestrator has found a sign of life: start anew, with twice the patience.
+
+        Args:
+            patience: for how long the node may be silent now, at least.
+        """
+        self._cleared, self._granted = now, patience
         self._begin_anew()
 
     def patience(self, now: float, worst_pong: float) -> float:
         """Return how long the node may be silent before it is accused."""
         patience = max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong)
         patience = min(patience, LONGEST_PATIENCE_SECONDS)
-        return 2 * patience if now < self._cleared + CLEARED_SECONDS else patience
+        if now >= self._cleared + CLEARED_SECONDS:
+            return patience
+        return max(2 * patience, self._granted)
 
     def judge(self, now: float, seen: Observation) -> Action:
         """Return what is to be done now; each action once, until the node is heard or cleared."""
         if seen.last_heard > self._heard:
             self._heard = seen.last_heard
-            self._begin_anew()
+            # Last words of a node that is about to end come after its refusal, too.
+            if not (seen.refused and self._accused is Action.ACCUSE_REFUSED):
+                self._begin_anew()
         action = self._next_action(now, seen)
         if action is Action.DIAL_AGAIN:
             self._has_dialled = True

@@ -27,7 +27,8 @@ _CHOSEN = struct.Struct("<Q")
 _PING = struct.Struct("<QdH")
 _GROUP = struct.Struct("<IH")
 _PROGRESS = struct.Struct("<qqQ")
-_FLOOR = struct.Struct("<q")
+_FLOOR = struct.Struct("<qH")
+_NAME = struct.Struct("<H")
 
 
 class LinkMessageType(IntEnum):
@@ -109,11 +110,19 @@ class Progress(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """The lowest watermark of all nodes of one group, as far as the sender knows."""
+    """What the sender knows of all nodes of one group.
+
+    Attributes:
+        group: the group's name.
+        opening: the number that the orchestrator gave this opening of the name.
+        floor: the lowest watermark of all nodes.
+        waits_for: the nodes whose reports the sender's round waits for; of a leader only.
+    """
 
     group: str
     opening: int
     floor: int
+    waits_for: tuple[str, ...] = ()
 
 
 class Ping(NamedTuple):
@@ -147,8 +156,9 @@ class Pong(NamedTuple):
     def pack(self) -> bytes:
         """The message as bytes."""
         parts = [_PING.pack(self.number, self.lag, len(self.floors))]
-        for group, opening, floor in self.floors:
-            parts += [_group(group, opening), _FLOOR.pack(floor)]
+        for group, opening, floor, waits_for in self.floors:
+            parts += [_group(group, opening), _FLOOR.pack(floor, len(waits_for))]
+            parts += map(_name, waits_for)
         return _packed(LinkMessageType.PONG, b"".join(parts))
 
 
@@ -244,8 +254,7 @@ def _read(kind: LinkMessageType, parts: _Parts) -> LinkMessage:
             return Ping(number, lag, tuple(entries))
         case LinkMessageType.PONG:
             number, lag, count = parts.ping()
-            floors = (Floor(*parts.group(), *parts.take(_FLOOR)) for _ in range(count))
-            return Pong(number, lag, tuple(floors))
+            return Pong(number, lag, tuple(parts.floor() for _ in range(count)))
         case _:
             group, opening = parts.group()
             return GroupMessage(kind, group, opening, parts.json())
@@ -279,11 +288,24 @@ class _Parts:
     def group(self) -> tuple[str, int]:
         """The name and opening of a group."""
         opening, length = self.take(_GROUP)
-        name = self._body[self._at : self._at + length]
-        if len(name) < length:
+        return self._decoded(length), opening
+
+    def floor(self) -> Floor:
+        """What an answer says of one group."""
+        group, opening = self.group()
+        floor, count = self.take(_FLOOR)
+        return Floor(group, opening, floor, tuple(self._name() for _ in range(count)))
+
+    def _name(self) -> str:
+        (length,) = self.take(_NAME)
+        return self._decoded(length)
+
+    def _decoded(self, length: int) -> str:
+        text = self._body[self._at : self._at + length]
+        if len(text) < length:
             raise ValueError("a name is cut off")
         self._at += length
-        return name.decode(), opening
+        return text.decode()
 
     def json(self) -> dict[str, Any]:
         """The rest, a JSON object."""
@@ -297,6 +319,11 @@ class _Parts:
 def _group(name: str, opening: int) -> bytes:
     encoded = name.encode()
     return _GROUP.pack(opening, len(encoded)) + encoded
+
+
+def _name(name: str) -> bytes:
+    encoded = name.encode()
+    return _NAME.pack(len(encoded)) + encoded
 
 
 def _json(body: dict[str, Any]) -> bytes:
