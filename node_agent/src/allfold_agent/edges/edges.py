@@ -106,6 +106,14 @@ class Edges:
         out, in_ = self._out.get(node), self._in.get(node)
         return (out.acknowledged() if out else 0) + (in_.received if in_ else 0)
 
+    def last_heard(self, node: str) -> float:
+        """Return when the last byte came from a node on its edges (monotonic)."""
+        out, in_ = self._out.get(node), self._in.get(node)
+        return max(
+            out.last_heard() if out else float("-inf"),
+            in_.last_heard if in_ else float("-inf"),
+        )
+
     def counters(self) -> list[tuple[str, str, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""
         out = [("out", peer, edge.counters) for peer, edge in list(self._out.items())]

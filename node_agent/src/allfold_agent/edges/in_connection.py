@@ -6,6 +6,7 @@ import select
 import socket
 import struct
 from threading import Event
+from time import monotonic
 
 from allfold_agent.edges.connection import tune
 from allfold_core.wire.frames import HEADER_SIZE
@@ -32,12 +33,14 @@ class InConnection:
         socket: the connection.
         readable: polls it for something to be read.
         early: bytes of frames that were received, but are not read yet.
+        last_heard: when the last byte came from the peer (monotonic).
     """
 
     def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
         tune(connected)
         self.socket = connected
         self.early = memoryview(early)
+        self.last_heard = monotonic()  # it has answered, or asked, to open the edge
         self.readable = select.poll()
         self.readable.register(connected, select.POLLIN)
         self._closed = closed
@@ -60,6 +63,7 @@ class InConnection:
             return 0
         if count == 0:
             raise EOFError("the peer closed the connection")
+        self.last_heard = monotonic()
         return count
 
     def fill(self, view: memoryview) -> None:

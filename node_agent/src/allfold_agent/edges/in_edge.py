@@ -65,6 +65,12 @@ class InEdge:
         """The number of frames that have arrived."""
         return self._frames.expected
 
+    @property
+    def last_heard(self) -> float:
+        """When the last byte came from the peer (monotonic); ``-inf`` if none ever did."""
+        connection = self._connection
+        return float("-inf") if connection is None else connection.last_heard
+
     def resume(self) -> None:
         """Try a waiting frame again; from any thread."""
         self._short.resume()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from time import monotonic
 
 from allfold_agent.edges.connection import tune
 from allfold_agent.edges.outgoing import Frame
@@ -19,11 +20,13 @@ class OutConnection:
 
     Attributes:
         socket: the connection.
+        last_heard: when the last acknowledgement was read (monotonic).
     """
 
     def __init__(self, connected: socket.socket) -> None:
         tune(connected)
         self.socket = connected
+        self.last_heard = monotonic()  # the peer has dialled
         self._ack_rest = b""
 
     def write_some(self, frame: Frame) -> int:
@@ -71,6 +74,7 @@ class OutConnection:
         data = self.socket.recv(_ACKS_AT_ONCE, socket.MSG_DONTWAIT)
         if not data:
             raise ConnectionResetError("the peer closed the connection")
+        self.last_heard = monotonic()
         data = self._ack_rest + data
         whole = len(data) - len(data) % ACK.size
         self._ack_rest = data[whole:]

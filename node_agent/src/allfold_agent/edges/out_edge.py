@@ -338,6 +338,12 @@ class OutEdge:
             self._drain_acks()
             return self._unacked[0].number if self._unacked else self._next_number
 
+    def last_heard(self) -> float:
+        """Return when the receiver last acknowledged something (monotonic); ``-inf`` if unknown."""
+        with self._lock:
+            self._drain_acks()
+            return float("-inf") if self._connection is None else self._connection.last_heard
+
     def _unsent_or_unacked(self) -> bool:
         self._drain_acks()
         return self._queue.head() is not None or bool(self._unacked)

@@ -109,6 +109,12 @@ class Agreement:
         gone = machine.dead.keys() & machine.epoch.sessions
         return machine.frozen or bool(self._doubts) or bool(gone)
 
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The nodes whose reports the round waits for that this node leads. From any thread."""
+        leader = self._leader
+        return () if leader is None else leader.missing
+
     # Events of this node
 
     def call(self, seq: int, session: str, call: Call) -> None:
