@@ -75,6 +75,7 @@ class Node:
 
     def __init__(self, name: str, incarnation: str = "life-1", port: int = 0) -> None:
         self.name = name
+        self.incarnation = incarnation
         self.heard = Recorder()
         self.sockets: list[socket.socket] = []
         self.before_dial: Callable[[], object] = lambda: None
@@ -198,7 +199,7 @@ def link(*linked: Node) -> None:
     for node in linked:
         for other in linked:
             if other is not node:
-                node.links.want(other.name, other.address)
+                node.links.want(other.name, other.address, other.incarnation)
     for node in linked:
         for other in linked:
             if other is not node:

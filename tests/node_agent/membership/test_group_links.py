@@ -16,10 +16,12 @@ from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.links import PeerLinks
 from allfold_core.errors import PeerLost
 from allfold_core.survival import codec
+from allfold_core.survival.overdue import Awaited
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import no_outcome
+from tests.support.waiting import wait_until
 
 OPENING = 3
 
@@ -31,14 +33,14 @@ def local() -> Iterator[LocalGroups]:
 
 
 class Links:
-    """The links of the node of the first group, which is open unless a test says otherwise."""
+    """The links of the node of one group, which is open unless a test says otherwise."""
 
-    def __init__(self, local: LocalGroups, *, is_open: bool = True) -> None:
+    def __init__(self, local: LocalGroups, *, is_open: bool = True, node: int = 0) -> None:
         self.registry = Registry()
         self.notices = EarlyNotices(self.registry)
         self.peers: Any = create_autospec(PeerLinks, instance=True)
-        self.links = GroupLinks("node0", self.peers, self.registry, self.notices)
-        self._group = local.groups[0]
+        self.links = GroupLinks(f"node{node}", self.peers, self.registry, self.notices)
+        self._group = local.groups[node]
         if is_open:
             self.open()
 
@@ -63,7 +65,7 @@ def doubt(opening: int = OPENING) -> GroupMessage:
 def test_a_group_wants_links_to_all_other_nodes_until_it_is_over(links: Links) -> None:
     group = links.open()
     links.links.opened(group)
-    links.peers.want.assert_called_once_with("node1", "node1")
+    links.peers.want.assert_called_once_with("node1", "node1", "life 1")
     links.peers.unwant.assert_not_called()
     links.links.over(group)
     links.peers.unwant.assert_called_once_with("node1")
@@ -136,3 +138,37 @@ def test_a_call_that_differs_from_what_the_ping_of_another_node_says_is_judged(
     local.ranks[0].call(0, [1.0])
     links.links.on_progress("node1", [Progress("test", OPENING, -1, 0, 12345)])
     assert local.rounds == 1
+
+
+def test_a_node_was_heard_when_the_latest_byte_came_on_an_edge_of_any_group(
+    local: LocalGroups, links: Links
+) -> None:
+    assert links.links.last_heard("node1") == links.links.last_heard("stranger") == float("-inf")
+    local.call_all(0, [[1.0], [2.0]])
+    assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+    ops = links.links.last_heard("node1")
+    assert ops == local.groups[0].edges.last_heard("node1") > float("-inf")
+
+
+def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
+    with local_groups([[0], [1], [2]]) as local:
+        leader, follower = Links(local), Links(local, node=1)
+        assert leader.links.awaited() == follower.links.awaited() == []
+        local.links.hold(LinkMessageType.FROZEN)
+        local.ranks[1].call(0, [1.0])
+        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        frozen = [group.agreement.machine for group in local.groups]
+        wait_until(lambda: all(each.frozen for each in frozen), "the reports are on their way")
+        assert leader.links.awaited() == [
+            Awaited("test", OPENING, OPENING, 1, "node1"),
+            Awaited("test", OPENING, OPENING, 1, "node2"),
+        ]
+        assert follower.links.awaited() == [Awaited("test", OPENING, OPENING, 1, "node0")]
+        assert leader.links.floors("node1")[0].waits_for == ("node1", "node2")
+        assert follower.links.floors("node0")[0].waits_for == ()
+        frozen[1].out = True  # it is for nobody here to decide any more
+        assert follower.links.awaited() == []
+        frozen[1].out = False
+        local.links.release()
+        wait_until(lambda: not any(each.frozen for each in frozen), "the decision")
+        assert leader.links.awaited() == follower.links.awaited() == []

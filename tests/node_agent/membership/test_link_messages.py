@@ -85,12 +85,14 @@ def test_nothing_is_sent_where_there_is_no_link() -> None:
 
 def test_pings_carry_how_far_the_groups_are() -> None:
     progress = (Progress("train", 3, 41, 42, 2**63), Progress("other", 1, -1, -1, 0))
-    floors = (Floor("train", 3, 40),)
+    floors = (Floor("train", 3, 40, ("a", "c")),)
     with nodes("a", "b") as (a, b):
         a.heard.said, b.heard.known = progress, floors
         link(a, b)
         wait_until(lambda: b.heard.progress_of.get("a") == progress, "the progress of a", SECONDS)
         wait_until(lambda: a.heard.floors_of.get("b") == floors, "what b knows", SECONDS)
+        assert a.in_reactor(lambda: a.links.floors("b")) == floors
+        assert a.in_reactor(lambda: a.links.floors("c")) == ()
 
 
 def test_answers_to_pings_are_signs_of_life_and_their_delay_is_known() -> None:
@@ -120,17 +122,26 @@ def test_a_peer_that_stops_leaves_pings_unanswered_and_knows_its_own_lag() -> No
 
 def test_pings_that_cannot_be_sent_count_as_unanswered() -> None:
     with nodes("a") as (a,):
-        a.links.want("b", a.address)  # where another node is
+        a.links.want("b", a.address, "life-1")  # where another node is
         wait_until(lambda: a.observe("b").unanswered >= 3, "pings that were due", SECONDS)
+
+
+def test_a_node_that_never_said_a_word_was_never_heard_however_patient_one_is_with_it() -> None:
+    with nodes("a") as (a,):
+        a.links.want("b", a.address, "life-1")
+        wait_until(lambda: a.observe("b").unanswered >= 1, "a ping", SECONDS)
+        assert a.observe("b").last_heard > 0
+        assert a.in_reactor(lambda: a.links.last_heard("b")) == float("-inf")
+        assert a.in_reactor(lambda: a.links.last_heard("c")) == float("-inf")
 
 
 def test_a_node_that_is_wanted_again_is_not_silent_yet() -> None:
     with nodes("a") as (a,):
-        a.links.want("b", a.address)
+        a.links.want("b", a.address, "life-1")
         wait_until(lambda: a.observe("b").unanswered >= 3, "pings that were due", SECONDS)
         before = a.observe("b").last_heard
         a.links.unwant("b")
-        a.links.want("b", a.address)
+        a.links.want("b", a.address, "life-1")
         again = a.observe("b")
         assert again.last_heard > before
         assert again.unanswered < 3
@@ -148,8 +159,8 @@ def test_a_listener_that_fails_does_not_harm_the_link(
 
     with nodes("a", "b") as (a, b):
         setattr(a.heard, method, fail)
-        a.links.want("b", b.address)
-        b.links.want("a", a.address)
+        a.links.want("b", b.address, "life-1")
+        b.links.want("a", a.address, "life-1")
         b.await_event("up", "a")
         assert b.links.send("a", message(1))
         wait_until(lambda: len(failures) > 0, "the failure", SECONDS)

@@ -133,7 +133,7 @@ def test_the_choices_of_a_new_incarnation_begin_anew() -> None:
 def test_a_connection_that_this_end_has_dialled_gives_way_to_that_of_the_later_name() -> None:
     with nodes("m") as (m,), socket.create_server(("127.0.0.1", 0)) as address_of_z:
         address_of_z.settimeout(SECONDS)
-        m.links.want("z", f"127.0.0.1:{address_of_z.getsockname()[1]}")
+        m.links.want("z", f"127.0.0.1:{address_of_z.getsockname()[1]}", "life-x")
         dialled, _ = address_of_z.accept()
         with dialled, Stranger(m) as later:
             dialled.settimeout(SECONDS)

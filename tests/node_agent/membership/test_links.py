@@ -84,11 +84,11 @@ def test_only_the_node_of_the_later_name_dials_at_first() -> None:
 
 def test_the_node_of_the_earlier_name_dials_where_the_later_one_does_not() -> None:
     with nodes("a", "b") as (a, b):
-        a.links.want("b", b.address)
+        a.links.want("b", b.address, "life-1")
         a.await_event("up", "b", "life-1")
         await_one_connection(a, b)
         assert b.heard.events == []  # b does not want it yet
-        b.links.want("a", a.address)
+        b.links.want("a", a.address, "life-1")
         b.await_event("up", "a", "life-1")
         assert len(a.open_sockets()) == 1
 
@@ -123,8 +123,8 @@ def test_of_the_connections_of_two_nodes_that_dial_at_once_one_stays() -> None:
 def test_a_second_connection_replaces_a_silent_one(names: str) -> None:
     with nodes("a", "b") as both, wires(*both) as (wire_a, wire_b):
         a, b = both
-        a.links.want("b", wire_b.address)
-        b.links.want("a", wire_a.address)
+        a.links.want("b", wire_b.address, "life-1")
+        b.links.want("a", wire_a.address, "life-1")
         for node, other in ((a, b), (b, a)):
             node.await_event("up", other.name)
         for wire in (wire_a, wire_b):
@@ -174,7 +174,7 @@ def test_a_peer_whose_port_is_closed_refuses_and_may_come_back(
     dials: list[None] = []
     with nodes("a") as (a,):
         a.before_dial = lambda: dials.append(None)
-        a.links.want("b", address)
+        a.links.want("b", address, "life-1")
         a.await_event("down", "b", True)
         wait_until(lambda: len(dials) >= 3, "more dials", SECONDS)
         assert caplog.text.count("no link to node b") == 1
@@ -207,10 +207,10 @@ def test_another_incarnation_is_refused_until_it_is_wanted() -> None:
         a.await_event("down", "b", True)
         heir = Node("b", "life-2", port=b.port)
         try:
-            heir.links.want("a", a.address)  # it dials, and is refused
+            heir.links.want("a", a.address, "life-1")  # it dials, and is refused
             wait_until(lambda: len(heir.sockets) > 2, "some dials", SECONDS)
             assert heir.count("up") == 0
-            a.links.want("b", heir.address)
+            a.links.want("b", heir.address, "life-2")
             a.await_event("up", "b", "life-2")
             heir.await_event("up", "a", "life-1")
             await_one_connection(a, heir)
@@ -218,9 +218,62 @@ def test_another_incarnation_is_refused_until_it_is_wanted() -> None:
             heir.close()
 
 
+def test_a_life_that_is_over_is_noticed_by_who_has_never_met_it() -> None:
+    with nodes("a") as (a,):
+        heir = Node("b", "life-2")
+        try:
+            a.links.want("b", heir.address, "life-1")
+            a.await_event("down", "b", True)
+            assert a.in_reactor(a.links.wanted) == [("b", "life-1")]
+            a.links.want("b", heir.address, "life-2")
+            a.await_event("up", "b", "life-2")
+            assert a.in_reactor(a.links.wanted) == [("b", "life-2")]
+            assert not a.observe("b").refused
+        finally:
+            heir.close()
+
+
+def test_the_link_to_a_life_ends_where_another_one_is_wanted() -> None:
+    with nodes("a", "b") as (a, b):
+        link(a, b)
+        a.links.want("b", b.address, "life-2")
+        a.await_event("down", "b", True)
+        assert a.in_reactor(lambda: a.links.last_heard("b")) == float("-inf")
+
+
+def test_a_dial_to_a_life_that_is_over_says_nothing_about_the_next_one() -> None:
+    began, go_on = Event(), Event()
+
+    def wait() -> None:
+        began.set()
+        go_on.wait(SECONDS)
+
+    with nodes("b", "m") as (b, m):
+        m.before_dial = wait
+        m.links.want("b", free_address(), "life-0")
+        assert began.wait(SECONDS)
+        m.links.want("b", b.address, "life-1")
+        assert m.in_reactor(m.links.wanted) == [("b", "life-1")]
+        go_on.set()
+        m.await_event("up", "b", "life-1")
+        assert m.count("down") == 0
+
+
+def test_a_node_that_begins_a_new_life_ends_its_links_and_refuses_those_to_the_old_one() -> None:
+    with nodes("a", "b") as (a, b):
+        link(a, b)
+        b.links.renew("life-2")
+        a.await_event("down", "b", True)
+        assert b.count("down", "a") >= 1
+        a.links.want("b", b.address, "life-2")
+        a.await_event("up", "b", "life-2")
+        b.await_event("up", "a", times=2)
+        await_one_connection(a, b)
+
+
 def test_another_node_at_the_address_of_a_peer_refuses() -> None:
     with nodes("a", "c") as (a, c):
-        a.links.want("b", c.address)
+        a.links.want("b", c.address, "life-1")
         a.await_event("down", "b", True)
         assert c.open_sockets() == []
 
@@ -229,7 +282,7 @@ def test_a_link_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(links, "_LINGER_SECONDS", 0.0)
     with nodes("a", "b") as (a, b):
         link(a, b)
-        a.links.want("b", b.address)
+        a.links.want("b", b.address, "life-1")
         a.links.unwant("b")
         await_one_connection(a, b)  # one group is left
         assert a.count("up") == 1
@@ -290,13 +343,13 @@ def test_connections_that_come_when_the_agent_ends_are_closed() -> None:
 
     with nodes("a", "b", "c") as (a, b, c):
         b.before_dial = pause
-        b.links.want("a", a.address)
+        b.links.want("a", a.address, "life-1")
         assert begun.wait(SECONDS)
         b.reactor.close()
         go_on.set()
         b.links.close()
         b.await_connections(0)
-        c.links.want("b", b.address)  # whose data port is open still
+        c.links.want("b", b.address, "life-1")  # whose data port is open still
         wait_until(lambda: b.sockets[1:], "a connection", SECONDS)
         b.await_connections(0)
         assert c.count("up") == 0
@@ -317,7 +370,7 @@ def test_nothing_is_left_of_links_that_were_closed_amid_all() -> None:
     threads, descriptors = set(threading.enumerate()), descriptors_in_use()
     with nodes("a", "b", "c") as three:
         link(*three)
-        three[0].links.want("gone", free_address())
+        three[0].links.want("gone", free_address(), "life-1")
         three[0].await_event("down", "gone", True)
         three[1].links.send("c", message(1, "x" * 1_000_000))
         break_connections(three[2])

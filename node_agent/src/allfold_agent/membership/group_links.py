@@ -11,6 +11,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
+from allfold_core.survival.overdue import Awaited
 from allfold_core.wire.frames import FrameError
 from allfold_core.wire.peer_link import Floor, GroupMessage, Progress
 
@@ -40,7 +41,7 @@ class GroupLinks(LinkListener):
         """Have links to all other nodes of a group."""
         for member in group.plan.members:
             if member.node != self._node:
-                self._links.want(member.node, member.data_address)
+                self._links.want(member.node, member.data_address, member.incarnation)
 
     def over(self, group: AgreeingGroup) -> None:
         """The group needs its links no more."""
@@ -58,6 +59,24 @@ class GroupLinks(LinkListener):
         """The nodes of a group that have not answered the latest pings."""
         seen = {member.node: self._links.observe(member.node) for member in group.plan.members}
         return [node for node, each in seen.items() if each and each.unanswered >= _SILENT_PINGS]
+
+    def last_heard(self, node: str) -> float:
+        """Return when the last byte came from a node on any edge (monotonic)."""
+        edges = (each for group in self._shared(node) for each in (group.edges, group.p2p.edges))
+        return max((each.last_heard(node) for each in edges), default=float("-inf"))
+
+    def awaited(self) -> list[Awaited]:
+        """Return what this node waits for in the rounds of its groups."""
+        found: list[Awaited] = []
+        for group in self._registry.all():
+            machine = group.agreement.machine
+            leader = (machine.term.leader,) if machine.frozen and not machine.out else ()
+            found += [
+                Awaited(group.name, group.opening, machine.term.number, machine.round, node)
+                for node in group.agreement.waits_for or leader
+                if node != self._node
+            ]
+        return found
 
     def _shared(self, node: str) -> Iterator[Group]:
         for group in self._registry.all():
@@ -95,7 +114,12 @@ class GroupLinks(LinkListener):
 
     def floors(self, node: str) -> Sequence[Floor]:
         return [
-            Floor(group.name, group.opening, group.agreement.machine.floor)
+            Floor(
+                group.name,
+                group.opening,
+                group.agreement.machine.floor,
+                group.agreement.waits_for,
+            )
             for group in self._shared(node)
         ]
 

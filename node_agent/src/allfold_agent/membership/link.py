@@ -116,7 +116,10 @@ class PeerLink:
         node: its name.
         users: how many groups want the link.
         connection: the one that is the link at the moment.
+        incarnation: the life of the node that is wanted; empty where nobody has told.
+        floors: what its last answer to a ping has said of the groups.
         last_heard: when the last byte came from the node (monotonic).
+        silent_since: the same; or when the node was first wanted, if that is later.
         refused: True while nobody listens at its address, or somebody else does.
     """
 
@@ -124,39 +127,59 @@ class PeerLink:
         self.node = node
         self.users = 0
         self.connection: LinkConnection | None = None
+        self.incarnation = ""
         self.pings = Pings()
-        self.last_heard = monotonic()
+        self.floors: Sequence[Floor] = ()
+        self.last_heard = float("-inf")
         self.refused = False
+        self._wanted_at = monotonic()
         self._context = context
         self._address = ""
-        self._incarnation = ""  # unknown until it has said so
         self._is_replaced = False
         self._last_choice = 0
-        self._silent_since = float("-inf")
+        self._dialled_incarnation = ""
+        self._dialled_at_silence = float("-inf")
         self._failure = ""  # of the last dial
         self._redial = Redial(self, context.reactor, context.handover)
 
     # What the groups want
 
-    def want(self, address: str) -> None:
-        """One more group has the node among its members."""
+    @property
+    def silent_since(self) -> float:
+        return max(self.last_heard, self._wanted_at)
+
+    def want(self, address: str, incarnation: str) -> None:
+        """One more group has the node among its members, in this life of it."""
         self.users += 1
         self._address = address
+        if incarnation != self.incarnation:
+            self._expect(incarnation)
         if self.connection is not None:
             if self.users == 1:
                 self._tell_up()
             return
         if self.users == 1:
-            self.last_heard = monotonic()
-            self.pings.begin_anew()
-        if self._is_replaced:  # it is the newer one that is wanted from now on
-            self._incarnation, self._last_choice = "", 0
+            self._begin_to_wait()
+        if self._is_replaced:
             self._is_replaced = self.refused = False
         self._redial.start(_FIRST_WAIT_SECONDS if self._chooses else 0.0)
 
+    def _expect(self, incarnation: str) -> None:
+        """Have to do with this life of the node, and with no other one any more."""
+        self.incarnation, self._last_choice = incarnation, 0
+        self._is_replaced = self.refused = False
+        self.last_heard = float("-inf")
+        self._begin_to_wait()
+        if self.connection is not None:
+            self.connection.end("another incarnation is wanted")
+
+    def _begin_to_wait(self) -> None:
+        self._wanted_at = monotonic()
+        self.pings.begin_anew()
+
     def dial_again(self) -> None:
         """Dial a second connection, which replaces the present one unless that is heard again."""
-        self._silent_since = self.last_heard
+        self._dialled_at_silence = self.last_heard
         self._redial.start()
 
     def join(self) -> None:
@@ -169,7 +192,8 @@ class PeerLink:
         return bool(self.users) and not self._is_replaced and not self._is_well
 
     def dial(self) -> Dialled:
-        request = LinkRequest(self.node, self._incarnation)
+        self._dialled_incarnation = self.incarnation
+        request = LinkRequest(self.node, self._dialled_incarnation)
         return self._context.dial(self._address, request.target)
 
     def on_dialled(self, dialled: Dialled) -> None:
@@ -184,7 +208,9 @@ class PeerLink:
         if error.message != self._failure:  # not twenty times a second
             self._failure = error.message
             log.info("there is no link to node %s yet: %s", self.node, error.message)
-        if refusal is not Refusal.NONE and self.needs_dial():
+        # A dial that began before another incarnation was wanted says nothing about that one.
+        is_news = self._dialled_incarnation == self.incarnation
+        if refusal is not Refusal.NONE and is_news and self.needs_dial():
             self._note_refusal(refusal)
         self._redial.failed()
 
@@ -192,12 +218,13 @@ class PeerLink:
 
     def on_hello(self, connection: LinkConnection, hello: Hello) -> None:
         """A connection has said that it is the node's."""
-        if self._incarnation not in ("", hello.incarnation):
+        if self.incarnation not in ("", hello.incarnation):
             if self.users:
-                self._refuse_incarnation(connection)
+                connection.end("another incarnation is wanted")
+                self._redial.start()  # its answer says whether the one that is wanted is over
                 return
             self._last_choice = 0
-        self._incarnation = hello.incarnation
+        self.incarnation = hello.incarnation
         self.last_heard = monotonic()
         if not self._chooses:
             return
@@ -234,7 +261,7 @@ class PeerLink:
     def _is_well(self) -> bool:
         """True while there is a link that has been heard since a second one was asked for."""
         connection = self.connection
-        return connection is not None and connection.last_heard > self._silent_since
+        return connection is not None and connection.last_heard > self._dialled_at_silence
 
     def _adopt(self, connection: LinkConnection) -> None:
         former, self.connection = self.connection, connection
@@ -250,14 +277,8 @@ class PeerLink:
             self._tell_up()
 
     def _tell_up(self) -> None:
-        log.info("there is a link to node %s, incarnation %s", self.node, self._incarnation)
-        self._context.tell(self._context.listener.on_up, self.node, self._incarnation)
-
-    def _refuse_incarnation(self, connection: LinkConnection) -> None:
-        """Another life of the node has come: the one that is wanted is over, if it is not here."""
-        connection.end("another incarnation is wanted")
-        if self.connection is None:
-            self._note_refusal(Refusal.REPLACED)
+        log.info("there is a link to node %s, incarnation %s", self.node, self.incarnation)
+        self._context.tell(self._context.listener.on_up, self.node, self.incarnation)
 
     def _note_refusal(self, refusal: Refusal) -> None:
         self._is_replaced = refusal is Refusal.REPLACED

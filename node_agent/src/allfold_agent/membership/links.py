@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from allfold_agent.membership.link import Dial, LinkContext, LinkListener, PeerLink
@@ -21,7 +21,7 @@ from allfold_core.survival.suspicion import (
     Observation,
     RecentMaximum,
 )
-from allfold_core.wire.peer_link import Chosen, Hello, LinkMessage, Ping, Pong
+from allfold_core.wire.peer_link import Chosen, Floor, Hello, LinkMessage, Ping, Pong
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,15 @@ class PeerLinks:
 
     # From any thread
 
-    def want(self, node: str, address: str) -> None:
-        """Have a link to a node, on behalf of one more group; ``address`` is its data port's."""
-        self._reactor.call(lambda: self._link(node).want(address))
+    def want(self, node: str, address: str, incarnation: str) -> None:
+        """Have a link to this life of a node, on behalf of one more group.
+
+        Where another one was wanted before, that one is over.
+
+        Args:
+            address: of its data port.
+        """
+        self._reactor.call(lambda: self._link(node).want(address, incarnation))
 
     def unwant(self, node: str) -> None:
         """Take one :meth:`want` back; the last one lets the link go after a while."""
@@ -97,6 +103,10 @@ class PeerLinks:
         return lambda connected: self._handover.bring(
             connected, lambda: self._connect(connected, b"", "")
         )
+
+    def renew(self, incarnation: str) -> None:
+        """Begin a new life of this agent: all links end, and what is said from now on is of it."""
+        self._reactor.call(lambda: self._renew(incarnation))
 
     def close(self) -> None:
         """End all links; the reactor has ended."""
@@ -126,13 +136,25 @@ class PeerLinks:
         """Return True while there is a link to a node."""
         return node in self._links and self._links[node].connection is not None
 
+    def wanted(self) -> list[tuple[str, str]]:
+        """Return the nodes that some group wants a link to, with their incarnations."""
+        return [(each.node, each.incarnation) for each in self._links.values() if each.users]
+
+    def last_heard(self, node: str) -> float:
+        """Return when the last byte came from a node (monotonic); ``-inf`` if none ever did."""
+        return self._links[node].last_heard if node in self._links else float("-inf")
+
+    def floors(self, node: str) -> Sequence[Floor]:
+        """Return what the last answer of a node to a ping has said of the groups."""
+        return self._links[node].floors if node in self._links else ()
+
     def observe(self, node: str) -> Observation | None:
         """Return what is seen of a node; ``None`` where there is nothing between us."""
         link, now = self._links.get(node), monotonic()
         if link is None:
             return None
         return Observation(
-            last_heard=link.last_heard,
+            last_heard=link.silent_since,
             unanswered=link.pings.unanswered,
             worst_pong=link.pings.worst_delay(now),
             own_lag=self.lag(),
@@ -171,6 +193,11 @@ class PeerLinks:
     def _drop_if_idle(self, link: PeerLink) -> None:
         if not link.users and link.connection is None and self._links.get(link.node) is link:
             del self._links[link.node]
+
+    def _renew(self, incarnation: str) -> None:
+        self._context.me = Hello(self._context.me.node, incarnation)
+        for connection in list(self._connections):
+            connection.end("this agent begins a new life")
 
     # Connections
 
@@ -228,6 +255,7 @@ class PeerLinks:
             context.tell(listener.on_progress, link.node, message.progress)
         elif isinstance(message, Pong):
             link.pings.note_answer(message.number, monotonic())
+            link.floors = message.floors
             context.tell(listener.on_floors, link.node, message.floors)
         else:
             context.tell(listener.on_message, link.node, message)
