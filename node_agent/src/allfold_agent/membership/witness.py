@@ -1,0 +1,209 @@
+"""The witness: what this agent sees of the others, and whom it accuses at the orchestrator.
+
+It watches all links that a group wants. Silence is suspected, and answered by a second dial; where
+that does not help, or the node refuses connections, or does not do its part of a round, it is
+accused. What becomes of the accused is for the orchestrator to decide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from allfold_agent.membership.links import PING_SECONDS, PeerLinks
+from allfold_agent.runtime.reactor import Reactor
+from allfold_core.survival.overdue import Awaited, OverdueRounds
+from allfold_core.survival.suspicion import (
+    UNANSWERED_PINGS,
+    Action,
+    Charge,
+    Observation,
+    Suspicion,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+# While no link is wanted.
+_IDLE_SECONDS = 0.5
+
+Life = tuple[str, str]
+"""A node and its incarnation."""
+
+
+class Accuser(Protocol):
+    """Brings charges before the orchestrator. Called in the reactor's thread; may not wait."""
+
+    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
+        """Accuse a node.
+
+        Args:
+            since: for how many seconds the charge holds.
+            lag: how late this agent's own thread was of late.
+        """
+
+    def withdraw(self, node: str, incarnation: str) -> None:
+        """Take a charge back: the node was heard again, or does its part again."""
+
+
+class _News(NamedTuple):
+    """What other threads may know. Made anew at each tick, and never changed."""
+
+    heard: Mapping[str, float]
+    lag: float
+    next_tick: float
+
+
+class Witness:
+    """Watches the other agents, in the reactor's thread.
+
+    Args:
+        links: to the other agents.
+        reactor: of the links.
+        accuser: the way to the orchestrator.
+        heard_on_edges: returns when the last byte came from a node on any edge (monotonic).
+        awaited: returns what this node waits for in the rounds of its groups.
+    """
+
+    def __init__(
+        self,
+        links: PeerLinks,
+        reactor: Reactor,
+        accuser: Accuser,
+        heard_on_edges: Callable[[str], float] = lambda _: float("-inf"),
+        awaited: Callable[[], Collection[Awaited]] = lambda: (),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._links = links
+        self._reactor = reactor
+        self._accuser = accuser
+        self._heard_on_edges = heard_on_edges
+        self._awaited = awaited
+        self._clock = clock
+        self._suspicions: dict[Life, Suspicion] = {}
+        self._overdue = OverdueRounds()
+        self._stuck: dict[Life, float] = {}
+        self._news = _News({}, 0.0, float("inf"))
+
+    # From any thread
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._reactor.call(self._tick)
+
+    def heard(self) -> dict[str, float]:
+        """Return how many seconds ago each node was heard last, if ever."""
+        now = self._clock()
+        return {node: max(0.0, now - at) for node, at in self._news.heard.items()}
+
+    def lag(self) -> float:
+        """Return how late the reactor's thread was at most within the last seconds, or is now."""
+        news = self._news
+        return max(0.0, news.lag, self._clock() - news.next_tick)
+
+    def cleared(self, node: str, incarnation: str, patience: float) -> None:
+        """The orchestrator has acquitted a node, which may be silent for so long from now on."""
+        self._reactor.call(lambda: self._clear((node, incarnation), patience))
+
+    def again(self) -> None:
+        """Accuse all again who are still suspected: the orchestrator may not know of it."""
+        self._reactor.call(self._accuse_again)
+
+    # In the reactor's thread
+
+    def look(self, node: str) -> None:
+        """Something has happened to the link to a node: judge it now."""
+        for life in self._links.wanted():
+            if life[0] == node:
+                self._judge(life)
+
+    def _tick(self) -> None:
+        try:
+            wanted = self._links.wanted()
+            self._suspicions = {life: self._suspicions.get(life) or Suspicion() for life in wanted}
+            for life in wanted:
+                self._judge(life)
+            self._judge_rounds()
+        finally:
+            seconds = TICK_SECONDS if self._suspicions else _IDLE_SECONDS
+            self._publish(seconds)
+            self._reactor.later(seconds, self._tick)
+
+    def _publish(self, seconds: float) -> None:
+        heard = {node: self._last_heard(node) for node, _ in self._suspicions}
+        known = {node: at for node, at in heard.items() if at > float("-inf")}
+        self._news = _News(known, self._links.lag(), self._clock() + seconds)
+
+    # Silence
+
+    def _judge(self, life: Life) -> None:
+        node, _ = life
+        suspicion = self._suspicions.setdefault(life, Suspicion())
+        seen = self._observe(node)
+        if seen is None:
+            return
+        before = suspicion.charge
+        action = suspicion.judge(self._clock(), seen)
+        charge = suspicion.charge
+        if charge is None and before is not None:
+            self._accuser.withdraw(*life)
+        if action is Action.DIAL_AGAIN:
+            self._links.dial_again(node)
+        elif action is not Action.NOTHING and charge is not None:
+            self._accuse(life, charge, self._clock() - seen.last_heard)
+
+    def _observe(self, node: str) -> Observation | None:
+        seen = self._links.observe(node)
+        if seen is None or self._clock() - seen.last_heard <= PING_SECONDS:
+            return seen
+        return replace(seen, last_heard=max(seen.last_heard, self._heard_on_edges(node)))
+
+    def _last_heard(self, node: str) -> float:
+        heard = self._links.last_heard(node)
+        if self._clock() - heard <= PING_SECONDS:
+            return heard  # the edges have no better to tell
+        return max(heard, self._heard_on_edges(node))
+
+    def _accuse(self, life: Life, charge: Charge, seconds: float) -> None:
+        log.warning("node %s is accused: %s for %.3f s", life[0], charge, seconds)
+        self._accuser.accuse(*life, charge, seconds, self._links.lag())
+
+    def _clear(self, life: Life, patience: float) -> None:
+        if life in self._suspicions:
+            self._suspicions[life].clear(self._clock(), patience)
+
+    def _accuse_again(self) -> None:
+        for life, suspicion in list(self._suspicions.items()):
+            charge = suspicion.charge
+            self._judge(life)
+            seen = self._observe(life[0])
+            if seen is not None and charge is not None and charge == suspicion.charge:
+                self._accuse(life, charge, self._clock() - seen.last_heard)
+        for life, seconds in self._stuck.items():
+            self._accuse(life, "stuck", seconds)
+
+    # Rounds
+
+    def _judge_rounds(self) -> None:
+        awaited = [each for each in self._awaited() if not self._has_excuse(each)]
+        overdue = self._overdue.judge(self._clock(), awaited, self._links.lag())
+        stuck = {life: overdue[life[0]] for life in self._suspicions if life[0] in overdue}
+        for life in stuck.keys() - self._stuck.keys():
+            self._accuse(life, "stuck", stuck[life])
+        for life in self._stuck.keys() - stuck.keys():
+            self._accuser.withdraw(*life)
+        self._stuck = stuck
+
+    def _has_excuse(self, awaited: Awaited) -> bool:
+        """Return True for a node that is silent, and for a leader that waits for others itself."""
+        node, group = awaited.node, (awaited.group, awaited.opening)
+        seen = self._links.observe(node)
+        if seen is None or seen.unanswered >= UNANSWERED_PINGS or not self._links.is_up(node):
+            return True
+        return any(
+            (each.group, each.opening) == group and {*each.waits_for} - {node}
+            for each in self._links.floors(node)
+        )

@@ -1,0 +1,133 @@
+"""A node with links and a witness, as a process: it can be stopped, and killed.
+
+    python -m tests.node_agent.membership.link_peer NAME
+
+It says its address, reads those of the others, and then says whatever happens, as lines of JSON.
+Another line has it say what it sees; it ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Event
+from typing import Any, Self
+
+from allfold_agent.membership.witness import Witness
+from allfold_core.survival.suspicion import Charge
+from tests.node_agent.membership.link_nodes import Node
+
+
+class Charges:
+    """What a node says to the orchestrator; as an accuser, and as lines of the program."""
+
+    def __init__(self, *, says: bool = False) -> None:
+        self.made: list[tuple[str, str]] = []
+        self.withdrawn: list[str] = []
+        self.news = Event()
+        self._says = says
+
+    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
+        assert incarnation == "life-1"
+        self.made.append((node, charge))
+        self._say(accused=node, charge=charge, since=since, lag=lag)
+
+    def withdraw(self, node: str, incarnation: str) -> None:
+        assert incarnation == "life-1"
+        self.withdrawn.append(node)
+        self._say(withdrawn=node)
+
+    def _say(self, **news: Any) -> None:
+        self.news.set()
+        if self._says:
+            say(**news)
+
+
+def say(**news: Any) -> None:
+    with suppress(BrokenPipeError):
+        print(json.dumps(news), flush=True)
+
+
+def watched(node: Node, charges: Charges) -> Witness:
+    """Have a witness watch the links of a node."""
+    witness = Witness(node.links, node.reactor, charges)
+
+    def on_down(other: str, refused: bool) -> None:
+        node.heard.events.append(("down", other, refused))
+        if refused:
+            witness.look(other)
+
+    node.heard.on_down = on_down  # type: ignore[method-assign, assignment]
+    witness.start()
+    return witness
+
+
+class Peer:
+    """The process, as its parent sees it."""
+
+    def __init__(self, name: str) -> None:
+        command = [sys.executable, "-m", __name__, name]
+        self.name = name
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.address: str = self.hear()["address"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> dict[str, Any]:
+        """The next line."""
+        assert self.process.stdout is not None
+        news: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return news
+
+    def meet(self, addresses: dict[str, str]) -> None:
+        """Have it want links to these nodes."""
+        self._write(json.dumps(addresses))
+
+    def report(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Its charges since it was heard last, and what it sees now."""
+        self._write("report")
+        charges: list[dict[str, Any]] = []
+        while "seen" not in (news := self.hear()):
+            charges.append(news)
+        return charges, news
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def main(name: str) -> None:
+    node = Node(name)
+    say(address=node.address)
+    addresses = json.loads(sys.stdin.readline())
+    witness = watched(node, Charges(says=True))
+    for other, address in addresses.items():
+        node.links.want(other, address, "life-1")
+    for _ in sys.stdin:
+        seen = {other: node.observe(other) for other in addresses}
+        say(
+            seen={other: asdict(each) for other, each in seen.items()},
+            up=[other for other in addresses if node.is_up(other)],
+            heard=witness.heard(),
+            lag=witness.lag(),
+        )
+    node.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

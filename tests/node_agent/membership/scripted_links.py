@@ -1,0 +1,140 @@
+"""Links and a reactor on a clock of the test, for a witness that sees what the test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from allfold_agent.membership.pings import Pings
+from allfold_agent.membership.witness import Witness
+from allfold_core.survival.overdue import Awaited
+from allfold_core.survival.suspicion import Observation
+from allfold_core.wire.peer_link import Floor
+from tests.node_agent.membership.link_peer import Charges
+
+PING_SECONDS = 0.1
+_START = 1000.0
+_NEVER = float("-inf")
+
+
+@dataclass
+class SeenNode:
+    """What there is to be seen of another node.
+
+    Attributes:
+        answers: tells whether it answers at a time; it does so at once then, and pings itself.
+    """
+
+    answers: Callable[[float], bool] = lambda _: True
+    incarnation: str = "life-1"
+    last_heard: float = _NEVER
+    refused: bool = False
+    is_up: bool = True
+    floors: Sequence[Floor] = ()
+    pings: Pings = field(default_factory=Pings)
+    unanswered: list[int] = field(default_factory=list)
+
+
+class ScriptedLinks:
+    """In place of the links, the reactor and the edges of an agent.
+
+    Attributes:
+        now: the time.
+        nodes: the other nodes, by name.
+        dialled: the nodes that were dialled again.
+        own_lag: what is known of how late this node's own thread was.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.now = _START
+        self.nodes = {name: SeenNode() for name in names}
+        self.dialled: list[str] = []
+        self.own_lag = 0.0
+        self.edges: dict[str, float] = {}
+        self.awaited: list[Awaited] = []
+        self.charges = Charges()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self.later(0.0, self._ping)
+        links: Any = self
+        self.witness = Witness(
+            links,
+            links,
+            self.charges,
+            lambda node: self.edges.get(node, _NEVER),
+            lambda: self.awaited,
+            clock=lambda: self.now,
+        )
+        self.witness.start()
+
+    # Of the reactor
+
+    def call(self, task: Callable[[], None]) -> None:
+        task()
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None:
+        heappush(self._timers, (self.now + seconds, next(self._numbers), task))
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        until = self.now + seconds
+        while self._timers[0][0] <= until:
+            self.now = max(self.now, self._timers[0][0])
+            heappop(self._timers)[2]()
+        self.now = until
+
+    def stall(self, seconds: float) -> None:
+        """This node itself does nothing for a while; then it reads what has come."""
+        self.now += seconds
+        self.own_lag = seconds
+        self.read()
+
+    # Of the links
+
+    def wanted(self) -> list[tuple[str, str]]:
+        return [(name, node.incarnation) for name, node in self.nodes.items()]
+
+    def observe(self, name: str) -> Observation:
+        node = self.nodes[name]
+        return Observation(
+            last_heard=max(node.last_heard, _START),
+            unanswered=node.pings.unanswered,
+            worst_pong=node.pings.worst_delay(self.now),
+            own_lag=self.own_lag,
+            refused=node.refused,
+        )
+
+    def last_heard(self, name: str) -> float:
+        return self.nodes[name].last_heard
+
+    def floors(self, name: str) -> Sequence[Floor]:
+        return self.nodes[name].floors
+
+    def is_up(self, name: str) -> bool:
+        return self.nodes[name].is_up
+
+    def lag(self) -> float:
+        return self.own_lag
+
+    def dial_again(self, name: str) -> None:
+        self.dialled.append(name)
+
+    # What passes
+
+    def _ping(self) -> None:
+        for node in self.nodes.values():
+            node.unanswered.append(node.pings.next(self.now))
+        self.later(PING_SECONDS, self._ping)
+        self.later(0.001, self.read)
+
+    def read(self) -> None:
+        """Take the answers of those that answer now."""
+        for node in self.nodes.values():
+            if node.answers(self.now):
+                for number in node.unanswered:
+                    node.pings.note_answer(number, self.now)
+                node.unanswered.clear()
+                node.last_heard = self.now

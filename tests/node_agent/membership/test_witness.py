@@ -1,0 +1,223 @@
+"""The witness on a clock of the test: whom it accuses, when, and when it takes that back."""
+
+from __future__ import annotations
+
+from allfold_agent.membership.witness import TICK_SECONDS
+from allfold_core.survival.overdue import STUCK_SECONDS, Awaited
+from allfold_core.survival.suspicion import PATIENCE_SECONDS
+from allfold_core.wire.peer_link import Floor
+from tests.node_agent.membership.scripted_links import PING_SECONDS, ScriptedLinks
+
+LONGEST = PATIENCE_SECONDS + PING_SECONDS + TICK_SECONDS
+REPORT = Awaited("train", 3, 1, 2, "b")
+
+
+def silenced(links: ScriptedLinks, name: str) -> None:
+    """Let a node answer for a while, and no more."""
+    links.run(1.0)
+    links.nodes[name].answers = lambda _: False
+
+
+def test_nodes_that_answer_are_not_accused() -> None:
+    links = ScriptedLinks("b", "c")
+    links.run(60.0)
+    assert (links.dialled, links.charges.made) == ([], [])
+
+
+def test_a_silent_node_is_dialled_again_and_then_accused_once_and_the_others_are_not() -> None:
+    links = ScriptedLinks("b", "c")
+    silenced(links, "b")
+    links.run(PATIENCE_SECONDS - PING_SECONDS - TICK_SECONDS)
+    assert (links.dialled, links.charges.made) == (["b"], [])
+    links.run(60.0)
+    assert (links.dialled, links.charges.made) == (["b"], [("b", "silent")])
+
+
+def test_the_end_of_the_silence_takes_the_charge_back() -> None:
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    links.run(LONGEST)
+    assert links.charges.withdrawn == []
+    links.nodes["b"].answers = lambda _: True
+    links.run(LONGEST)
+    assert links.charges.withdrawn == ["b"]
+
+
+def test_bytes_on_an_edge_are_signs_of_life() -> None:
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    for _ in range(50):
+        links.edges["b"] = links.now
+        links.run(0.1)
+    assert links.charges.made == []
+    assert links.witness.heard()["b"] <= 0.1 + TICK_SECONDS
+    links.run(LONGEST)
+    assert links.charges.made == [("b", "silent")]
+
+
+def test_a_refusal_is_told_without_waiting_for_the_next_look() -> None:
+    links = ScriptedLinks("b", "c")
+    links.run(1.0)
+    links.nodes["b"].refused = True
+    links.witness.look("b")
+    assert links.charges.made == [("b", "refused")]
+    links.run(5.0)
+    assert links.charges.made == [("b", "refused")]
+
+
+def test_a_cleared_node_is_accused_again_when_the_granted_patience_is_over() -> None:
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    links.run(LONGEST)
+    links.witness.cleared("b", "life-1", 2.0)
+    links.run(2.0 - TICK_SECONDS)
+    assert len(links.charges.made) == 1
+    links.run(2 * TICK_SECONDS)
+    assert links.charges.made == [("b", "silent")] * 2
+    assert links.charges.withdrawn == []
+
+
+def test_the_acquittal_of_another_life_is_not_that_of_this_one() -> None:
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    links.run(LONGEST)
+    links.witness.cleared("b", "life-0", 2.0)
+    links.run(5.0)
+    assert links.charges.made == [("b", "silent")]
+
+
+def test_those_who_are_still_suspected_are_accused_again_when_the_orchestrator_is_back() -> None:
+    links = ScriptedLinks("b", "c", "d")
+    silenced(links, "b")
+    silenced(links, "c")
+    links.run(LONGEST)
+    links.nodes["b"].answers = lambda _: True
+    links.nodes["d"].refused = True
+    links.run(LONGEST)
+    links.charges.made.clear()
+    links.witness.again()
+    assert links.charges.made == [("c", "silent"), ("d", "refused")]
+
+
+def test_what_comes_to_light_when_the_orchestrator_is_back_is_told_once() -> None:
+    links = ScriptedLinks("b")
+    links.run(1.0)
+    links.nodes["b"].refused = True
+    links.witness.again()
+    assert links.charges.made == [("b", "refused")]
+
+
+def test_a_node_that_is_not_wanted_any_more_is_forgotten() -> None:
+    links = ScriptedLinks("b", "c")
+    silenced(links, "b")
+    links.run(LONGEST)
+    gone = links.nodes.pop("b")
+    links.run(1.0)
+    assert links.witness.heard().keys() == {"c"}
+    links.witness.again()
+    links.witness.look("b")
+    assert links.charges.made == [("b", "silent")]
+    links.nodes["b"] = gone
+    links.run(LONGEST)
+    assert links.charges.made == [("b", "silent")] * 2
+
+
+def test_it_is_known_how_long_ago_each_node_was_heard_and_nothing_of_those_never_heard() -> None:
+    links = ScriptedLinks("b", "c")
+    links.nodes["c"].answers = lambda _: False
+    links.run(1.0)
+    links.nodes["b"].answers = lambda _: False
+    links.run(0.3)
+    assert links.witness.heard().keys() == {"b"}
+    assert 0.3 <= links.witness.heard()["b"] <= 0.3 + PING_SECONDS
+
+
+def test_the_lag_is_that_of_late_and_grows_while_nothing_is_done() -> None:
+    links = ScriptedLinks("b")
+    links.run(1.0)
+    assert links.witness.lag() == 0.0
+    links.now += 2.0
+    assert 2.0 - TICK_SECONDS <= links.witness.lag() <= 2.0
+    links.own_lag = 1.5
+    links.run(TICK_SECONDS)
+    assert links.witness.lag() == 1.5
+
+
+def test_a_failure_does_not_end_the_watch() -> None:
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    accuse = links.charges.accuse
+
+    def fail(*_: object) -> None:
+        links.charges.accuse = accuse  # type: ignore[method-assign]
+        raise RuntimeError("a bug")
+
+    links.charges.accuse = fail  # type: ignore[method-assign, assignment]
+    try:
+        links.run(LONGEST)
+    except RuntimeError:
+        links.run(LONGEST)
+    links.nodes["b"].refused = True
+    links.run(LONGEST)
+    assert links.charges.made == [("b", "refused")]
+
+
+# Rounds
+
+
+def awaiting(links: ScriptedLinks) -> None:
+    """Wait almost as long as one waits for a report."""
+    links.run(1.0)
+    links.awaited = [REPORT]
+    links.run(STUCK_SECONDS - TICK_SECONDS)
+    assert links.charges.made == []
+
+
+def test_a_node_that_answers_pings_but_does_not_report_is_stuck_until_it_does() -> None:
+    links = ScriptedLinks("b", "c")
+    awaiting(links)
+    links.run(5.0)
+    assert links.charges.made == [("b", "stuck")]
+    links.witness.again()
+    assert links.charges.made == [("b", "stuck")] * 2
+    links.awaited = []
+    links.run(1.0)
+    assert links.charges.withdrawn == ["b"]
+
+
+def test_a_node_that_answers_no_pings_is_silent_and_not_stuck() -> None:
+    links = ScriptedLinks("b")
+    links.run(1.0)
+    links.awaited = [REPORT]
+    links.nodes["b"].answers = lambda _: False
+    links.run(STUCK_SECONDS + 1.0)
+    links.nodes["b"].answers = lambda _: True
+    links.run(STUCK_SECONDS)
+    assert links.charges.made == [("b", "silent")]
+    links.run(1.0)
+    assert links.charges.made == [("b", "silent"), ("b", "stuck")]
+
+
+def test_a_node_without_a_link_is_not_stuck() -> None:
+    links = ScriptedLinks("b")
+    links.nodes["b"].is_up = False
+    awaiting(links)
+    links.run(STUCK_SECONDS)
+    assert links.charges.made == []
+
+
+def test_a_leader_that_names_whom_it_waits_for_is_not_stuck() -> None:
+    links = ScriptedLinks("b")
+    links.nodes["b"].floors = [Floor("train", 3, 0, ("b", "c"))]
+    awaiting(links)
+    links.run(STUCK_SECONDS)
+    assert links.charges.made == []
+
+
+def test_a_leader_that_waits_for_itself_or_in_another_group_is_stuck() -> None:
+    for floor in (Floor("train", 3, 0, ("b",)), Floor("train", 2, 0, ("c",))):
+        links = ScriptedLinks("b")
+        links.nodes["b"].floors = [floor, Floor("other", 3, 0, ("c",))]
+        awaiting(links)
+        links.run(STUCK_SECONDS)
+        assert links.charges.made == [("b", "stuck")]
