@@ -164,7 +164,7 @@ def test_an_agent_that_says_that_the_group_recovers_is_not_given_up(
         monkeypatch.setattr(f"allfold.{module}.monotonic", lambda: now)
     work = group.barrier(timeout=1.0, async_op=True)
     op = agent.next_op()
-    now = 10.0
+    now = 1.5
     assert work.is_overdue()
     with ThreadPoolExecutor(1) as pool:
         agent.hold(1.0)
@@ -174,7 +174,7 @@ def test_an_agent_that_says_that_the_group_recovers_is_not_given_up(
         agent.conclude(op)
         waiting.result(10)
     work = group.barrier(timeout=1.0, async_op=True)
-    now += 2.0
+    now += 5.0
     with pytest.raises(AgentLost, match="gave no outcome"):
         work.wait()
 

@@ -17,6 +17,8 @@ from allfold._calls.call import EpochView
 log = logging.getLogger("allfold")
 
 _WARN_AFTER_SECONDS = 5.0
+# The agent says so every second, or somewhat later where its machine has much to do.
+_HELD_SECONDS = 3.0
 
 
 class Epochs:
@@ -31,12 +33,15 @@ class Epochs:
         view: the epoch that it is in. Replaced as a whole.
         held_at: when the agent last said that the group recovers, and deadlines stand still
             (monotonic).
+        waits_for: what the group waited for then, and ``held_for`` how many seconds it had.
     """
 
     def __init__(self, view: EpochView, *, fixed: bool = False) -> None:
         self.view = view
         self._fixed = fixed
         self.held_at = float("-inf")
+        self.held_for = 0.0
+        self.waits_for = ""
         self._upcoming: dict[int, EpochView] = {}
         self._entering = Lock()
         self._has_warned = False
@@ -48,6 +53,11 @@ class Epochs:
         self._upcoming[body["epoch"]] = EpochView(
             self.view.group, body["rank"], body["world_size"], body["epoch"], body["nodes"]
         )
+
+    @property
+    def is_held(self) -> bool:
+        """True while the agent keeps saying that the group recovers."""
+        return monotonic() < self.held_at + _HELD_SECONDS
 
     def enter(self, ordinal: int) -> None:
         """The program has waited for an outcome that carries this epoch, or an older one."""
@@ -74,6 +84,7 @@ class Epochs:
 
     def hold(self, body: Mapping[str, Any]) -> None:
         """The group recovers; say so once if that takes long."""
+        self.held_for, self.waits_for = body["seconds"], body["waits_for"]
         self.held_at = monotonic()
         if body["seconds"] < _WARN_AFTER_SECONDS:
             self._has_warned = False

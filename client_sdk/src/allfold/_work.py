@@ -46,6 +46,7 @@ class Work:
         self._staged: Staged | None = staged
         self._timeout = timeout
         self._began = monotonic()
+        self._patient_until = self._began + 2 * timeout  # while nothing can be decided
         self._in_flight = in_flight
         self._settling = Lock()
         self._settled = False
@@ -94,10 +95,16 @@ class Work:
         """Wait for an outcome, which :meth:`wait` still tells.
 
         Raises:
+            PeerMissing: nothing can be decided, for longer than the op waits for that.
             AgentLost: the agent gave none although the op's deadline is over.
         """
-        while not self.settle_within(self._patience()):
-            if self.is_overdue():  # else the deadline was moved meanwhile
+        while not self._settled:
+            self._connection.wait_until(self._may_end, self._patience())
+            if self._pending.done:
+                self._settle()
+            elif self._is_undecided:
+                raise self._undecided()
+            elif self.is_overdue():  # else the deadline was moved meanwhile
                 raise self._overdue(None)
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -110,8 +117,10 @@ class Work:
             timeout: seconds. Without one, the op's own deadline counts, which the agent enforces.
 
         Raises:
-            PeerMissing: ``timeout`` has passed; the op is still in flight and can be waited for
-                again. Or the op's own deadline has passed: the message names who did not come.
+            PeerMissing: the op's own deadline has passed: the message names who did not come. Or,
+                with ``decided`` false, ``timeout`` has passed, or the nodes of the group have been
+                unable to decide anything for longer than the op's own timeout: the op is still in
+                flight and can be waited for again.
             AllfoldError: the op has failed, for every rank alike.
         """
         if timeout is None:
@@ -126,8 +135,28 @@ class Work:
         return self._result
 
     def is_overdue(self) -> bool:
-        """Return True if the agent is overdue: the op's deadline and a grace period have passed."""
-        return not self._settled and monotonic() > self._deadline
+        """Return True if :meth:`wait` gives up, with an error that is not the op's outcome.
+
+        The op's deadline and a grace period have passed, or nothing can be decided.
+        """
+        return self._is_undecided or (not self._settled and monotonic() > self._deadline)
+
+    @property
+    def _is_undecided(self) -> bool:
+        """True if the agent has said for too long that nothing can be decided.
+
+        Deadlines stand still then, for at most as long as the op's timeout. Messages need nobody's
+        decision.
+        """
+        return (
+            not (self._settled or self._pending.done)
+            and self._number < FIRST_PAIR
+            and self._epochs.is_held
+            and monotonic() >= self._patient_until
+        )
+
+    def _may_end(self) -> bool:
+        return self._pending.done or self._is_undecided
 
     @property
     def _deadline(self) -> float:
@@ -143,11 +172,28 @@ class Work:
             return PeerMissing(
                 f"{self._name} is not done after {timeout:g} s; it is still in flight, wait again",
                 timeout=timeout,
+                decided=False,
             )
         return AgentLost(
             f"the node agent at {self._connection.path} gave no outcome for {self._name} within "
             f"{self._timeout:g} s, although it should have: it may be stopped"
         )
+
+    def _undecided(self) -> PeerMissing:
+        """The error of an op that stays open, as nothing can be decided; the next wait begins."""
+        self._patient_until = monotonic() + self._timeout
+        epochs = self._epochs
+        error = PeerMissing(
+            f"{self._name}, with a timeout of {self._timeout:g} s, is not decided: the group waits "
+            f"for {epochs.waits_for}, for {epochs.held_for:.0f} s now. The op is still open and "
+            "uses its tensors. Wait again for its outcome: call wait() of its handle, which is "
+            "the attribute 'work' of this error.",
+            timeout=self._timeout,
+            decided=False,
+            waits_for=epochs.waits_for,
+        )
+        error.work = self
+        return error
 
     @property
     def _name(self) -> str:
@@ -196,5 +242,5 @@ def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
         return []
     connection, first = watched[0]._connection, min(work._deadline for work in watched)
     seconds = max(0.0, min(timeout, first - monotonic()))
-    connection.wait_until(lambda: any(work._pending.done for work in list(works)), seconds)
+    connection.wait_until(lambda: any(work._may_end() for work in list(works)), seconds)
     return [work for work in list(works) if work._pending.done or work.is_overdue()]

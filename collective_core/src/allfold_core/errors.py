@@ -193,10 +193,20 @@ class BelowMinWorld(PeerLost):
 
 
 class PeerMissing(PeerError, TimeoutError):
-    """A deadline passed; the message names who did not come and what the others waited for."""
+    """A deadline passed; the message names who did not come and what the others waited for.
+
+    Attributes:
+        work: the handle of an op that is still open, whose outcome can be waited for again.
+    """
 
     code = "AF302"
     status = 504
+    work: Any = None
+
+    @property
+    def decided(self) -> bool:
+        """True if the op has failed; False where it is open, and its tensors are still in use."""
+        return bool(self.details.get("decided", True))
 
 
 class PeerSentIncoherentTensor(PeerError):

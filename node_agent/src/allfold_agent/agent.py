@@ -27,6 +27,7 @@ from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.results import Result
+from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
 from allfold_agent.http import client as http_client
 from allfold_agent.local.rank_connection import Membership
@@ -228,8 +229,8 @@ class Agent:
         group.break_(error)
         self._from_thread(self.losses.report(group, error))
 
-    def silent(self, group: AgreeingGroup) -> list[str]:
-        return self.group_links.silent(group)
+    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+        return Obstacles(self.group_links.missing(group), self.registration.problem)
 
     def group_over(self, group: AgreeingGroup) -> None:
         self._from_thread(self._close(group))

@@ -54,6 +54,7 @@ class Gpu:
         group = self.process.memberships[0].group
         group.failed_call.return_value = None
         group.broken = None
+        group.is_held = False
         group.doubt.side_effect = lambda doubts: self.doubted.extend(each.seq for each in doubts)
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
@@ -146,6 +147,16 @@ def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> N
     gpu.reach(0)
     assert gpu.doubted == [0]
     assert gpu.submitted == []
+    gpu.reach(1)
+    assert [message.seq for message, _ in gpu.submitted] == [0]
+
+
+def test_a_call_whose_gpu_is_late_is_not_judged_while_nothing_can_be_decided() -> None:
+    gpu = Gpu()
+    gpu.process.memberships[0].group.is_held = True
+    gpu.calls.add(gpu.process, call(0, fence=1, timeout=0.0))
+    gpu.reach(0)
+    assert gpu.doubted == []
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0]
 

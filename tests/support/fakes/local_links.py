@@ -10,6 +10,7 @@ from time import sleep
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
 from allfold_core.survival.records import Stamp
@@ -38,9 +39,11 @@ class LocalLinks:
         groups: by node.
         down: the nodes whose links are down.
         sent: the messages that were sent, lost ones too: from, to, type.
+        orchestrator_problem: why no node can ask the orchestrator.
     """
 
     def __init__(self, notes: Notes) -> None:
+        self.orchestrator_problem: str | None = None
         self.groups: dict[str, Group] = {}
         self.notes = notes
         self.sent: list[tuple[str, str, LinkMessageType]] = []
@@ -150,8 +153,9 @@ class LocalNeighbours:
         for each in self._links.groups.values():
             each.break_(error)
 
-    def silent(self, group: AgreeingGroup) -> list[str]:
-        return sorted(self._links.down - {group.node})
+    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+        missing = dict.fromkeys(self._links.down - {group.node}, "is silent")
+        return Obstacles(missing, self._links.orchestrator_problem)
 
     def group_over(self, group: AgreeingGroup) -> None:
         self._links.notes.over.append(self._node)

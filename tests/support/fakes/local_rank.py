@@ -23,6 +23,7 @@ from allfold_core.wire.local_wire import (
     Outcome,
     P2PMessage,
     Region,
+    unpack_json,
 )
 
 SECONDS = 20.0
@@ -44,6 +45,7 @@ class LocalRank:
         view: the ordinal of the newest epoch that an outcome has told it of.
         told: the outcomes that it was sent, by number.
         sources: by the number of a receive, who has sent the message.
+        holds: what it was told of times in which its group waited.
     """
 
     def __init__(self, group: Group, rank: int) -> None:
@@ -58,6 +60,7 @@ class LocalRank:
         self._outcomes: SimpleQueue[tuple[int, AllfoldError | None]] = SimpleQueue()
         self.sources: dict[int, int] = {}
         self.told: dict[int, Outcome] = {}
+        self.holds: list[dict[str, Any]] = []
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         return self._bytes[region.offset : region.offset + nbytes]
@@ -74,6 +77,10 @@ class LocalRank:
         if not failed and body:
             self.sources[seq] = body["source"]
         self._outcomes.put((seq, from_dict(body) if failed else None))
+
+    def send(self, message: bytes) -> None:
+        assert message[0] == Message.HOLD
+        self.holds.append(unpack_json(message))
 
     def call(
         self,

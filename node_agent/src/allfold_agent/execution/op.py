@@ -56,6 +56,9 @@ class RankEndpoint(Protocol):
     def send_outcome(self, outcome: Outcome) -> None:
         """Send the rank the outcome of a call, without waiting."""
 
+    def send(self, message: bytes) -> None:
+        """Send the rank a message, without waiting."""
+
 
 @dataclass(slots=True)
 class Arrival:
@@ -114,6 +117,7 @@ class Op:
         ended: the outcome is settled on this node.
         doubted: the nodes were asked to judge it, because its calls differ.
         timeout: the shortest deadline of the ranks that have called, in seconds.
+        extension: for how many seconds the deadline has stood still.
     """
 
     seq: int
@@ -141,6 +145,7 @@ class Op:
     first_arrival: float = field(default_factory=monotonic)
     first_call: float = float("inf")
     timeout: float = field(init=False, default=float("inf"))
+    extension: float = field(init=False, default=0.0)
     next_deadline: float = field(init=False, default=float("inf"))
 
     @property
@@ -160,7 +165,17 @@ class Op:
             self.on_gpu = True
         self.timeout = min(self.timeout, arrival.message.timeout)
         self.first_call = min(self.first_call, arrival.called)
-        self.next_deadline = self.first_call + self.timeout
+        self.next_deadline = self.deadline
+
+    @property
+    def deadline(self) -> float:
+        """When it is too late for the ranks that have not called (monotonic)."""
+        return self.first_call + self.timeout + self.extension
+
+    def extend(self, seconds: float) -> None:
+        """Give it more time, as nothing could be decided meanwhile."""
+        self.extension += seconds
+        self.next_deadline += seconds
 
     def forget_attempt(self) -> None:
         """The attempt was given up; its calls stay."""

@@ -137,7 +137,7 @@ class Runner:
             {rank: arrival.target_place() for rank, arrival in arrivals},
             buffers=self._buffers,
             pins=self._pins,
-            until=op.first_call + op.timeout,
+            until=op.deadline,
         )
 
     def _residual(self, op: Op, compiled: Compiled) -> ResidualAttempt | None:

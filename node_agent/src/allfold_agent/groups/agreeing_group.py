@@ -20,6 +20,7 @@ from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, refuse
 from allfold_agent.groups.results import Results
+from allfold_agent.groups.standstill import Obstacles
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
 from allfold_core.survival import records
@@ -54,8 +55,8 @@ class Neighbours(Protocol):
     def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
         """A node is gone, and the group with it."""
 
-    def silent(self, group: AgreeingGroup) -> list[str]:
-        """The nodes of a group that answer no pings. In the reactor's thread."""
+    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+        """What is in the way of a decision. In the reactor's thread."""
 
     def group_over(self, group: AgreeingGroup) -> None:
         """No rank is in the group any more."""
@@ -240,8 +241,7 @@ class AgreeingGroup:
         if how == LEFT:
             self.p2p.rank_left(seat_number, how)
         else:
-            raises = self.plan.on_loss == "raise"
-            self.p2p.seat_lost(seat_number, loss, fail_any_source=raises)
+            self.p2p.seat_lost(seat_number, loss, fail_any_source=self.plan.on_loss == "raise")
 
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""

@@ -75,7 +75,7 @@ class Fetches:
         request = ResultRequest(group, opening, order.seq, order.stamp.pack())
         addresses = [self._members[node].data_address for node in self._in_turn(order.holders)]
         wanted = partial(is_wanted, op, order)
-        patience = max(op.first_call + op.timeout - monotonic(), _LEAST_PATIENCE)
+        patience = max(op.deadline - monotonic(), _LEAST_PATIENCE)
         view = buffer.view[:nbytes]
         try:
             is_here = self._resources.fetch(addresses, request, view, wanted, patience)

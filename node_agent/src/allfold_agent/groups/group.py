@@ -11,6 +11,7 @@ from allfold_agent.groups.agreeing_group import AgreeingGroup, Neighbours
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.failures import breakdown
 from allfold_agent.groups.outcomes import refuse
+from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
 from allfold_core.plan import Plan
 from allfold_core.survival.losses import unpacked
@@ -29,6 +30,7 @@ class Group(AgreeingGroup):
 
     def __init__(self, plan: Plan, resources: NodeResources, neighbours: Neighbours) -> None:
         super().__init__(plan, resources, neighbours)
+        self._standstill = Standstill()
         self._submitted: dict[str, int] = {}  # by session, the last op that it has called
 
     def submit(
@@ -204,10 +206,45 @@ class Group(AgreeingGroup):
         decided without it, so it is lost, and the group with it.
         """
         self.expire_messages(now)
-        late = self._overdue(now)
-        self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in late])
-        if any(now >= op.first_call + op.timeout + UNDECIDED_SECONDS for op in late):
-            for node in self._neighbours.silent(self):
+        if self.stands_still(now):
+            self._check_silent(now)
+            return
+        self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
+
+    @property
+    def is_held(self) -> bool:
+        """True while nothing can be decided. In the reactor's thread."""
+        return self.agreement.machine.frozen or bool(self._neighbours.obstacles(self).missing)
+
+    def stands_still(self, now: float) -> bool:
+        """Return True while nothing can be decided; moves the deadlines of ops for that time.
+
+        So it is in a round, and when a node cannot be reached of which nobody has said yet that the
+        group goes on without it. Ranks that wait for their ops are told once a second.
+        """
+        machine, obstacles = self.agreement.machine, self._neighbours.obstacles(self)
+        with self.table.lock:
+            if not (machine.frozen or obstacles.missing):
+                self._standstill.end()
+                return False
+            waiting = [op for op in self.table.in_flight.values() if not op.ended]
+            self._standstill.go_on(now, waiting)
+            seconds = self._standstill.message_if_due(now)
+            if seconds is None:
+                return True
+            waits_for = obstacles.describe() or describe_round(
+                self.agreement.waits_for or (machine.term.leader,)
+            )
+            messages = hold_messages(waiting, waits_for, seconds)
+        for connection, message in messages:
+            connection.send(message)
+        return True
+
+    def _check_silent(self, now: float) -> None:
+        with self.table.lock:
+            ops = list(self.table.in_flight.values())
+        if any(now >= op.first_call + op.timeout + UNDECIDED_SECONDS for op in ops):
+            for node in self._neighbours.obstacles(self).missing:
                 self.node_lost(node, "it does not answer")
 
     def _overdue(self, now: float) -> list[Op]:

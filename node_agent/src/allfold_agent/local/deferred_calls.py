@@ -120,7 +120,9 @@ class DeferredCalls:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
                 if isinstance(message, P2PMessage):
                     failed = _late(membership, message), message.view
-                elif incidents < INCIDENTS_AT_ONCE and membership is not None:
+                elif membership is None or membership.group.is_held:
+                    pass  # nothing is decided for the moment
+                elif incidents < INCIDENTS_AT_ONCE:
                     incidents += 1
                     late = Doubt(message.seq, Reason.DEADLINE, message.timeout)
                     membership.group.doubt([late])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
@@ -12,12 +12,11 @@ from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_core.survival.overdue import Awaited
+from allfold_core.survival.suspicion import UNANSWERED_PINGS
 from allfold_core.wire.frames import FrameError
 from allfold_core.wire.peer_link import Floor, GroupMessage, Progress
 
 log = logging.getLogger(__name__)
-
-_SILENT_PINGS = 5
 
 
 class GroupLinks(LinkListener):
@@ -55,10 +54,16 @@ class GroupLinks(LinkListener):
 
     # In the reactor's thread
 
-    def silent(self, group: AgreeingGroup) -> list[str]:
-        """The nodes of a group that have not answered the latest pings."""
-        seen = {member.node: self._links.observe(member.node) for member in group.plan.members}
-        return [node for node, each in seen.items() if each and each.unanswered >= _SILENT_PINGS]
+    def missing(self, group: AgreeingGroup) -> Mapping[str, str]:
+        """The nodes of a group's term that cannot be reached, each with a phrase that says so."""
+        missing: dict[str, str] = {}
+        for node in group.agreement.term.voters:
+            seen = None if node == self._node else self._links.observe(node)
+            if seen is not None and seen.refused:
+                missing[node] = "refuses connections"
+            elif seen is not None and seen.unanswered >= UNANSWERED_PINGS:
+                missing[node] = "is silent"
+        return missing
 
     def last_heard(self, node: str) -> float:
         """Return when the last byte came from a node on any edge (monotonic)."""

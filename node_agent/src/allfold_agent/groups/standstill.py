@@ -1,0 +1,86 @@
+"""The time in which nothing of a group can be decided: deadlines of its ops stand still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from allfold_agent.execution.op import Op, RankEndpoint
+from allfold_core.wire.local_wire import pack_hold
+
+TELL_SECONDS = 1.0
+
+
+class Obstacles(NamedTuple):
+    """What is in the way of a group's decisions.
+
+    Attributes:
+        missing: the nodes that cannot be reached, each with a phrase that says so.
+        orchestrator: why the orchestrator cannot say that they are gone, if so.
+    """
+
+    missing: Mapping[str, str]
+    orchestrator: str | None
+
+    def describe(self) -> str:
+        """Return it in words that follow "waits for"; none where no node is missing."""
+        nodes = _and(f"node {node}, which {how}" for node, how in sorted(self.missing.items()))
+        if not nodes or self.orchestrator is None:
+            return nodes
+        return f"{nodes}; the orchestrator cannot be asked: {self.orchestrator}"
+
+
+class Standstill:
+    """Moves deadlines for as long as a group waits for a decision, and lets its ranks know.
+
+    With the table's lock held.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._seen: float | None = None
+        self._tell_at = 0.0
+
+    def end(self) -> None:
+        """The group waits no more."""
+        self._seen = None
+
+    def go_on(self, now: float, ops: Iterable[Op]) -> None:
+        """The group waits: ops that are not over have so much longer."""
+        if self._seen is None:
+            self._since = self._seen = now
+            self._tell_at = now + TELL_SECONDS
+        for op in ops:
+            op.extend(now - self._seen)
+        self._seen = now
+
+    def message_if_due(self, now: float) -> float | None:
+        """Return the seconds to tell waiting ranks, once a second; ``None`` in between."""
+        if self._seen is None or now < self._tell_at:
+            return None
+        self._tell_at = now + TELL_SECONDS
+        return now - self._since
+
+
+def hold_messages(
+    ops: Iterable[Op], waits_for: str, seconds: float
+) -> list[tuple[RankEndpoint, bytes]]:
+    """Return the HOLD messages to the ranks that have called ops, one for each."""
+    waiting = {
+        id(arrival.connection): (arrival.connection, arrival.group_number)
+        for op in ops
+        for arrival in op.calls.values()
+    }
+    return [
+        (connection, pack_hold(number, waits_for, seconds))
+        for connection, number in waiting.values()
+    ]
+
+
+def describe_round(awaited: Collection[str]) -> str:
+    """Return what a group waits for whose round needs the word of these nodes."""
+    return f"the word of {_and(f'node {node}' for node in sorted(awaited))}"
+
+
+def _and(names: Iterable[str]) -> str:
+    return " and ".join(names)

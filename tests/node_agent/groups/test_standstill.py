@@ -1,0 +1,130 @@
+"""While nothing can be decided, deadlines stand still, and whoever waits hears what for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+from allfold_agent.groups.group import Group
+from allfold_core.errors import PeerMissing
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.wire.peer_link import LinkMessageType
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_rank import LocalRank, no_outcome
+from tests.support.waiting import wait_until
+
+TIMEOUT = 10.0
+
+
+@pytest.fixture
+def local() -> Iterator[LocalGroups]:
+    """Rank 2, on a node of its own, is the one that does not call."""
+    with local_groups([[0], [1], [2]]) as local:
+        yield local
+
+
+def call(local: LocalGroups) -> float:
+    """Have all other ranks call; returns when."""
+    for rank in local.ranks[:2]:
+        rank.call(0, [1.0], timeout=TIMEOUT)
+    return monotonic()
+
+
+def told(rank: LocalRank) -> list[tuple[float, str]]:
+    return [(round(each["seconds"], 3), each["waits_for"]) for each in rank.holds]
+
+
+def freeze(group: Group) -> None:
+    """Have a round begin that nothing comes of."""
+    group.doubt([Doubt(99, Reason.MISMATCH)])
+
+
+def test_the_deadline_of_an_op_stands_still_while_a_node_is_silent(local: LocalGroups) -> None:
+    began, group = call(local), local.groups[0]
+    local.links.cut("node2")
+    for after in (1.0, 4.0, 8.0):
+        group.check_deadlines(began + after)
+    local.links.mend("node2")
+    for after in (8.1, TIMEOUT + 6.9):
+        group.check_deadlines(began + after)
+        assert no_outcome(local.ranks[0], 0.02)
+    group.check_deadlines(began + TIMEOUT + 7.1)
+    for rank in local.ranks[:2]:
+        error = rank.outcome()[1]
+        assert isinstance(error, PeerMissing)
+        assert error.decided
+        assert "rank 2 on node node2 has not called it" in error.message
+
+
+def test_a_rank_that_calls_during_the_standstill_does_not_end_the_extension(
+    local: LocalGroups,
+) -> None:
+    began, group = call(local), local.groups[1]
+    local.links.cut("node2")
+    for after in (1.0, 6.0):
+        group.check_deadlines(began + after)
+    (op,) = group.table.in_flight.values()
+    (session, arrival), *_ = op.calls.items()
+    op.add(session, arrival)
+    assert op.next_deadline == op.deadline == op.first_call + TIMEOUT + 5.0
+
+
+def test_the_deadline_of_an_op_stands_still_during_a_round(local: LocalGroups) -> None:
+    local.links.hold(LinkMessageType.FROZEN)
+    began, group = call(local), local.groups[0]
+    freeze(group)
+    wait_until(lambda: local.links.count(LinkMessageType.FROZEN) == 2, "the others have reported")
+    for after in (1.0, 7.0):
+        group.check_deadlines(began + after)
+    local.links.release()
+    wait_until(lambda: not local.undecided, "the round is over")
+    group.check_deadlines(began + TIMEOUT + 5.9)
+    assert local.rounds == 1
+    group.check_deadlines(began + TIMEOUT + 6.1)
+    assert isinstance(local.ranks[0].outcome()[1], PeerMissing)
+
+
+def test_ranks_that_wait_hear_once_a_second_for_whom(local: LocalGroups) -> None:
+    began, group = call(local), local.groups[0]
+    for after in (0.5, 1.0):
+        group.check_deadlines(began + after)
+    local.links.cut("node2")
+    for after in (2.0, 2.5, 3.0, 3.9):
+        group.check_deadlines(began + after)
+    local.links.orchestrator_problem = "http://o:7400 does not answer"
+    local.links.cut("node1")
+    for after in (4.0, 4.1):
+        group.check_deadlines(began + after)
+    both = "node node1, which is silent and node node2, which is silent"
+    assert told(local.ranks[0]) == [
+        (1.0, "node node2, which is silent"),
+        (2.0, f"{both}; the orchestrator cannot be asked: http://o:7400 does not answer"),
+    ]
+    assert told(local.ranks[1]) == [], "its own node tells it"
+
+
+def test_a_new_standstill_is_counted_from_its_own_beginning(local: LocalGroups) -> None:
+    began, group = call(local), local.groups[0]
+    for after in (1.0, 3.0):
+        local.links.cut("node2")
+        group.check_deadlines(began + after)
+        group.check_deadlines(began + after + 1.25)
+        local.links.mend("node2")
+        group.check_deadlines(began + after + 1.3)
+    assert [seconds for seconds, _ in told(local.ranks[0])] == [1.25, 1.25]
+
+
+def test_in_a_round_ranks_hear_whose_word_it_needs(local: LocalGroups) -> None:
+    local.links.hold(LinkMessageType.FROZEN)
+    began = call(local)
+    freeze(local.groups[0])
+    for group in local.groups:
+        wait_until(lambda: group.agreement.machine.frozen, "all are in the round")  # noqa: B023
+        for after in (1.0, 2.1):
+            group.check_deadlines(began + after)
+    assert told(local.ranks[0]) == [(1.1, "the word of node node1 and node node2")]
+    assert told(local.ranks[1]) == [(1.1, "the word of node node0")]
+    assert told(local.ranks[2]) == [], "it waits for nothing"
+    local.links.release()
