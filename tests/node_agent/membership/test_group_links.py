@@ -98,7 +98,7 @@ def test_nonsense_is_logged_and_changes_nothing(
     local: LocalGroups, links: Links, caplog: pytest.LogCaptureFixture
 ) -> None:
     for kind in LinkMessageType:
-        if kind >= LinkMessageType.FREEZE:
+        if LinkMessageType.FREEZE <= kind < LinkMessageType.CLOSED:
             with caplog.at_level(logging.WARNING):
                 links.links.on_message("node1", GroupMessage(kind, "test", OPENING, {"x": 1}))
     assert "group 'test': node node1 sends nonsense" in caplog.text
@@ -172,3 +172,46 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         local.links.release()
         wait_until(lambda: not any(each.frozen for each in frozen), "the decision")
         assert leader.links.awaited() == follower.links.awaited() == []
+
+
+# Groups that are over on one node
+
+
+def closed() -> GroupMessage:
+    return GroupMessage(LinkMessageType.CLOSED, "test", OPENING, codec.pack_closed())
+
+
+def test_a_message_for_a_group_that_is_over_is_answered(links: Links) -> None:
+    links.registry.remove(links.open())
+    links.links.on_message("node1", doubt())
+    links.peers.send.assert_called_once_with("node1", closed().pack())
+
+
+def test_that_a_group_is_over_elsewhere_is_not_answered(links: Links) -> None:
+    """Else two nodes would tell each other for ever."""
+    links.registry.remove(links.open())
+    links.links.on_message("node1", closed())
+    links.peers.send.assert_not_called()
+
+
+def test_a_node_that_has_missed_the_last_decision_closes_the_group_like_the_others(
+    local: LocalGroups,
+) -> None:
+    local.links.hold(LinkMessageType.INSTALL)
+    for rank in local.ranks:
+        rank.end("left the group")
+    wait_until(lambda: local.notes.over == ["node0"], "the leader has decided")
+    local.links.drop()
+    Links(local, node=1).links.on_message("node0", closed())
+    assert local.notes.over == ["node0", "node1"]
+    assert local.notes.losses == []
+
+
+def test_ranks_that_are_left_in_a_group_hear_that_another_node_has_closed_it(
+    local: LocalGroups, links: Links
+) -> None:
+    local.ranks[0].call(0, [1.0])
+    links.links.on_message("node1", closed())
+    _, error = local.ranks[0].outcome()
+    assert isinstance(error, PeerLost)
+    assert error.details["node"] == "node1"

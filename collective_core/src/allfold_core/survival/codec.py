@@ -123,6 +123,11 @@ def unpack_freeze(data: dict[str, Any]) -> tuple[int, int, tuple[Doubt, ...]]:
     return _number(data["term"]), _number(data["round"]), doubts
 
 
+def pack_closed() -> dict[str, Any]:
+    """The JSON form of CLOSED: the group is over on the sending node."""
+    return SURVIVAL.stamp({})
+
+
 def pack_held(seq: int, stamp: Stamp) -> dict[str, Any]:
     """The JSON form of HELD: the sender holds its part of the result of an op in an epoch."""
     return SURVIVAL.stamp({"seq": seq, "stamp": stamp.pack()})

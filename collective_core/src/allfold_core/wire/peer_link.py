@@ -50,6 +50,7 @@ class LinkMessageType(IntEnum):
     DOUBT       an op cannot go on
     OUT         the term that leaves the receiver out
     HELD        the sender holds its part of the result of an op
+    CLOSED      the group is over on the sending node
     ==========  =====================================================================
     """
 
@@ -65,6 +66,7 @@ class LinkMessageType(IntEnum):
     DOUBT = 10
     OUT = 11
     HELD = 12
+    CLOSED = 13
 
 
 _TYPES = frozenset(LinkMessageType)

@@ -307,6 +307,16 @@ class Group(AgreeingGroup):
         plan = self._by_stamp[op.stamp].plan
         return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))
 
+    def closed_elsewhere(self, node: str) -> None:
+        """The group is over on another node, so that nothing can be agreed upon any more.
+
+        Either all ranks have left and this node has missed that decision, or it is broken there.
+        """
+        if self.is_empty:
+            self._neighbours.group_over(self)
+        else:
+            self.node_lost(node, "the group is closed there")
+
     def learn_floor(self, floor: int) -> None:
         """Every op up to this one is final on all nodes."""
         if self.broken is None:

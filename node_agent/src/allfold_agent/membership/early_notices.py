@@ -38,17 +38,23 @@ class EarlyNotices:
         self._lock = make_lock("early notices")
         self._kept: deque[_Kept] = deque(maxlen=MAX_KEPT)
 
-    def apply(self, name: str, opening: int, notice: Notice) -> None:
-        """Apply a notice now, or keep it for the moment in which the group opens."""
+    def apply(self, name: str, opening: int, notice: Notice) -> bool:
+        """Apply a notice now, or keep it for the moment in which the group opens.
+
+        Returns:
+            False where the group is over, and nobody wants the notice.
+        """
         with self._lock:
             group = self._registry.look_for(name, opening, 0.0)
-            if group is None and not self._registry.is_over(name, opening):
+            is_over = group is None and self._registry.is_over(name, opening)
+            if group is None and not is_over:
                 now = monotonic()
                 while self._kept and self._kept[0].until <= now:
                     self._kept.popleft()
                 self._kept.append(_Kept(now + _KEPT_SECONDS, name, opening, notice))
         if group is not None:
             notice(group)
+        return not is_over
 
     def opened(self, group: Group) -> None:
         """Apply what was kept for a group that has just opened."""

@@ -11,10 +11,11 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
+from allfold_core.survival import codec
 from allfold_core.survival.overdue import Awaited
 from allfold_core.survival.suspicion import UNANSWERED_PINGS
 from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import Floor, GroupMessage, Progress
+from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +98,30 @@ class GroupLinks(LinkListener):
             group.node_lost(node, "nobody listens at its address any more")
 
     def on_message(self, node: str, message: GroupMessage) -> None:
+        if message.type is LinkMessageType.CLOSED:
+            self._closed_elsewhere(node, message)
+            return
+
         def receive(group: Group) -> None:
             try:
                 group.receive(node, message)
             except FrameError as error:
                 log.error("group '%s': node %s sends nonsense: %s", group.name, node, error)
 
-        self._notices.apply(message.group, message.opening, receive)
+        if not self._notices.apply(message.group, message.opening, receive):
+            self._answer_closed(node, message)
+
+    def _answer_closed(self, node: str, message: GroupMessage) -> None:
+        """Tell a node that a group is over: the decision that said so was lost with the link."""
+        answer = GroupMessage(
+            LinkMessageType.CLOSED, message.group, message.opening, codec.pack_closed()
+        )
+        self._links.send(node, answer.pack())
+
+    def _closed_elsewhere(self, node: str, message: GroupMessage) -> None:
+        group = self._registry.look_for(message.group, message.opening, 0.0)
+        if group is not None:
+            group.closed_elsewhere(node)
 
     def progress(self, node: str) -> Sequence[Progress]:
         return [
