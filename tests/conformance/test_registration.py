@@ -47,14 +47,8 @@ def join(
     )
 
 
-def seated(services: Services, name: str) -> int:
-    """Count the ranks of a group that have a seat, according to the orchestrator."""
-    groups = services.get(f"{services.orchestrator_url}/v1/groups")["groups"]
-    return sum(len(group["present"]) for group in groups if group["group"] == name)
-
-
 def await_seats(services: Services, name: str, count: int) -> None:
-    wait_until(lambda: seated(services, name) == count, f"{count} seats are taken in {name}")
+    wait_until(lambda: services.seated(name) == count, f"{count} seats are taken in {name}")
 
 
 # The order of calls

@@ -170,13 +170,7 @@ def test_a_group_that_is_forming_survives_a_restart_of_the_orchestrator(
 ) -> None:
     with pool.unregistered(NODES) as job:
         early = job.start_entering(services, [0, 1], timeout=OP_SECONDS)
-        url = f"{services.orchestrator_url}/v1/groups"
-
-        def seated() -> int:
-            groups = services.get(url)["groups"]
-            return sum(len(each["present"]) for each in groups if each["group"] == job.name)
-
-        wait_until(lambda: seated() == 2, "two ranks have their seats")
+        wait_until(lambda: services.seated(job.name) == 2, "two ranks have their seats")
         services.kill_orchestrator()
         services.start_orchestrator()
         services.await_all_registered()

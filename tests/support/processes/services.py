@@ -15,9 +15,10 @@ import sys
 import tempfile
 import urllib.request
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from allfold.cli._processes import Child, stop_all
 from tests.support.processes.ports import free_address, free_port
@@ -184,6 +185,18 @@ class Services:
         found = [each for each in self.status(name)["groups"] if each["name"] == group]
         assert len(found) == 1, (group, found)
         return dict(found[0])
+
+    def seated(self, group: str) -> int:
+        """Count the ranks of a group that have a seat, according to the orchestrator.
+
+        The list of all groups would not do: its first page may be full of those that are over.
+        """
+        try:
+            return len(self.get(f"{self.orchestrator_url}/v1/groups/{group}")["present"])
+        except HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+            return 0
 
     def ops(self, name: str, group: str, opening: int, limit: int = 64) -> list[dict[str, Any]]:
         """An agent's flight recorder of a group, newest last."""
