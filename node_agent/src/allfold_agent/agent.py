@@ -33,6 +33,8 @@ from allfold_agent.http import client as http_client
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, LocalServer
 from allfold_agent.membership import link_probe
+from allfold_agent.membership.control_link import ControlLink
+from allfold_agent.membership.control_listener import GroupsOnControlLink
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
@@ -40,12 +42,13 @@ from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.loss_notices import LossNotices
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
+from allfold_agent.membership.seats import Seats
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
-from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
+from allfold_core.errors import AgentLost, AllfoldError, Evicted, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.survival.records import Stamp
 from allfold_core.verdict import name_ranks
@@ -93,12 +96,18 @@ class Agent:
             fetch=partial(fetch_result, settings.token or None),
         )
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
+        bound = addresses.bound(control), addresses.bound(data)
         self.registration = Registration(
             self._orchestrator,
             settings.name,
-            partial(_identify, settings, self.device_type, *map(addresses.bound, (control, data))),
+            lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
             self.registry.all,
             lambda address: link_probe.measure(address, settings.token or None),
+        )
+        self.seats = Seats(self._orchestrator, self.registration)
+        listener = GroupsOnControlLink(self.registry.all, self._end_life)
+        self.control_link = ControlLink(
+            self._orchestrator, self.registration, listener, settings.token
         )
         self.losses = LossNotices(settings.name, settings.token)
         self.notices = EarlyNotices(self.registry)
@@ -129,13 +138,15 @@ class Agent:
         """Serve ranks and peers, and register with the orchestrator as soon as it answers."""
         self._data.start()
         self._reactor.start()
-        self._spawn(self.registration.keep())
+        self._spawn(self.control_link.keep())
+        self._spawn(self.seats.keep_giving_back())
 
     async def stop(self) -> None:
         """Notify the other nodes and the orchestrator, then end every thread."""
         # At the same time: an orchestrator that does not answer must not hold the news up.
         await asyncio.gather(self._end_tasks(), *map(self._announce_end, self.registry.all()))
         await self.registration.say_goodbye()
+        await self.control_link.close()
         await asyncio.to_thread(self._reactor.close)
         await asyncio.to_thread(self.links.close)
         self.local_server.close()
@@ -236,14 +247,14 @@ class Agent:
         self._from_thread(self._close(group))
 
     async def _join(self, request: dict[str, Any]) -> Group:
-        plan = await self.registration.join(request)
+        plan = await self.seats.join(request)
         try:
             group = self.registry.open(plan, lambda: self._make_group(plan))
             self.notices.opened(group)
         except Exception:
             # The group is complete with this rank, and will not have it.
             rank, session = request["rank"], request["session"]
-            await self.registration.give_up_seat(plan.group, rank, session, "lost")
+            await self.seats.give_up_seat(plan.group, rank, session, "lost")
             raise
         return group
 
@@ -276,7 +287,7 @@ class Agent:
     async def _give_up_seat(self, membership: Membership, reason: str) -> None:
         group, session = membership.group, membership.session
         rank = group.plan.sessions.index(session)
-        await self.registration.give_up_seat(group.name, rank, session, reason)
+        await self.seats.give_up_seat(group.name, rank, session, reason)
 
     async def _close_if_broken(self, group: Group) -> None:
         """One that is not broken is over when all nodes have agreed that no rank is left."""
@@ -287,6 +298,12 @@ class Agent:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self.registry.remove(group):
             self.group_links.over(group)
+
+    def _end_life(self) -> None:
+        """The orchestrator has evicted this node, so its groups go on without it."""
+        for group in self.registry.all():
+            text = f"group '{group.name}' goes on without node {group.node}, which was evicted"
+            group.break_(Evicted(text, ranks=list(group.current.ranks), node=group.node))
 
     # Connections between agents
 
@@ -317,10 +334,14 @@ class Agent:
 
 
 def _identify(
-    settings: AgentSettings, device_type: str, control: tuple[str, int], data: tuple[str, int]
+    settings: AgentSettings,
+    device_type: str,
+    orchestrator: str,
+    control: tuple[str, int],
+    data: tuple[str, int],
 ) -> Identity:
     def advertised(bound: tuple[str, int]) -> str:
-        return addresses.advertised(bound, settings.advertise, settings.orchestrator)
+        return addresses.advertised(bound, settings.advertise, orchestrator)
 
     return Identity(
         node=settings.name,

@@ -52,7 +52,10 @@ class AgentSettings(BaseSettings):
         default_factory=gethostname,
     )
     orchestrator: str = _from(
-        "ALLFOLD_ORCHESTRATOR_URL", "URL of the orchestrator", default="http://127.0.0.1:7400"
+        "ALLFOLD_ORCHESTRATOR_URL",
+        "URL of the orchestrator; of several replicas, all URLs with commas between: where one "
+        "does not answer, the next is asked",
+        default="http://127.0.0.1:7400",
     )
     socket: str = _from(
         "ALLFOLD_SOCKET",
@@ -119,8 +122,9 @@ class AgentSettings(BaseSettings):
 
     @field_validator("orchestrator")
     @classmethod
-    def _is_url(cls, value: str) -> str:
-        return _checked(addresses.checked_url, value)
+    def _are_urls(cls, value: str) -> str:
+        urls = [_checked(addresses.checked_url, url.strip()) for url in value.split(",")]
+        return ",".join(urls)
 
     @field_validator("control", "data")
     @classmethod

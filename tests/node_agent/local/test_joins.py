@@ -16,7 +16,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED
 from allfold_agent.membership.early_notices import EarlyNotices
-from allfold_agent.membership.registration import Registration
+from allfold_agent.membership.seats import Seats
 from allfold_core.errors import PeerMissing
 from allfold_core.plan import Plan
 from tests.support.fakes.local_groups import local_groups
@@ -125,7 +125,7 @@ def test_a_join_has_the_outcome_of_its_registration(
 
 
 class Seated(Agent):
-    """An agent without ports, whose registration gets a rank into a complete group.
+    """An agent without ports, whose rank gets a seat in a complete group.
 
     Attributes:
         given_up: the seats that were given back, with the reason.
@@ -137,10 +137,9 @@ class Seated(Agent):
         self.given_up: list[tuple[str, int, str, str]] = []
         self.registry = Registry()
         self.notices = EarlyNotices(self.registry)
-        registration = create_autospec(Registration, instance=True)
-        registration.join.return_value = group.current.plan
-        registration.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
-        self.registration = registration
+        self.seats: Any = create_autospec(Seats, instance=True)
+        self.seats.join.return_value = group.current.plan
+        self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
         if fails_at == "a notice":
             self.notices.apply("test", group.opening, self._fail)
 

@@ -13,7 +13,7 @@ from allfold_agent.agent import Agent
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.group_links import GroupLinks
-from allfold_agent.membership.registration import Registration
+from allfold_agent.membership.seats import Seats
 from allfold_core.errors import PeerLost
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
@@ -29,13 +29,13 @@ class Leaving(Agent):
         self._loop = asyncio.get_running_loop()
         self._tasks = set()
         self.registry = Registry()
-        self.registration: Any = create_autospec(Registration, instance=True)
+        self.seats: Any = create_autospec(Seats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
         self.registry.open(local.groups[0].plan, lambda: local.groups[0])
 
     def given_up(self) -> list[tuple[int, str]]:
         """Of each seat: its number, and why."""
-        calls = [call.args for call in self.registration.give_up_seat.await_args_list]
+        calls = [call.args for call in self.seats.give_up_seat.await_args_list]
         return [(seat, reason) for _, seat, _, reason in calls]
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient
-from allfold_agent.membership.registration import Identity, Registration
-from allfold_core.errors import MultipleRegister, OrchestratorUnreachable
+from allfold_core.errors import MultipleRegister, OrchestratorUnreachable, ServiceError
+from tests.node_agent.membership.linked_node import linked_node
+from tests.support.processes.ports import free_address
 from tests.support.waiting import until
 
 
@@ -125,34 +125,88 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
         assert asyncio.run(ask(url)) == {"epoch": 3}
 
 
+# Several replicas
+
+
+async def ask_twice(urls: str) -> tuple[list[Any], str]:
+    """Two answers, and the replica that is asked next."""
+    client = OrchestratorClient(urls, "")
+    try:
+        answers = [await client.call("POST", "/v1/nodes", json={}) for _ in range(2)]
+        return answers, client.url
+    finally:
+        await client.close()
+
+
+def nowhere() -> str:
+    return f"http://{free_address()}"
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_where_one_replica_cannot_answer_the_next_one_does_and_is_asked_from_then_on(
+    status: int,
+) -> None:
+    away = json.dumps({"error": ServiceError("no store").to_dict()})
+    with answering(status, away) as first, answering(200, '{"epoch": 3}') as second:
+        urls = f"{nowhere()},{first}/, {second}"
+        assert asyncio.run(ask_twice(urls)) == ([{"epoch": 3}] * 2, second)
+
+
+def test_a_refusal_is_an_answer_and_no_other_replica_is_asked() -> None:
+    refusal = json.dumps({"error": MultipleRegister("taken").to_dict()})
+    with answering(409, refusal) as first, answering(200, "{}") as second:
+        with pytest.raises(MultipleRegister, match="taken"):
+            asyncio.run(ask(f"{first},{second}"))
+        with pytest.raises(Forgotten), answering(404, refusal) as unknown:
+            asyncio.run(ask(f"{unknown},{second}"))
+
+
+def test_where_none_answers_the_error_names_all() -> None:
+    first, second = nowhere(), nowhere()
+    with pytest.raises(OrchestratorUnreachable) as caught:
+        asyncio.run(ask(f"{first},{second}"))
+    assert first in caught.value.message
+    assert second in caught.value.message
+
+
+def test_among_errors_of_replicas_that_of_one_which_answered_has_the_better_advice() -> None:
+    away = ServiceError("no store", component="store")
+    with answering(503, json.dumps({"error": away.to_dict()})) as url:
+        with pytest.raises(ServiceError, match=r"no store; .* does not answer") as caught:
+            asyncio.run(ask(f"{url},{nowhere()}"))
+        assert type(caught.value) is ServiceError
+        assert caught.value.details == {"component": "store"}
+
+
+def test_two_that_fail_at_one_replica_move_on_by_one() -> None:
+    async def fail_twice() -> str:
+        client = OrchestratorClient("http://a:1,http://b:1,http://c:1", "")
+        client.move_on("http://a:1")
+        client.move_on("http://a:1")
+        await client.close()
+        return client.url
+
+    assert asyncio.run(fail_twice()) == "http://b:1"
+
+
 # Answers of something that speaks JSON, but is no orchestrator of this version.
 OTHER_FIELDS = [
     (200, "{}"),
-    (200, json.dumps({"heartbeat_seconds": 1})),
-    (200, json.dumps({"heartbeat_seconds": "soon", "lease_seconds": 5})),
-    (200, json.dumps({"heartbeat_seconds": 0, "lease_seconds": 5})),
-    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": float("nan")})),
-    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": 5, "peers": 3})),
+    (200, json.dumps({"lease_seconds": "soon"})),
+    (200, json.dumps({"lease_seconds": 0})),
+    (200, json.dumps({"lease_seconds": float("nan")})),
+    (200, json.dumps({"lease_seconds": 5, "peers": 3})),
 ]
 
 
 @pytest.mark.parametrize(("status", "body"), STRANGE + OTHER_FIELDS)
 def test_registration_is_tried_again_whatever_was_answered(status: int, body: str) -> None:
-    identity = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
-
     async def keep(url: str) -> None:
-        client = OrchestratorClient(url, "")
-        registration = Registration(
-            client, "a", lambda: identity, list, lambda address: Link(0.0, 1.0)
-        )
-        keeping = asyncio.create_task(registration.keep())
-        problem = str(registration.problem)
-        await until(lambda: registration.problem != problem, "it says what is wrong")
-        assert "orchestrator" in str(registration.problem)
-        assert not keeping.done()
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        await client.close()
+        async with linked_node(url) as node:
+            problem = str(node.registration.problem)
+            await until(lambda: node.registration.problem != problem, "it says what is wrong")
+            assert "orchestrator" in str(node.registration.problem)
+            assert not node.keeping.done()
 
     with answering(status, body) as url:
         asyncio.run(keep(url))

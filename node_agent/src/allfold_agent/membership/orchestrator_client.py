@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
+_CONNECT_SECONDS = 3.0
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -45,6 +47,13 @@ def _error_in(body: Any) -> AllfoldError | None:
     return from_dict(error) if isinstance(error, dict) and "code" in error else None
 
 
+def _read(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return MESSAGE.read(body)
+    except UnknownSchema as error:
+        raise OrchestratorUnreachable(f"the orchestrator at {url}: {error}") from error
+
+
 def parsed(model: type[T], answer: dict[str, Any]) -> T:
     """Return an answer's fields.
 
@@ -62,24 +71,47 @@ def parsed(model: type[T], answer: dict[str, Any]) -> T:
         ) from error
 
 
-class OrchestratorClient:
-    """JSON over HTTP with one error seam: what comes out is data or an :class:`AllfoldError`."""
+def all_of(failures: Sequence[AllfoldError]) -> AllfoldError:
+    """Return one error for what several replicas have failed with; it names each of them.
 
-    def __init__(self, url: str, token: str) -> None:
-        self.url = url.rstrip("/")
+    Its advice is that of a replica that has answered, if there is one.
+    """
+    if len(failures) == 1:
+        return failures[0]
+    answers = [each for each in failures if not isinstance(each, OrchestratorUnreachable)]
+    kind = (answers or failures)[-1]
+    return type(kind)("; ".join(each.message for each in failures), **kind.details)
+
+
+class OrchestratorClient:
+    """JSON over HTTP with one error seam: what comes out is data or an :class:`AllfoldError`.
+
+    Args:
+        urls: of the orchestrator's replicas, separated by commas.
+
+    Attributes:
+        url: the replica that is asked next: the one that has answered last.
+    """
+
+    def __init__(self, urls: str, token: str) -> None:
+        self.urls = [url.strip().rstrip("/") for url in urls.split(",")]
+        self.url = self.urls[0]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # A proxy of the environment is not meant for the services of one job.
-        self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=5.0, trust_env=False
-        )
+        self._http = httpx.AsyncClient(headers=headers, trust_env=False)
 
     async def close(self) -> None:
         await self._http.aclose()
 
+    def move_on(self, url: str) -> None:
+        """Ask the replica after this one from now on, unless somebody has moved on already."""
+        if url == self.url:
+            self.url = self.urls[(self.urls.index(url) + 1) % len(self.urls)]
+
     async def call(
         self, method: str, path: str, *, timeout: float = 5.0, **request: Any
     ) -> dict[str, Any]:
-        """Send one request and return the answer.
+        """Send one request and return the answer; each replica is tried once, until one can.
 
         Raises:
             OrchestratorUnreachable: no answer, or one that no orchestrator gives.
@@ -88,31 +120,39 @@ class OrchestratorClient:
         """
         if "json" in request:
             request["json"] = MESSAGE.stamp(request["json"])
+        request["timeout"] = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
+        first = self.urls.index(self.url)
+        failures: list[AllfoldError] = []
+        for url in self.urls[first:] + self.urls[:first]:
+            try:
+                return await self._ask(url, method, path, request)
+            except ServiceError as error:
+                failures.append(error)
+                self.move_on(url)
+        raise all_of(failures)
+
+    async def _ask(
+        self, url: str, method: str, path: str, request: dict[str, Any]
+    ) -> dict[str, Any]:
         try:
-            response = await self._http.request(method, path, timeout=timeout, **request)
+            response = await self._http.request(method, url + path, **request)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise OrchestratorUnreachable(
-                f"the orchestrator at {self.url} does not answer: {reason}"
+                f"the orchestrator at {url} does not answer: {reason}"
             ) from error
         body = _json(response)
         refusal = _error_in(body) if response.is_error else None
         if not isinstance(body, dict) or (response.is_error and refusal is None):
             raise OrchestratorUnreachable(
-                f"{self.url} answered {response.status_code} to {method} {path}: "
+                f"{url} answered {response.status_code} to {method} {path}: "
                 "is this an Allfold orchestrator?"
             )
         if refusal is None:
-            return self._read(body)
+            return _read(url, body)
         if response.status_code == httpx.codes.NOT_FOUND:
             raise Forgotten(refusal.message)
         raise refusal
-
-    def _read(self, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return MESSAGE.read(body)
-        except UnknownSchema as error:
-            raise OrchestratorUnreachable(f"the orchestrator at {self.url}: {error}") from error
 
     async def persist(
         self, method: str, path: str, *, deadline: float, **request: Any

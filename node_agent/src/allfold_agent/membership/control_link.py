@@ -1,0 +1,261 @@
+"""The control link: this agent's connection to the orchestrator, kept open for the agent's life.
+
+The node is registered over REST first. Then a WebSocket to the same replica carries the rest: BEATs
+keep the node's lease, accusations go up, terms and questions for signs of life come down. Where the
+link ends, or the replica falls silent, the next replica is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from allfold_agent.membership import control_messages as messages
+from allfold_agent.membership.control_messages import Charge
+from allfold_agent.membership.control_session import BEAT_SECONDS, Session
+from allfold_agent.membership.control_socket import ControlSocket, dial
+from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, all_of
+from allfold_agent.membership.registration import Registration
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+class ControlListener(Protocol):
+    """The agent, as the control link sees it. All is called in the event loop; nothing may wait."""
+
+    def held(self) -> list[dict[str, Any]]:
+        """Return all groups of this node for a registration: ``group``, ``record``, ``is_out``.
+
+        Each record is that of the newest term that :meth:`term` was given, whether or not it is
+        acted upon yet: from here on no term of an earlier generation comes.
+        """
+
+    def registered(self, generation: int, out: Sequence[str]) -> None:
+        """A registration was answered: of the groups ``out`` this node is no member any more.
+
+        Accusations that were made before may be lost, and are to be made again.
+        """
+
+    def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
+        """Take the term of a group, announced in the generation of the last registration."""
+
+    def evicted(self) -> None:
+        """The node's life is over in all its groups; the registration has a new incarnation."""
+
+    def cleared(self, node: str, incarnation: str, patience: float) -> None:
+        """An accused node lives, and may be silent for this long from now on."""
+
+    def lag(self) -> float:
+        """Return by how many seconds the thread is late that reads the links to other agents."""
+
+    def heard(self) -> dict[str, float]:
+        """Return the seconds since the last byte of each node that this one has a link to."""
+
+    def progress(self) -> list[dict[str, Any]]:
+        """Return how far each group is, for people."""
+
+
+class _LifeIsOver(Exception):
+    """The orchestrator has evicted this incarnation of the node."""
+
+
+class _Pauses:
+    """The seconds until the next try: longer and longer, and random, so that agents spread."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PAUSE
+
+    def reset(self) -> None:
+        self._next = _FIRST_PAUSE
+
+    def draw(self) -> float:
+        longest, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE)
+        return random.uniform(longest / 2, longest)
+
+
+class ControlLink:
+    """Keeps the node registered and linked to one of the orchestrator's replicas.
+
+    :meth:`accuse` and :meth:`withdraw` are for any thread, the rest belongs to the event loop.
+    """
+
+    def __init__(
+        self,
+        client: OrchestratorClient,
+        registration: Registration,
+        listener: ControlListener,
+        token: str,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._client = client
+        self._registration = registration
+        self._listener = listener
+        self._token = token
+        self._beat_seconds = beat_seconds
+        self._loop = asyncio.get_running_loop()
+        self._session = Session(generation=0, beat_seconds=beat_seconds)
+        self._socket: ControlSocket | None = None
+        self._outgoing: asyncio.Queue[str] | None = None
+        self._pauses = _Pauses()
+        self._failures: dict[str, ServiceError] = {}
+
+    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
+        """Accuse another node. It is lost where there is no link, or one that ends just now; when
+        :meth:`ControlListener.registered` is called next, it is to be said again.
+
+        Args:
+            since: seconds since the accused was heard.
+            lag: by how many seconds this node's own thread is late.
+        """
+        text = messages.accuse(node, incarnation, charge, since, lag)
+        self._loop.call_soon_threadsafe(self._send, text)
+
+    def withdraw(self, node: str, incarnation: str) -> None:
+        """Take back that another node is stuck: it does its part again."""
+        text = messages.withdraw(node, incarnation)
+        self._loop.call_soon_threadsafe(self._send, text)
+
+    async def keep(self) -> None:
+        """Register and link until cancelled; every failure is tried again.
+
+        An open link stays open when this is cancelled: a node says goodbye before it hangs up.
+        """
+        while True:
+            try:
+                await self._registration.enter()
+                await self._link(self._client.url)
+            except Forgotten as error:
+                self._registration.forgotten(str(error))
+            except _LifeIsOver:
+                self._begin_new_life()
+            except AllfoldError as error:
+                self._registration.hindered(error)
+            except Exception as error:  # noqa: BLE001 - it is logged
+                # Nobody foresaw it, but without a link the node and its ranks would be lost.
+                failure = ServiceError(f"the control link failed: {error!r}")
+                self._registration.hindered(failure, error)
+            await asyncio.sleep(self._pauses.draw())
+
+    async def close(self) -> None:
+        """Hang up, after :meth:`keep` was cancelled."""
+        if self._socket is not None:
+            await self._socket.close()
+
+    def _begin_new_life(self) -> None:
+        log.warning(
+            "node %s was evicted: its groups go on without it, and its ranks get an error; it "
+            "registers again as a new incarnation, so that new ranks can join",
+            self._registration.node,
+        )
+        self._registration.renew()
+        self._listener.evicted()
+
+    # One connection
+
+    async def _link(self, url: str) -> None:
+        """Open a link and serve it until it ends, which is always an error."""
+        try:
+            self._socket = await dial(url, self._registration.node, self._token)
+            await self._serve(self._socket)
+        except ServiceError as error:
+            self._client.move_on(url)
+            self._failures[url] = error
+            raise all_of([*self._failures.values()]) from error
+
+    async def _serve(self, socket: ControlSocket) -> None:
+        self._session = Session(self._session.generation, self._beat_seconds)
+        self._outgoing = asyncio.Queue()
+        sending = asyncio.create_task(_send_all(socket, self._outgoing))
+        try:
+            self._register()
+            while True:
+                if self._loop.time() >= self._session.due:
+                    self._beat(socket.url)
+                try:
+                    async with asyncio.timeout_at(self._session.due):
+                        text = await socket.receive()
+                except TimeoutError:
+                    continue
+                self._take(socket.url, _parsed(socket.url, text))
+        except Exception:
+            self._socket = None
+            socket.abort()
+            raise
+        finally:
+            self._outgoing = None
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    def _send(self, text: str) -> None:
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(text)
+
+    def _register(self) -> None:
+        """Say what the node holds. What :meth:`_take` gives the listener next is newer."""
+        self._session.registers(self._loop.time())
+        incarnation, held = self._registration.incarnation, self._listener.held()
+        self._send(messages.register(self._session.generation, incarnation, held))
+
+    def _beat(self, url: str) -> None:
+        """Send a BEAT.
+
+        Raises:
+            OrchestratorUnreachable: the last ones were not answered, or the registration.
+        """
+        now = self._loop.time()
+        if self._session.is_silent(now):
+            raise OrchestratorUnreachable(
+                f"the orchestrator at {url} does not answer on the control link"
+            )
+        number, listener = self._session.beat(now), self._listener
+        self._send(messages.beat(number, listener.lag(), listener.heard(), listener.progress()))
+
+    def _take(self, url: str, message: messages.Down) -> None:
+        match message:
+            case messages.Registered():
+                self._on_registered(url, message)
+            case messages.BeatAnswered():
+                self._session.answered(message.number)
+                self._pauses.reset()
+            case messages.TermAnnounced():
+                if self._session.takes_term_of(message.generation):
+                    self._listener.term(message.generation, message.group, message.record)
+            case messages.Probe():
+                self._send(messages.alive(message.nonce, self._listener.lag()))
+            case messages.PingFor():
+                self._session.wants_extra_beat(self._loop.time())
+            case messages.Cleared():
+                self._listener.cleared(message.node, message.incarnation, message.patience)
+            case messages.Recall():
+                log.info("the orchestrator's store may have lost something: registering again")
+                self._register()
+
+    def _on_registered(self, url: str, answer: messages.Registered) -> None:
+        if answer.is_evicted:
+            raise _LifeIsOver
+        self._session.registered(answer.generation, self._loop.time())
+        self._failures.clear()
+        self._registration.linked(url)
+        self._listener.registered(answer.generation, answer.out)
+
+
+async def _send_all(socket: ControlSocket, outgoing: asyncio.Queue[str]) -> None:
+    while True:
+        await socket.send(await outgoing.get())
+
+
+def _parsed(url: str, text: str | bytes) -> messages.Down:
+    try:
+        return messages.parse(text)
+    except (TypeError, ValueError) as error:
+        raise OrchestratorUnreachable(
+            f"a message of the orchestrator at {url} cannot be read: {error}; agents and "
+            "orchestrator should have the same version"
+        ) from error

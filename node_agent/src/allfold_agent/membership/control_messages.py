@@ -1,0 +1,125 @@
+"""The messages on a control link as an agent sees them: JSON objects with ``type`` and schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from allfold_core.schema import MESSAGE
+
+Charge = Literal["refused", "silent", "stuck"]
+"""What an agent says against another node."""
+
+
+class Registered(BaseModel):
+    """The answer to REGISTER.
+
+    Attributes:
+        is_evicted: this life of the node is over; nothing else counts then.
+        out: the groups that go on without this node.
+    """
+
+    type: Literal["registered"]
+    generation: int
+    is_evicted: bool
+    out: list[str]
+
+
+class BeatAnswered(BaseModel):
+    """The answer to the BEAT of this number."""
+
+    type: Literal["beat"]
+    number: int
+
+
+class TermAnnounced(BaseModel):
+    """The term of a group, announced in a generation of the orchestrator's store."""
+
+    type: Literal["term"]
+    generation: int
+    group: str
+    record: dict[str, Any]
+
+
+class Probe(BaseModel):
+    """A question for a sign of life, to be answered at once."""
+
+    type: Literal["probe"]
+    nonce: str
+
+
+class PingFor(BaseModel):
+    """A question whether another node lives; its age in a BEAT is the answer."""
+
+    type: Literal["ping_for"]
+    node: str
+    incarnation: str
+
+
+class Cleared(BaseModel):
+    """A node that this one has accused lives; it may be silent for ``patience`` seconds."""
+
+    type: Literal["cleared"]
+    node: str
+    incarnation: str
+    patience: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Recall(BaseModel):
+    """The store may have lost something: the agent is to register again."""
+
+    type: Literal["recall"]
+    generation: int
+
+
+Down = Registered | BeatAnswered | TermAnnounced | Probe | PingFor | Cleared | Recall
+_DOWN: TypeAdapter[Down] = TypeAdapter(Annotated[Down, Field(discriminator="type")])
+
+
+def parse(text: str | bytes) -> Down:
+    """Return a message of the orchestrator.
+
+    Raises:
+        TypeError, ValueError: it is none, or of another schema (``UnknownSchema``).
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"expected a JSON object, got {text[:80]!r}")
+    return _DOWN.validate_python(MESSAGE.read(data))
+
+
+def _message(kind: str, fields: Mapping[str, Any]) -> str:
+    return json.dumps(MESSAGE.stamp({"type": kind, **fields}), separators=(",", ":"))
+
+
+def register(generation: int, incarnation: str, groups: list[dict[str, Any]]) -> str:
+    """Return what an agent holds; ``generation``: of the store with which it registered last."""
+    fields = {"generation": generation, "incarnation": incarnation, "groups": groups}
+    return _message("register", fields)
+
+
+def beat(
+    number: int, lag: float, heard: Mapping[str, float], progress: list[dict[str, Any]]
+) -> str:
+    """Return a sign of life, with the seconds since each other node was heard."""
+    fields = {"number": number, "lag": lag, "heard": heard, "progress": progress}
+    return _message("beat", fields)
+
+
+def accuse(node: str, incarnation: str, charge: Charge, since: float, lag: float) -> str:
+    """Return an accusation of another node, with how late the accuser is itself."""
+    life = {"node": node, "incarnation": incarnation}
+    return _message("accuse", {**life, "charge": charge, "since": since, "lag": lag})
+
+
+def withdraw(node: str, incarnation: str) -> str:
+    """Return that what another node was accused of is over: it does its part again."""
+    return _message("withdraw", {"node": node, "incarnation": incarnation})
+
+
+def alive(nonce: str, lag: float) -> str:
+    """Return the answer to PROBE."""
+    return _message("alive", {"nonce": nonce, "lag": lag})

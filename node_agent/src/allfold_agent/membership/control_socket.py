@@ -1,0 +1,93 @@
+"""The WebSocket of a control link, with one error seam: what comes out is text or an error."""
+
+from __future__ import annotations
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from allfold_agent.membership.orchestrator_client import Forgotten
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
+
+_OPEN_SECONDS = 3.0
+_CLOSE_SECONDS = 1.0
+# A term of thousands of nodes, with all their ranks.
+_MAX_BYTES = 64 << 20
+# RFC 6455: the orchestrator refuses what it was told; it cannot do its work at the moment.
+_POLICY, _RESTART = 1008, 1012
+
+
+class ControlSocket:
+    """One connection to the orchestrator at ``url``."""
+
+    def __init__(self, url: str, connection: ClientConnection) -> None:
+        self.url = url
+        self._connection = connection
+
+    async def send(self, text: str) -> None:
+        """Send a message; one that the connection does not take any more is lost with it."""
+        try:
+            await self._connection.send(text)
+        except ConnectionClosed:
+            return  # `receive` tells
+
+    async def receive(self) -> str | bytes:
+        """Return the next message.
+
+        Raises:
+            Forgotten: the orchestrator has ended the link, as it does not know the node.
+            ServiceError: it has no store at the moment, or the connection has ended.
+        """
+        try:
+            return await self._connection.recv()
+        except ConnectionClosed as error:
+            raise _end_of_link(self.url, error) from error
+
+    async def close(self) -> None:
+        """End the connection in order, or after a second in any case."""
+        await self._connection.close()
+
+    def abort(self) -> None:
+        """End the connection without waiting for the other end."""
+        self._connection.transport.abort()
+
+
+async def dial(url: str, node: str, token: str) -> ControlSocket:
+    """Open the control link of a node.
+
+    Raises:
+        OrchestratorUnreachable: nobody answers there, or nobody who has control links.
+    """
+    try:
+        connection = await connect(
+            f"ws{url.removeprefix('http')}/v1/nodes/{node}/link",
+            additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+            # A proxy of the environment is not meant for the services of one job.
+            proxy=None,
+            compression=None,
+            ping_interval=None,  # BEATs say more
+            open_timeout=_OPEN_SECONDS,
+            close_timeout=_CLOSE_SECONDS,
+            max_size=_MAX_BYTES,
+        )
+    except InvalidStatus as error:
+        raise OrchestratorUnreachable(
+            f"{url} answered {error.response.status_code} to the control link of node {node}: is "
+            "this an Allfold orchestrator? What is between has to let WebSockets pass."
+        ) from error
+    except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
+        reason = str(error) or type(error).__name__
+        raise OrchestratorUnreachable(
+            f"the orchestrator at {url} opens no control link: {reason}"
+        ) from error
+    return ControlSocket(url, connection)
+
+
+def _end_of_link(url: str, closed: ConnectionClosed) -> AllfoldError | Forgotten:
+    code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (None, "")
+    if code == _POLICY:
+        return Forgotten(reason or "the orchestrator does not know this node")
+    if code == _RESTART:
+        return ServiceError(reason or f"the orchestrator at {url} cannot serve at the moment")
+    return OrchestratorUnreachable(
+        f"the control link to the orchestrator at {url} has ended: {reason or closed}"
+    )

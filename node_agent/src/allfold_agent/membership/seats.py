@@ -1,0 +1,211 @@
+"""Seats of this node's ranks in groups: taken, waited for and given back over REST."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+from typing import Any
+
+from pydantic import BaseModel
+
+from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
+from allfold_agent.membership.registration import Registration
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
+from allfold_core.plan import Plan
+from allfold_core.verdict import name_ranks
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_GIVE_BACK_SECONDS = 3.0
+_SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
+# A rank that does not say what a loss means for its group leaves it to the orchestrator's default.
+_LOSS_KEYS = ("on_loss", "min_world")
+
+
+class _Seat(BaseModel):
+    """The answer to a rank that takes its seat."""
+
+    epoch: int
+
+
+class _Place(BaseModel):
+    """A rank and its node."""
+
+    rank: int
+    node: str
+
+
+class _Formation(BaseModel):
+    """The answer to a question for the plan: the plan, or what it waits for."""
+
+    ready: bool
+    plan: dict[str, Any] = {}
+    missing: list[int] = []
+    gave_up: list[int] = []
+    held_by: list[_Place] = []
+
+
+class Seats:
+    """Gets ranks of this node into groups, and their seats back."""
+
+    def __init__(self, client: OrchestratorClient, registration: Registration) -> None:
+        self._client = client
+        self._registration = registration
+        self._owed: dict[tuple[str, int, str], str] = {}
+        self._is_owing = asyncio.Event()
+
+    async def join(self, request: dict[str, Any]) -> Plan:
+        """Seat a rank and wait for the plan of its epoch.
+
+        Args:
+            request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
+                the seconds that all of this may take.
+
+        Raises:
+            PeerMissing: the group is not complete in time; names the ranks that never came, and
+                those that came and gave up earlier.
+            OrchestratorUnreachable: no answer in time.
+            AllfoldError: the orchestrator's refusal, of the rank or of this node.
+        """
+        deadline = monotonic() + float(request["init_timeout"])
+        seat = request["group"], request["rank"], request["session"]
+        try:
+            epoch = await self._take_seat(request, deadline)
+            return await self._await_plan(request, epoch, deadline)
+        except asyncio.CancelledError:
+            # The rank died meanwhile: nobody must wait for this seat.
+            await self.give_up_seat(*seat, "lost")
+            raise
+        except BaseException:
+            await self.give_up_seat(*seat, "withdrawn")
+            raise
+
+    async def _take_seat(self, request: dict[str, Any], deadline: float) -> int:
+        body = {key: request[key] for key in _SEAT_KEYS}
+        body |= {key: request[key] for key in _LOSS_KEYS if key in request}
+        path = f"/v1/groups/{request['group']}/ranks"
+        while True:
+            await self._registration.wait(deadline)
+            await self._give_back()
+            life = {"node": self._registration.node, "incarnation": self._registration.incarnation}
+            try:
+                answer = await self._client.persist(
+                    "POST", path, json=body | life, deadline=deadline
+                )
+                return parsed(_Seat, answer).epoch
+            except Forgotten:
+                # The next BEAT finds this out as well, and the node registers again.
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
+        formation = _Formation(ready=False)
+        while (left := deadline - monotonic()) > 0:
+            wait = min(left, _POLL_SECONDS)
+            answer = await self._client.persist(
+                "GET",
+                f"/v1/groups/{request['group']}/plan",
+                params={"epoch": epoch, "session": request["session"], "wait": wait},
+                timeout=wait + 5.0,
+                deadline=deadline,
+            )
+            formation = parsed(_Formation, answer)
+            if formation.ready:
+                return _plan(formation.plan)
+        raise (
+            _name_is_held(request, formation)
+            if formation.held_by
+            else _incomplete(request, formation)
+        )
+
+    async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
+        """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
+
+        While the orchestrator cannot be reached the seat is kept in a list and given back later:
+        the rank is gone, and another one may want to take the seat.
+        """
+        self._owed[group, rank, session] = reason
+        await self._give_back()
+
+    async def keep_giving_back(self) -> None:
+        """Give back, until cancelled, what could not be given back at once."""
+        while True:
+            await self._is_owing.wait()
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._is_owing.clear()
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        for (group, rank, session), reason in list(self._owed.items()):
+            try:
+                await self._client.call(
+                    "DELETE",
+                    f"/v1/groups/{group}/ranks/{rank}",
+                    params={"session": session, "reason": reason},
+                    timeout=_GIVE_BACK_SECONDS,
+                )
+            except ServiceError as error:
+                log.info("rank %d of group '%s' stays registered for now: %s", rank, group, error)
+                self._is_owing.set()
+                return
+            except (AllfoldError, Forgotten) as error:
+                # It has freed the seat by itself: the lease ended, or it lost its state.
+                log.info("rank %d of group '%s' had left already: %s", rank, group, error)
+            self._owed.pop((group, rank, session), None)
+
+
+def _plan(data: dict[str, Any]) -> Plan:
+    try:
+        return Plan.from_dict(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OrchestratorUnreachable(
+            f"the orchestrator's plan cannot be read: {error}; agents and orchestrator should have "
+            "the same version"
+        ) from error
+
+
+def _name_is_held(request: dict[str, Any], formation: _Formation) -> PeerMissing:
+    """Return the error of a rank whose group could not open, as an earlier one has not ended."""
+    ranks_on: dict[str, list[int]] = {}
+    for place in formation.held_by:
+        ranks_on.setdefault(place.node, []).append(place.rank)
+    holders = "; ".join(f"{name_ranks(ranks)} on node {node}" for node, ranks in ranks_on.items())
+    return PeerMissing(
+        f"group '{request['group']}' could not open within {request['init_timeout']:g} s: its name "
+        f"is held by an earlier opening that still has {holders}. A group opens anew when the last "
+        "rank of the one before has left: end those processes, wait longer for them with "
+        "ALLFOLD_INIT_TIMEOUT or init_timeout=, or give this group another name.",
+        held_by={node: list(ranks) for node, ranks in ranks_on.items()},
+        missing_ranks=formation.missing,
+        gave_up_ranks=formation.gave_up,
+        group=request["group"],
+        timeout=request["init_timeout"],
+    )
+
+
+def _incomplete(request: dict[str, Any], formation: _Formation) -> PeerMissing:
+    """Return the error of a rank whose group was not complete in time.
+
+    Ranks do not start at the same moment, so their time is not over at the same moment either:
+    the last one to give up must not name those that were there all along.
+    """
+    gave_up = formation.gave_up
+    never_came = [rank for rank in formation.missing if rank not in gave_up]
+    reasons = []
+    if never_came:
+        reasons.append(f"{name_ranks(never_came)} of {request['world_size']} did not come")
+    if gave_up:
+        reasons.append(f"{name_ranks(gave_up)} came, and gave up before")
+    why = "; ".join(reasons) or "there was no time left to wait for its ranks"
+    return PeerMissing(
+        f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: {why}. "
+        "Start the missing ranks, or check that all were started with the same group and world "
+        "size. Where ranks start further apart, give every rank more seconds with "
+        "ALLFOLD_INIT_TIMEOUT or init_timeout=.",
+        missing_ranks=never_came,
+        gave_up_ranks=gave_up,
+        group=request["group"],
+        timeout=request["init_timeout"],
+    )

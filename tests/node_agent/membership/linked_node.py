@@ -1,0 +1,111 @@
+"""The parts of an agent that keep it registered, with a listener that notes what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from allfold_agent.membership.control_link import ControlLink
+from allfold_agent.membership.link_probe import Link
+from allfold_agent.membership.orchestrator_client import OrchestratorClient
+from allfold_agent.membership.registration import Identity, Registration
+from allfold_agent.membership.seats import Seats
+
+IDENTITY = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
+LINKS = {"near:1": Link(1e-4, 1e8), "far:1": Link(1e-2, 1e9)}
+GROUP: Any = SimpleNamespace(name="train", opening=3)
+BEAT_SECONDS = 0.02
+
+
+@dataclass
+class NotedByListener:
+    """A control link's listener.
+
+    Attributes:
+        calls: the names and arguments of all calls that bring news.
+        groups: what the node holds.
+    """
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    ages: dict[str, float] = field(default_factory=dict)
+    incarnation: Callable[[], str] = lambda: ""
+
+    def held(self) -> list[dict[str, Any]]:
+        return self.groups
+
+    def registered(self, generation: int, out: Sequence[str]) -> None:
+        self.calls.append(("registered", generation, list(out)))
+
+    def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
+        self.calls.append(("term", generation, group, record))
+
+    def evicted(self) -> None:
+        self.calls.append(("evicted", self.incarnation()))
+
+    def cleared(self, node: str, incarnation: str, patience: float) -> None:
+        self.calls.append(("cleared", node, incarnation, patience))
+
+    def lag(self) -> float:
+        return 0.25
+
+    def heard(self) -> dict[str, float]:
+        return self.ages
+
+    def progress(self) -> list[dict[str, Any]]:
+        return [{"group": "train", "epoch": 1, "last_seq": 7, "in_flight": 0}]
+
+    def of(self, kind: str) -> list[list[Any]]:
+        return [rest for name, *rest in self.calls if name == kind]
+
+
+@dataclass
+class LinkedNode:
+    """One node and what keeps it registered."""
+
+    client: OrchestratorClient
+    registration: Registration
+    seats: Seats
+    link: ControlLink
+    listener: NotedByListener
+    keeping: asyncio.Task[None]
+
+    async def end(self) -> None:
+        """End as an agent does: no more tries, goodbye, and then the link."""
+        self.keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.keeping
+        await self.registration.say_goodbye()
+        await self.link.close()
+
+
+@asynccontextmanager
+async def linked_node(
+    *urls: str,
+    probe: Callable[[str], Link] = LINKS.__getitem__,
+    held: list[Any] | None = None,
+    identify: Callable[[], Identity] = lambda: IDENTITY,
+    listener: NotedByListener | None = None,
+    token: str = "",
+) -> AsyncIterator[LinkedNode]:
+    """Keep a node registered at these replicas until the end of the block."""
+    client = OrchestratorClient(",".join(urls), token)
+    registration = Registration(client, "a", identify, lambda: held or [], probe)
+    seats = Seats(client, registration)
+    noted = listener or NotedByListener()
+    noted.incarnation = lambda: registration.incarnation
+    link = ControlLink(client, registration, noted, token, BEAT_SECONDS)
+    keeping = asyncio.create_task(link.keep())
+    giving_back = asyncio.create_task(seats.keep_giving_back())
+    node = LinkedNode(client, registration, seats, link, noted, keeping)
+    try:
+        yield node
+        assert keeping.cancelled() or not keeping.done()
+    finally:
+        giving_back.cancel()
+        await node.end()
+        await client.close()

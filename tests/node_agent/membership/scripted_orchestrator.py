@@ -1,0 +1,197 @@
+"""An orchestrator that does what a test says: it notes what it is sent, falls silent, forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.websockets import WebSocketDisconnect
+
+from allfold_core.errors import AllfoldError
+from allfold_core.schema import MESSAGE
+from allfold_orchestrator.http.server import address_of, bind, web_sockets
+from tests.support.waiting import until
+
+Json = dict[str, Any]
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the tests."""
+        yield
+
+
+class ScriptedLink:
+    """A control link as the orchestrator has it, and what came up on it."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.socket = socket
+        self.messages: list[Json] = []
+        self.is_over = False
+
+    def received(self, kind: str) -> list[Json]:
+        return [message for message in self.messages if message["type"] == kind]
+
+    async def say(self, kind: str, **fields: Any) -> None:
+        await self.socket.send_text(json.dumps(MESSAGE.stamp({"type": kind, **fields})))
+
+    async def hears(self, kind: str, count: int = 1) -> Json:
+        """Return the last message of this kind, once there are as many as this."""
+        await until(lambda: len(self.received(kind)) >= count, f"{kind} x {count}: {self.messages}")
+        return self.received(kind)[-1]
+
+    async def hears_beats(self, count: int = 3) -> None:
+        """Wait for some more BEATs."""
+        await self.hears("beat", len(self.received("beat")) + count)
+
+
+class ScriptedOrchestrator:
+    """A registry of nodes with control links.
+
+    Attributes:
+        registrations: the bodies of all registrations.
+        requests: method and path of all requests.
+        links: all control links that were opened, the newest last.
+        evicted: the incarnations that are told that their life is over.
+        unknown: as many links from now on are told that their node is not registered.
+        forgets_seats: as many requests for seats are answered as if the node were unknown.
+        is_down: all requests are answered as by a gateway, and links are refused.
+        is_silent: nothing is answered on links.
+        keeps_registering_waiting: REGISTER alone is not answered.
+        link_code: with which links are closed instead of being served.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.registrations: list[Json] = []
+        self.requests: list[tuple[str, str]] = []
+        self.seats: list[Json] = []
+        self.links: list[ScriptedLink] = []
+        self.given_back: list[tuple[str, str]] = []
+        self.peers: list[str] = []
+        self.lease_seconds = 5.0
+        self.generation = 1
+        self.evicted: set[str] = set()
+        self.unknown = 0
+        self.forgets_seats = 0
+        self.is_down = False
+        self.is_silent = False
+        self.keeps_registering_waiting = False
+        self.link_code = 0
+        self.refusal: AllfoldError | None = None
+
+    @property
+    def link(self) -> ScriptedLink:
+        return self.links[-1]
+
+    @property
+    def measured(self) -> list[dict[str, float] | None]:
+        """What each registration said of the links to other nodes."""
+        return [registration["link"] for registration in self.registrations]
+
+    async def is_linked(self, count: int = 1) -> ScriptedLink:
+        """Wait for the link of this number, and for a BEAT on it; return it."""
+        await until(lambda: len(self.links) >= count, f"there are {count} links")
+        link = self.links[count - 1]
+        await link.hears("beat")
+        return link
+
+    # Served
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.websocket("/v1/nodes/{node}/link")
+        async def link(socket: WebSocket, node: str) -> None:
+            await self._serve(socket)
+
+        @app.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
+        async def answer(request: Request) -> Response:
+            return await self._answer(request)
+
+        return app
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        self.requests.append((request.method, path))
+        if self.is_down:
+            return HTMLResponse("<html>bad gateway</html>", 502)
+        if self.refusal is not None:
+            return JSONResponse({"error": self.refusal.to_dict()}, self.refusal.status)
+        if path == "/v1/nodes":
+            self.registrations.append(await request.json())
+            return JSONResponse({"lease_seconds": self.lease_seconds, "peers": self.peers})
+        if self.forgets_seats:
+            self.forgets_seats -= 1
+            return JSONResponse({"error": AllfoldError("who is it?").to_dict()}, 404)
+        if request.method == "POST" and path.endswith("/ranks"):
+            self.seats.append(await request.json())
+            return JSONResponse({"epoch": 1})
+        if request.method == "DELETE":
+            self.given_back.append((path, request.query_params.get("reason", "")))
+        return JSONResponse({})
+
+    async def _serve(self, socket: WebSocket) -> None:
+        if self.is_down:
+            await socket.close()
+            return
+        await socket.accept()
+        if self.link_code:
+            await socket.close(self.link_code, "the store cannot be reached")
+            return
+        link = ScriptedLink(socket)
+        self.links.append(link)
+        with suppress(WebSocketDisconnect, RuntimeError):
+            while True:
+                await self._take(link, json.loads(await socket.receive_text()))
+        link.is_over = True
+
+    async def _take(self, link: ScriptedLink, message: Json) -> None:
+        link.messages.append(message)
+        if self.is_silent:
+            return
+        if message["type"] == "register" and not self.keeps_registering_waiting:
+            await self._registered(link, message["incarnation"])
+        elif message["type"] == "beat":
+            await link.say("beat", number=message["number"])
+
+    async def _registered(self, link: ScriptedLink, incarnation: str) -> None:
+        if self.unknown:
+            self.unknown -= 1
+            await link.socket.close(1008, "node a is not registered: POST /v1/nodes comes first")
+            return
+        gone = incarnation in self.evicted
+        await link.say("registered", generation=self.generation, is_evicted=gone, out=[])
+        if gone:
+            await link.socket.close(1000, "the link is over")
+
+
+@asynccontextmanager
+async def scripted_orchestrators(count: int = 1) -> AsyncIterator[list[ScriptedOrchestrator]]:
+    """Serve some on free ports."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(_served()) for _ in range(count)]
+
+
+@asynccontextmanager
+async def _served() -> AsyncIterator[ScriptedOrchestrator]:
+    orchestrator = ScriptedOrchestrator()
+    with bind("127.0.0.1", 0) as sock:
+        orchestrator.url = f"http://{address_of(sock)}"
+        app = orchestrator.app()
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        await until(lambda: server.started, "it serves")
+        try:
+            yield orchestrator
+        finally:
+            server.should_exit = True
+            await serving
