@@ -226,6 +226,18 @@ def test_the_status_has_the_nodes_and_groups_of_all_pages(allfold: Commands) -> 
     assert [group["group"] for group in report["groups"]] == ["a", "b", "c"]
 
 
+def test_of_several_replicas_the_first_that_answers_is_shown(
+    allfold: Commands, serve: Serve
+) -> None:
+    one, _ = serve(body=b'{"nodes": [], "groups": []}')
+    nowhere = "http://127.0.0.1:9"
+    shown = allfold.run("status", "--json", env={"ALLFOLD_ORCHESTRATOR_URL": f"{nowhere}, {one}"})
+    assert json.loads(shown.out)["orchestrator"] == one
+    err = allfold.run("status", "--orchestrator", f"{nowhere},{nowhere}/x", status=3).err
+    assert f"tried {nowhere}/v1/nodes" in err
+    assert f"; {nowhere}/x/v1/nodes" in err
+
+
 def test_pages_that_go_in_circles_end_in_an_error(allfold: Commands, serve: Serve) -> None:
     url, _ = serve(body=b'{"nodes": [], "next": "a"}')
     err = allfold.run("status", "--orchestrator", url, status=1).err

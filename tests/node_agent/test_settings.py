@@ -55,6 +55,14 @@ def test_what_can_work_is_taken_as_it_is(flag: str, value: str) -> None:
     assert getattr(settings(flag, value), flag.replace("-", "_")) == value
 
 
+def test_of_several_replicas_each_address_is_checked_and_completed() -> None:
+    given = settings("orchestrator", " 10.0.0.1:7400 , https://b:1")
+    assert given.orchestrator == "http://10.0.0.1:7400,https://b:1"
+    for wrong in ("10.0.0.1:7400,", "10.0.0.1:7400,foo", "a:1;b:1"):
+        with pytest.raises(ValidationError, match="must be an address such as"):
+            settings("orchestrator", wrong)
+
+
 def test_an_address_of_the_orchestrator_without_a_scheme_is_plain_http() -> None:
     assert settings("orchestrator", "10.0.0.1:7400").orchestrator == "http://10.0.0.1:7400"
 

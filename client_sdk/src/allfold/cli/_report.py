@@ -66,20 +66,23 @@ class Report:
         }
 
 
-def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
-    """Ask the orchestrator ("" for none), the agents that it knows, and those given.
+def gather(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) -> Report:
+    """Ask the orchestrator, the agents that it knows, and those given.
 
     Where agents are given, they are asked whatever is wrong with the orchestrator.
+
+    Args:
+        orchestrators: its replicas, of which one that answers is enough; none: agents only.
 
     Raises:
         OrchestratorUnreachable: it alone was to be asked and does not answer.
         ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
-    report = Report(orchestrator)
-    if orchestrator:
+    report = Report(orchestrator="")
+    if orchestrators:
         try:
-            _ask_orchestrator(report, token)
+            _ask_orchestrator(report, orchestrators, token)
         except ServiceError as error:
             if not agent_urls:
                 raise _with_advice(error) from None
@@ -95,18 +98,23 @@ def gather(orchestrator: str, agent_urls: Sequence[str], token: str) -> Report:
     return report
 
 
-def _ask_orchestrator(report: Report, token: str) -> None:
-    base = report.orchestrator
-    try:
-        report.nodes = list(_entries(base, "nodes", token))
-        report.groups = list(_entries(base, "groups", token))
-    except NoAnswer as error:
-        raise OrchestratorUnreachable(
-            f"no orchestrator answers: tried {error}. Choose another with --orchestrator or "
-            "ALLFOLD_ORCHESTRATOR_URL."
-        ) from None
-    except ServiceError as error:
-        raise _cannot_tell(base, error) from None
+def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
+    silent: list[str] = []
+    for url in urls:
+        report.orchestrator = url
+        try:
+            report.nodes = list(_entries(url, "nodes", token))
+            report.groups = list(_entries(url, "groups", token))
+        except NoAnswer as error:
+            silent.append(str(error))
+        except ServiceError as error:
+            raise _cannot_tell(url, error) from None
+        else:
+            return
+    raise OrchestratorUnreachable(
+        f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
+        "or ALLFOLD_ORCHESTRATOR_URL."
+    )
 
 
 def _entries(orchestrator: str, what: str, token: str) -> Iterator[Json]:

@@ -24,7 +24,9 @@ Json = dict[str, Any]
 
 @click.command(short_help="Show nodes, groups, and what ops wait for.")
 @click.option(
-    "--orchestrator", metavar="URL", help=f"[ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]"
+    "--orchestrator",
+    metavar="URL[,URL]",
+    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]",
 )
 @click.option("--agent-url", "agent_urls", multiple=True, metavar="URL", help="Ask this agent.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -36,7 +38,7 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
     ALLFOLD_TOKEN must hold the join token.
     """
     report = gather(
-        _orchestrator_to_ask(orchestrator, agent_urls),
+        _replicas_to_ask(orchestrator, agent_urls),
         [checked_url("--agent-url", url) for url in agent_urls],
         token(),
     )
@@ -48,14 +50,18 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
         raise report.failure
 
 
-def _orchestrator_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> str:
-    """Return its address; "" where only agents are to be asked."""
+def _replicas_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> list[str]:
+    """Return the orchestrator's addresses; none where only agents are to be asked."""
     if given:
-        return checked_url("--orchestrator", given)
+        return _checked_urls("--orchestrator", given)
     if agent_urls:
-        return ""
+        return []
     variable = "ALLFOLD_ORCHESTRATOR_URL"
-    return checked_url(variable, os.environ.get(variable) or _DEFAULT_ORCHESTRATOR)
+    return _checked_urls(variable, os.environ.get(variable) or _DEFAULT_ORCHESTRATOR)
+
+
+def _checked_urls(source: str, value: str) -> list[str]:
+    return [checked_url(source, url.strip()) for url in value.split(",")]
 
 
 def _show(report: Report) -> None:
