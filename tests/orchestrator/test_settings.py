@@ -47,7 +47,7 @@ def test_the_defaults_are_for_a_laptop() -> None:
     assert settings.orchestrator_listen == "127.0.0.1:7400"
     assert settings.redis_url == "embedded"
     assert settings.token is None
-    assert (settings.lease_seconds, settings.heartbeat_seconds) == (5.0, 1.0)
+    assert (settings.lease_seconds, settings.heartbeat_seconds) == (5.0, 0.5)
     assert settings.links == LinkSettings()
 
 
@@ -88,7 +88,7 @@ def test_the_administrator_has_a_token_of_his_own() -> None:
         ("orchestrator_listen", "host:65536"),
         ("redis_url", "localhost:6379"),
         ("lease_seconds", 0),
-        ("lease_seconds", 1.5),  # two heartbeats of a second do not fit
+        ("lease_seconds", 0.9),  # two heartbeats of half a second do not fit
         ("link_bandwidth", 0),
         ("link_latency", float("nan")),
         ("log_format", "xml"),

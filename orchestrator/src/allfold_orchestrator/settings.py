@@ -44,7 +44,7 @@ class Settings(BaseSettings):
         default=5.0, gt=0, le=3600, description="a node that is silent for so long is lost"
     )
     heartbeat_seconds: float = Field(
-        default=1.0, gt=0, le=1800, description="how often agents send a heartbeat"
+        default=0.5, gt=0, le=1800, description="how often agents say that they live"
     )
     link_latency: float | None = Field(
         default=None,

@@ -18,7 +18,6 @@ from allfold_agent.membership.seats import Seats
 IDENTITY = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
 LINKS = {"near:1": Link(1e-4, 1e8), "far:1": Link(1e-2, 1e9)}
 GROUP: Any = SimpleNamespace(name="train", opening=3)
-BEAT_SECONDS = 0.02
 
 
 @dataclass
@@ -98,7 +97,7 @@ async def linked_node(
     seats = Seats(client, registration)
     noted = listener or NotedByListener()
     noted.incarnation = lambda: registration.incarnation
-    link = ControlLink(client, registration, noted, token, BEAT_SECONDS)
+    link = ControlLink(client, registration, noted, token)
     keeping = asyncio.create_task(link.keep())
     giving_back = asyncio.create_task(seats.keep_giving_back())
     node = LinkedNode(client, registration, seats, link, noted, keeping)

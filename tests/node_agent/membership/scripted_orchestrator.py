@@ -77,6 +77,7 @@ class ScriptedOrchestrator:
         self.given_back: list[tuple[str, str]] = []
         self.peers: list[str] = []
         self.lease_seconds = 5.0
+        self.beat_seconds = 0.02
         self.generation = 1
         self.evicted: set[str] = set()
         self.unknown = 0
@@ -127,7 +128,8 @@ class ScriptedOrchestrator:
             return JSONResponse({"error": self.refusal.to_dict()}, self.refusal.status)
         if path == "/v1/nodes":
             self.registrations.append(await request.json())
-            return JSONResponse({"lease_seconds": self.lease_seconds, "peers": self.peers})
+            lease = {"lease_seconds": self.lease_seconds, "heartbeat_seconds": self.beat_seconds}
+            return JSONResponse({**lease, "peers": self.peers})
         if self.forgets_seats:
             self.forgets_seats -= 1
             return JSONResponse({"error": AllfoldError("who is it?").to_dict()}, 404)

@@ -108,9 +108,9 @@ async def test_news_reach_the_listener(one: ScriptedOrchestrator) -> None:
 
 
 async def test_asked_about_another_node_it_beats_once_more_than_else(
-    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
+    one: ScriptedOrchestrator,
 ) -> None:
-    monkeypatch.setattr("tests.node_agent.membership.linked_node.BEAT_SECONDS", 3600.0)
+    one.beat_seconds = 3600.0
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         node.listener.ages["b"] = 0.03

@@ -192,10 +192,11 @@ def test_two_that_fail_at_one_replica_move_on_by_one() -> None:
 # Answers of something that speaks JSON, but is no orchestrator of this version.
 OTHER_FIELDS = [
     (200, "{}"),
-    (200, json.dumps({"lease_seconds": "soon"})),
-    (200, json.dumps({"lease_seconds": 0})),
-    (200, json.dumps({"lease_seconds": float("nan")})),
-    (200, json.dumps({"lease_seconds": 5, "peers": 3})),
+    (200, json.dumps({"heartbeat_seconds": 1})),
+    (200, json.dumps({"heartbeat_seconds": "soon", "lease_seconds": 5})),
+    (200, json.dumps({"heartbeat_seconds": 0, "lease_seconds": 5})),
+    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": float("nan")})),
+    (200, json.dumps({"heartbeat_seconds": 1, "lease_seconds": 5, "peers": 3})),
 ]
 
 

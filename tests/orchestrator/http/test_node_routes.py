@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_node_registers_and_learns_how_often_to_show_up(api: ApiClient) -> None:
     response = await api.register("a")
     assert response.status_code == 200
-    assert body_of(response) == {"lease_seconds": 60.0, "heartbeat_seconds": 1.0, "peers": []}
+    assert body_of(response) == {"lease_seconds": 60.0, "heartbeat_seconds": 0.5, "peers": []}
     assert (await api.register("a")).status_code == 200
 
 

@@ -16,6 +16,8 @@ from tests.support.waiting import PAUSE_SECONDS, until, within
 
 pytestmark = pytest.mark.anyio
 
+BEAT_SECONDS = 0.05
+
 JOIN = {
     "group": "train",
     "rank": 0,
@@ -29,7 +31,7 @@ JOIN = {
 
 @pytest.fixture
 async def one(make_store: MakeStore) -> AsyncIterator[Replica]:
-    async with replica(make_store()) as served:
+    async with replica(make_store(), heartbeat_seconds=BEAT_SECONDS) as served:
         yield served
 
 
@@ -84,9 +86,19 @@ async def test_beats_keep_the_lease_and_tell_of_progress(one: Replica) -> None:
         assert (view["state"], view["progress"]) == ("alive", node.listener.progress())
 
 
+async def test_a_link_whose_beats_are_to_come_rarely_is_not_taken_for_silent(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allfold_orchestrator.http.link_route.SILENT_SECONDS", BEAT_SECONDS / 5)
+    async with linked_node(url(one)) as node:
+        for _ in range(3):
+            await beats(node, one)
+        assert len(node.listener.of("registered")) == 1
+
+
 async def test_the_link_has_the_token(make_store: MakeStore) -> None:
     async with (
-        replica(make_store(), token="secret") as one,
+        replica(make_store(), token="secret", heartbeat_seconds=BEAT_SECONDS) as one,
         linked_node(url(one), token="secret") as node,
     ):
         await is_linked(node)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_messages import Charge
-from allfold_agent.membership.control_session import BEAT_SECONDS, Session
+from allfold_agent.membership.control_session import Session
 from allfold_agent.membership.control_socket import ControlSocket, dial
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, all_of
 from allfold_agent.membership.registration import Registration
@@ -92,15 +92,13 @@ class ControlLink:
         registration: Registration,
         listener: ControlListener,
         token: str,
-        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
         self._client = client
         self._registration = registration
         self._listener = listener
         self._token = token
-        self._beat_seconds = beat_seconds
         self._loop = asyncio.get_running_loop()
-        self._session = Session(generation=0, beat_seconds=beat_seconds)
+        self._session = Session(0, registration.beat_seconds)
         self._socket: ControlSocket | None = None
         self._outgoing: asyncio.Queue[str] | None = None
         self._pauses = _Pauses()
@@ -170,7 +168,7 @@ class ControlLink:
             raise all_of([*self._failures.values()]) from error
 
     async def _serve(self, socket: ControlSocket) -> None:
-        self._session = Session(self._session.generation, self._beat_seconds)
+        self._session = Session(self._session.generation, self._registration.beat_seconds)
         self._outgoing = asyncio.Queue()
         sending = asyncio.create_task(_send_all(socket, self._outgoing))
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-BEAT_SECONDS = 0.5
 # As many unanswered BEATs as this, and the orchestrator is taken for dead or frozen.
 MOST_UNANSWERED = 3
 # Other nodes are pinged every 0.1 s: by then the age of one that lives is a fresh one.
@@ -27,7 +26,7 @@ class Session:
         due: when there is something to do: to send a BEAT, unless :meth:`is_silent`.
     """
 
-    def __init__(self, generation: int, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(self, generation: int, beat_seconds: float) -> None:
         self.generation = generation
         self.number = 0
         self._beat_seconds = beat_seconds

@@ -37,10 +37,14 @@ class Identity:
     cores: int
 
 
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class _Lease(BaseModel):
     """The answer to a registration; ``peers`` are data addresses of other nodes."""
 
-    lease_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    heartbeat_seconds: _Seconds
+    lease_seconds: _Seconds
     peers: list[str] = []
 
 
@@ -54,6 +58,7 @@ class Registration:
 
     Attributes:
         incarnation: names this life; another one begins when the orchestrator has evicted it.
+        beat_seconds: how often the orchestrator wants to hear from this node.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Registration:
         self._probe = probe
         self._link: Link | None = None
         self._has_measured = False
+        self.beat_seconds = 0.5
         self._lease_seconds = 5.0
         self._is_known = False
         self._registered = asyncio.Event()
@@ -191,6 +197,7 @@ class Registration:
             "holds": {group.name: group.opening for group in self._groups()},
         }
         lease = parsed(_Lease, await self._client.call("POST", "/v1/nodes", json=body))
+        self.beat_seconds = lease.heartbeat_seconds
         self._lease_seconds = lease.lease_seconds
         self.identity = identity
         return lease.peers

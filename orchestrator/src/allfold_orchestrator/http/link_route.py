@@ -16,7 +16,8 @@ from allfold_orchestrator.links.link import Link
 
 REGISTER_SECONDS = 5.0
 SILENT_SECONDS = 5.0
-"""An agent beats ten times within this; a link on which nothing comes for so long is closed."""
+SILENT_BEATS = 4
+"""A link on which nothing comes for so long, and where so many beats are due, is closed."""
 
 # RFC 6455: a message that the other end should not have sent; a service that cannot do its work.
 POLICY, RESTART = 1008, 1012
@@ -51,9 +52,11 @@ async def _opened(socket: WebSocket, links: Links, node: str) -> Link:
 
 async def _serve(socket: WebSocket, links: Links, opened: Link) -> None:
     sending = asyncio.create_task(_send(socket, opened))
+    lease: wire.Lease = socket.app.state.lease
+    silent_seconds = max(SILENT_SECONDS, SILENT_BEATS * lease.heartbeat_seconds)
     try:
         while True:
-            await links.receive(opened, messages.parse(await _text(socket, SILENT_SECONDS)))
+            await links.receive(opened, messages.parse(await _text(socket, silent_seconds)))
     finally:
         links.ended(opened)
         sending.cancel()
