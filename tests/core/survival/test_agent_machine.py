@@ -108,7 +108,7 @@ def test_the_input_of_a_rank_that_withdraws_it_counts_only_where_the_op_was_comp
     assert sent.ops[0].calls.keys() == {"r0", "r2"}
     assert sent.ops[1].calls.keys() == {"r0"}
     done = me.install(decided({0: Forward(EPOCH.stamp, ("a",)), 1: Run(REDUCED.stamp)}, REDUCED))
-    assert done == [Installed(REDUCED), Cancel(1), Start(1, REDUCED)]
+    assert done == [Installed(REDUCED, (EPOCH,)), Cancel(1), Start(1, REDUCED)]
 
 
 def test_an_old_or_foreign_freeze_gets_no_report() -> None:
@@ -124,7 +124,9 @@ def test_a_result_comes_from_a_holder_for_the_ranks_that_live_once_they_have_cal
     me = machine("a")
     me.rank_ended("r2", "died")
     me.freeze(0, 1)
-    assert me.install(decided({0: Forward(EPOCH.stamp, ("b",))}, REDUCED)) == [Installed(REDUCED)]
+    assert me.install(decided({0: Forward(EPOCH.stamp, ("b",))}, REDUCED)) == [
+        Installed(REDUCED, (EPOCH,))
+    ]
     assert me.fetched(0, REDUCED.stamp) == []
     assert me.call(0, "r0", SUM) == [Fetch(0, EPOCH.stamp, ("b",))]
     assert me.fetched(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
@@ -151,7 +153,7 @@ def test_an_attempt_is_given_up_before_the_op_runs_again() -> None:
     me.call(0, "r1", SUM)
     me.freeze(0, 1)
     done = me.install(decided({0: Run(REDUCED.stamp)}, REDUCED))
-    assert done == [Installed(REDUCED), Cancel(0), Start(0, REDUCED)]
+    assert done == [Installed(REDUCED, (EPOCH,)), Cancel(0), Start(0, REDUCED)]
     assert me.completed(0, EPOCH.stamp) == []
     assert me.closed(0, EPOCH.stamp) == []
     assert me.completed(0, REDUCED.stamp) == [HandOut(0, REDUCED.stamp)]
@@ -370,3 +372,17 @@ def test_an_op_that_is_run_again_without_this_node_is_dropped_here() -> None:
     me.freeze(0, 1)
     done = me.install(decided({0: Run(ALONE.stamp)}, ALONE))
     assert [Cancel(0), Drop(0)] == [each for each in done if isinstance(each, Cancel | Drop)]
+
+
+def test_a_node_reports_the_epoch_of_an_error_that_a_rank_has_yet_to_hear() -> None:
+    """Another node may have missed the round that made it."""
+    me = machine("b")
+    for seq in (0, 1):
+        me.call(seq, "r1", SUM)
+    me.completed(0, EPOCH.stamp)
+    me.freeze(0, 1)
+    me.install(decided({1: Fail(REDUCED.loss, 1)}, REDUCED))
+    me.freeze(0, 2)
+    me.install(decided({}, Epoch(Stamp(0, 2, 0), 2, (EPOCH.seats[1],), REDUCED.loss), number=2))
+    assert me.learn_watermark("a", 0) == [Release(0)]
+    assert report(me.freeze(0, 3)).older == (REDUCED,)

@@ -278,6 +278,15 @@ def test_an_op_that_no_rank_has_called_can_fail_but_is_not_run() -> None:
     assert isinstance(install.outcomes[SEQ + 1], Fail)
 
 
+def test_an_error_that_was_told_comes_with_its_epoch_for_those_who_have_missed_that_round() -> None:
+    s = replace(situation(), dead=-1, states=(FAILED, CALLED, CALLED), installed=SECOND)
+    reports = s.reports()
+    install = decide(s.policy, reports["a"].term, 6, reports, {}, judge)
+    assert install.outcomes == {SEQ: TOLD}
+    assert (install.epoch.ordinal, TOLD.ordinal) == (1, 0)
+    assert install.older == (FIRST,)
+
+
 def test_an_op_does_not_fail_as_an_attempt_of_it_did_that_is_over() -> None:
     s = replace(situation(), states=(BEGUN, BEGUN, BEGUN), dead=-1)
     reports = s.reports()

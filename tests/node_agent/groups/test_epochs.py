@@ -17,6 +17,7 @@ from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, Register
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.local_wire import FIRST_PAIR, Message, Region
+from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS
 
@@ -53,6 +54,24 @@ def test_an_op_that_a_rank_has_called_before_it_ended_is_done_with_it(
         assert rank.result(0) == [7.0]
         assert (rank.told[0].epoch, rank.told[0].participants) == (0, 3)
     assert [group.outcomes.recent[-1].epoch for group in shrunk.groups] == [0, 0]
+
+
+def test_ranks_whose_node_has_missed_a_round_enter_the_epoch_of_its_error_like_the_others() -> None:
+    with local_groups([[0, 3], [1, 4], [2]]) as local:
+        local.links.hold(LinkMessageType.INSTALL)
+        for rank in local.ranks[:3]:
+            rank.call(0, [1.0])
+        local.ranks[3].end()
+        first, *others = local.ranks[:3]
+        assert isinstance(first.outcome()[1], PeerLost)
+        local.links.drop()  # only the leader has the decision
+        local.lose(4)
+        for rank in others:
+            assert isinstance(rank.outcome()[1], PeerLost)
+        assert [rank.told[0].epoch for rank in local.ranks[:3]] == [1, 1, 1]
+        for rank in others:
+            assert rank.group.epochs[1].has(rank.session)
+            assert rank.group.current.ordinal == 2
 
 
 def test_the_first_op_after_a_loss_fails_alike_and_the_next_one_is_done_by_those_left(

@@ -305,7 +305,12 @@ class AgentMachine:
                     self._abandoned -= {(seq, session) for session in ours}
         if len(self.epochs) > 1:
             used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
-            self.epochs = {stamp: epoch for stamp, epoch in self.epochs.items() if stamp in used}
+            told = {e.ordinal for e in self.ops.values() if e.state is OpState.FAILED}
+            self.epochs = {
+                stamp: epoch
+                for stamp, epoch in self.epochs.items()
+                if stamp in used or epoch.ordinal in told
+            }
 
     def _all_know(self, seq: int, entry: OpEntry, sessions: Collection[str]) -> bool:
         """Return True if each rank has called a failed op, or never will."""
@@ -372,7 +377,7 @@ class AgentMachine:
             self.epochs.setdefault(epoch.stamp, epoch)
         if install.epoch.stamp != self.epoch.stamp:
             self.epoch = install.epoch
-            done.append(Installed(install.epoch))
+            done.append(Installed(install.epoch, install.older))
         for seq, entry in self.ops.items():
             entry.forward = entry.forward or seq <= install.floor
         for seq, outcome in install.outcomes.items():

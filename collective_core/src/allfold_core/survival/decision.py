@@ -15,7 +15,7 @@ apply to an op:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from allfold_core.errors import AllfoldError
@@ -110,9 +110,20 @@ def decide(
     for seq in sorted(doubts.keys() - seqs):
         if seq > floor and (failed := round_.refusal(seq)) is not None:
             outcomes[seq] = failed
-    named = {o.stamp for o in outcomes.values() if not isinstance(o, Fail)} - {epoch.stamp}
-    older = tuple(known[stamp] for stamp in sorted(named))
+    older = tuple(each for each in _named(outcomes, known) if each != epoch)
     return Install(term.number, number, epoch, older, floor, outcomes, frozenset(dead))
+
+
+def _named(outcomes: Mapping[int, Outcome], known: Mapping[Stamp, Epoch]) -> Iterator[Epoch]:
+    """The epochs in which ops are run or have a result, or that ranks enter with an error.
+
+    A node may have missed the round that made one of them.
+    """
+    stamps = {each.stamp for each in outcomes.values() if not isinstance(each, Fail)}
+    ordinals = {each.ordinal for each in outcomes.values() if isinstance(each, Fail)}
+    for stamp in sorted(known):
+        if stamp in stamps or known[stamp].ordinal in ordinals:
+            yield known[stamp]
 
 
 def _gone(epoch: Epoch, term: Term, dead: Mapping[str, str]) -> dict[Seat, str]:

@@ -101,9 +101,14 @@ class SendDoubt:
 
 @dataclass(slots=True)
 class Installed:
-    """Another epoch is current."""
+    """Another epoch is current.
+
+    Attributes:
+        older: epochs that outcomes of the same decision name, which may not be known here.
+    """
 
     epoch: Epoch
+    older: tuple[Epoch, ...] = ()
 
 
 @dataclass(slots=True)

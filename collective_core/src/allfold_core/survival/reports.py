@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         epoch: the newest that is installed there.
-        older: installed before, and named by an op of the report.
+        older: installed before, and named by an op of the report, or by its error.
         dead: the local sessions of its epochs that are over, each with how that is known: a phrase
             to follow "rank 3".
         floor: up to which every op is known there to be final on all nodes.

@@ -217,12 +217,12 @@ class AgreeingGroup:
                 self._runs.fetch(instruction)
             case Refuse():
                 self._runs.refuse(instruction)
-            case Installed(epoch):
-                self._installed(epoch)
+            case Installed(epoch, older):
+                self._installed(epoch, older)
 
-    def _installed(self, record: records.Epoch) -> None:
-        for known in self.agreement.machine.epochs.values():
-            self._take_in(known)
+    def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
+        for each in older:
+            self._take_in(each)
         before, self.current = self.current, self._take_in(record)
         loss = unpacked(record.loss)
         gone = [seat for seat in before.record.seats if seat.session not in record.sessions]
