@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from allfold.torch._creation import create
 from allfold.torch._process_group import ProcessGroup
-from allfold_core.errors import PeerLost
+from allfold_core.errors import PeerLost, RootLost, WorldChanged
 from tests.support.fakes.fake_agent import FakeAgent
 
 LOST = PeerLost("rank 2 is lost")
@@ -58,6 +58,19 @@ def test_ranks_and_calls_stay_those_of_the_beginning_after_a_loss(
         assert (group.getRank(), group.getSize()) == (1, 3)
     group.broadcast([torch.ones(1)], _root(2))
     assert agent.next_op().view == 0
+
+
+@pytest.mark.parametrize("lost", [PeerLost, RootLost, WorldChanged])
+def test_the_error_of_a_loss_says_what_users_of_torch_can_do(
+    agent: FakeAgent, group: ProcessGroup, lost: type[PeerLost]
+) -> None:
+    """Not that the group is usable, as it is for others."""
+    work = group.barrier()
+    agent.conclude(agent.next_op(), epoch=0, error=lost("rank 2 is lost"))
+    with pytest.raises(lost) as raised:
+        work.wait()
+    assert "make a new group of the ranks that are left, or let torchrun" in str(raised.value)
+    assert "usable" not in str(raised.value)
 
 
 def _root(rank: int) -> dist.BroadcastOptions:

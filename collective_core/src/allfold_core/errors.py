@@ -46,11 +46,12 @@ class AllfoldError(Exception):
     Attributes:
         message: the text, without code and class.
         details: the machine-readable facts of the message.
+        advice: the next step; of the class, unless whoever shows the error knows better.
     """
 
     code: ClassVar[str] = "AF000"
     status: ClassVar[int] = 500
-    advice: ClassVar[str] = ""
+    advice: str = ""
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)

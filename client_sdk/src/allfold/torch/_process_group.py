@@ -23,13 +23,18 @@ from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._progress import Progress
 from allfold.torch._work import Work
-from allfold_core.errors import AllfoldError, InvalidArgument
+from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
 
 BACKEND = "allfold"
 _SHUTDOWN_SECONDS = 1.0
+_AFTER_A_LOSS = (
+    "Look at what the lost rank or its agent printed last. A process group of torch keeps the "
+    "ranks that it was made with, so every later call fails as well: make a new group of the ranks "
+    "that are left, or let torchrun start all of them again."
+)
 
 Tensor = torch.Tensor
 # torch's stubs list the overloads of C++, of which a Python class implements one each.
@@ -308,7 +313,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return Work(ops, tensors, self._progress, self._explain, quotients)
 
     def _explain(self, error: AllfoldError) -> None:
-        """Note the job's numbers of the ranks, where those of the group are others."""
+        """Say what can be done, and the job's numbers of the ranks where the group's are others."""
+        if isinstance(error, PeerLost):
+            error.advice = _AFTER_A_LOSS
         ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
         if ranks != sorted(ranks) or ranks[-1:] != [len(ranks) - 1]:
             numbered = ", ".join(f"{index} is {rank}" for index, rank in enumerate(ranks))
