@@ -10,6 +10,7 @@ from allfold.cli._ending import TIMED_OUT, Ending
 from allfold.cli._inflight import (
     Membership,
     MissingRank,
+    kept_results,
     memberships,
     messages_in_flight,
     ops_in_flight,
@@ -240,6 +241,13 @@ def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> 
     assert memberships(statuses) == [
         Membership("dp", 5, 2, 5, ("older", lost, broken)),
         Membership("dp", 7, 0, 7, ()),
+    ]
+
+
+def test_nodes_that_keep_results_for_others_are_named() -> None:
+    groups = [{"name": "dp", "retained_bytes": 3 << 19}, {"name": "tp", "retained_bytes": 0}]
+    assert kept_results([{"node": "a", "groups": groups}]) == [
+        "node a keeps 1.5 MiB of results of group dp, until every node has them"
     ]
 
 

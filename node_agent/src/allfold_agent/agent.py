@@ -27,6 +27,7 @@ from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.results import Result
+from allfold_agent.groups.retention import Retention
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
 from allfold_agent.http import client as http_client
@@ -86,6 +87,7 @@ class Agent:
         self._poller = FencePoller("allfold-gpus")
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
+        self.retention = Retention(settings.retain_bytes)
         self._resources = NodeResources(
             settings.name,
             workers=self._workers,
@@ -94,6 +96,7 @@ class Agent:
             reactor=self._reactor,
             pins=self.gpus.pins,
             fetch=partial(fetch_result, settings.token or None),
+            retention=self.retention,
         )
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         bound = addresses.bound(control), addresses.bound(data)

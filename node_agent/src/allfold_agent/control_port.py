@@ -105,6 +105,7 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
             "ready": agent.registration.problem is None,
             "waiting_for": agent.registration.problem or "",
             "processes": agent.local_server.processes,
+            "retain_bytes": agent.retention.limit,
             "groups": [_describe(group) for group in agent.registry.all()],
         }
 
@@ -127,6 +128,7 @@ def _describe(group: Group) -> Json:
         "ranks": list(epoch.ranks),
         "last_seq": {str(rank): last for rank, last in group.last_called().items()},
         "losses": _losses(group),
+        "retained_bytes": group.results.nbytes,
         "broken": group.broken.message if group.broken else "",
         "in_flight": [
             {

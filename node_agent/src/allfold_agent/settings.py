@@ -100,6 +100,13 @@ class AgentSettings(BaseSettings):
         default_factory=lambda: len(os.sched_getaffinity(0)),
         ge=1,
     )
+    retain_bytes: int | None = _from(
+        "ALLFOLD_AGENT_RETAIN_BYTES",
+        "memory for results that are kept until every node has them (default: 256 MiB, or twice "
+        "the largest result if that is more)",
+        default=None,
+        ge=0,
+    )
     token: str = _from(
         "ALLFOLD_TOKEN",
         "join token that every request must bring; prefer the variable, since flags are visible "

@@ -16,6 +16,7 @@ from allfold_agent.gpu.operands import GpuRange, Nowhere
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -67,6 +68,7 @@ def group() -> Iterator[Group]:
         reactor=reactor,
         pins=Pins(),
         fetch=nothing,
+        retention=Retention(),
     )
     yield Group(make_plan([[0, 1], [2]]), resources, nothing)
     workers.close()

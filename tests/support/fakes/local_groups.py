@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from allfold_agent.edges.opening import Dial
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.retention import Retention
 from allfold_agent.local.server import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -76,6 +77,7 @@ class LocalGroups:
         life: after so many bytes, at the most, connections break.
         wire: damages what it carries; without it connections are Unix sockets.
         plan: with which the group is opened, if not :func:`make_plan` of the ranks.
+        retentions: by node, the bound on what it keeps.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class LocalGroups:
         life: int = LONGEST_LIFE,
         wire: DamagedWire | None = None,
         plan: Plan | None = None,
+        retentions: Mapping[str, Retention] | None = None,
     ) -> None:
         plan = plan or make_plan(ranks)
         self.notes = Notes()
@@ -116,6 +119,7 @@ class LocalGroups:
                     reactor=reactor,
                     pins=Pins(),
                     fetch=self.links.fetch,
+                    retention=retentions[member.node] if retentions else Retention(),
                 ),
                 LocalNeighbours(member.node, self.links),
             )
@@ -234,8 +238,9 @@ def local_groups(
     life: int = LONGEST_LIFE,
     wire: DamagedWire | None = None,
     plan: Plan | None = None,
+    retentions: Mapping[str, Retention] | None = None,
 ) -> Iterator[LocalGroups]:
-    groups = LocalGroups(ranks, cuts, dam, life, wire, plan)
+    groups = LocalGroups(ranks, cuts, dam, life, wire, plan, retentions)
     try:
         yield groups
     finally:

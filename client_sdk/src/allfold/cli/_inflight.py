@@ -106,6 +106,17 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
     return sorted(ops, key=lambda op: -op.age)
 
 
+def kept_results(statuses: Iterable[Json]) -> list[str]:
+    """What nodes keep for others: ``node a keeps 12.0 MiB of results of group dp, until ...``."""
+    return [
+        f"node {status['node']} keeps {group['retained_bytes'] / (1 << 20):.1f} MiB of results of "
+        f"group {group['name']}, until every node has them"
+        for status in statuses
+        for group in status["groups"]
+        if group["retained_bytes"]
+    ]
+
+
 @dataclass(frozen=True)
 class Membership:
     """The members of a group that runs, as the newest of its agents tells.

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from allfold.cli._inflight import Membership
+from allfold.cli._inflight import Membership, kept_results
 from allfold.cli._parameters import checked_url, token
 from allfold.cli._report import Report, gather
 
@@ -76,6 +76,7 @@ def _show(report: Report) -> None:
     lines = [op.sentence() for op in report.ops]
     lines += [message.sentence() for message in report.messages]
     lines = lines or ["no op is in flight"]
+    lines += kept_results(report.agents.values())
     lines += [loss for group in report.memberships for loss in group.losses]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:

@@ -91,7 +91,7 @@ class AgreeingGroup:
         self.node = resources.node
         self.table = OpTable()
         self.outcomes = Outcomes(self.name, self.node, self.table)
-        self.results = Results(self.table)
+        self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.broken: PeerLost | None = None
         self._resources = resources
@@ -207,7 +207,7 @@ class AgreeingGroup:
             case HandOut():
                 self._runs.hand_out(instruction)
             case Release(floor):
-                self.results.release(floor)
+                self._runs.release(floor)
                 self._residuals.settle(floor)
             case Cancel(seq, forward):
                 self._runs.cancel(seq, forward=forward)
@@ -397,4 +397,4 @@ class AgreeingGroup:
         """
         self._edges.close(linger)
         with self.table.lock:
-            self.results.release(NOTHING_OPEN)
+            self.results.close()

@@ -129,8 +129,8 @@ class Agreement:
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
-        self.learn_floor(floor)
         self._follow(self.machine.completed(seq, stamp))
+        self.learn_floor(floor)
 
     def fetched(self, seq: int, stamp: Stamp) -> None:
         """The result of an op has come from another node."""

@@ -14,6 +14,7 @@ from allfold_agent.execution.op import Arrival, Op
 from allfold_agent.execution.runner import OpOutcomes, Runner
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -44,6 +45,7 @@ class NodeResources:
         pins: memory of the host that GPUs reach.
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
             that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
+        retention: the bound on the results that are kept for other nodes.
     """
 
     node: str
@@ -53,6 +55,7 @@ class NodeResources:
     reactor: Reactor
     pins: Pins
     fetch: FetchResult
+    retention: Retention
 
 
 class Epoch:

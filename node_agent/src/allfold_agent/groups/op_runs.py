@@ -77,6 +77,7 @@ class OpRuns:
         self._writer = writer
         self._progress = progress
         self._starts: deque[tuple[Op, Epoch]] = deque()
+        self._beginning = False
         self._when_free: dict[int, Action] = {}
         self._due: list[Action] = []
 
@@ -95,10 +96,29 @@ class OpRuns:
         """Begin an attempt."""
         op = self._table.in_flight[each.seq]
         epoch = self._progress.enter(op, each.epoch.stamp)
-        if not self._starts and not op.leaving:
-            self._begin(op, epoch)
-        else:
-            self._starts.append((op, epoch))
+        self._starts.append((op, epoch))
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin what may begin, in order.
+
+        A group that keeps more results than it should begins its oldest op alone: others may wait
+        for that one, and it for none of those behind it.
+        """
+        if self._beginning:
+            return
+        self._beginning = True
+        try:
+            while self._starts and self._may_begin(self._starts[0][0]):
+                self._begin(*self._starts.popleft())
+        finally:
+            self._beginning = False
+
+    def _may_begin(self, op: Op) -> bool:
+        if op.leaving:
+            return False
+        under_way = (each for each in self._table.in_flight.values() if each.running)
+        return self._results.has_room or all(each.ended or each.seq > op.seq for each in under_way)
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
         self._progress.refuse_others(op, epoch)
@@ -146,8 +166,7 @@ class OpRuns:
         then = self._when_free.pop(op.seq, None)
         if then is not None:
             then()
-        while self._starts and not self._starts[0][0].leaving:
-            self._begin(*self._starts.popleft())
+        self._begin_next()
 
     def _once_free(self, op: Op, action: Action) -> None:
         if op.leaving:
@@ -156,6 +175,11 @@ class OpRuns:
             action()
 
     # Results
+
+    def release(self, floor: int) -> None:
+        """Every node has the results up to this op."""
+        self._results.release(floor)
+        self._begin_next()
 
     def fetch(self, each: Fetch) -> None:
         """Get the result from a node that has it."""
@@ -175,9 +199,10 @@ class OpRuns:
         op.ended = True
         if op.error is not None:  # the others have the result, and this node cannot take it
             self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
-            return
-        self._results.keep(op)
-        self._once_free(op, lambda: self._due.append(partial(self._writer.write, op)))
+        else:
+            self._results.keep(op)
+            self._once_free(op, lambda: self._due.append(partial(self._writer.write, op)))
+        self._begin_next()
 
     def refuse(self, each: Refuse) -> None:
         """Send the error to the local ranks that have called."""
@@ -189,6 +214,7 @@ class OpRuns:
         self._table.changed.notify_all()
         self._due.append(self._progress.resume_frames)
         self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+        self._begin_next()
 
     def drop(self, seq: int) -> None:
         """Forget an op that no rank here has a part in any more."""
@@ -196,6 +222,7 @@ class OpRuns:
         if op is not None and not op.ended:
             op.ended = True
             self._once_free(op, lambda: self._outcomes.retire(op))
+            self._begin_next()
 
     def fail(self, op: Op, error: AllfoldError) -> None:
         """Give up an op that has no outcome, whatever was agreed upon."""

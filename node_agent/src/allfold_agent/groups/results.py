@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import Buffer
+from allfold_core.survival.agent_machine import NOTHING_OPEN
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import is_replicated
 
@@ -25,9 +27,23 @@ class Results:
     Of kinds whose result is the same everywhere: a copy of any other serves nobody.
     """
 
-    def __init__(self, table: OpTable) -> None:
+    def __init__(self, table: OpTable, retention: Retention) -> None:
         self._table = table
+        self._retention = retention
         self._kept: dict[int, Result] = {}
+        self._nbytes = 0
+        self._closed = False
+        retention.enter()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all that is kept."""
+        return self._nbytes
+
+    @property
+    def has_room(self) -> bool:
+        """True unless the group keeps more than its share."""
+        return self._nbytes <= self._retention.share
 
     def keep(self, op: Op) -> None:
         """Keep the result of an op that is handed out, where another node may need it."""
@@ -36,12 +52,23 @@ class Results:
             return
         assert op.compiled is not None
         nbytes = op.compiled.layout.held * op.compiled.arithmetic.kept_itemsize
+        self._retention.note(nbytes)
         self._kept[op.seq] = Result(op.stamp, buffer.hold(), nbytes)
+        self._nbytes += nbytes
 
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
         for seq in [each for each in self._kept if each <= floor]:
-            self._kept.pop(seq).buffer.release()
+            released = self._kept.pop(seq)
+            self._nbytes -= released.nbytes
+            released.buffer.release()
+
+    def close(self) -> None:
+        """The group is over here."""
+        self.release(NOTHING_OPEN)
+        if not self._closed:
+            self._closed = True
+            self._retention.leave()
 
     def take(self, seq: int, stamp: Stamp) -> Result | None:
         """The result of an attempt, held once more for the caller; ``None`` if it is not here."""
@@ -51,8 +78,3 @@ class Results:
                 return None
             kept.buffer.hold()
             return kept
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of all that is kept."""
-        return sum(each.nbytes for each in list(self._kept.values()))

@@ -26,6 +26,7 @@ ORDER = {
     "early notices": "news of groups whose plan is on its way",
     "registry": "the open groups by name",
     "group": "the ops of a group, their outcomes, and the members of its epochs",
+    "retention": "how many groups keep results for other nodes",
     "p2p": "the sends and receives of a group",
     "out edge": "what waits to be sent over one edge, and what is not acknowledged",
     "executor": "the tasks of one op",

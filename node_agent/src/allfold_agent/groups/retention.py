@@ -1,0 +1,50 @@
+"""How much memory the results of ops may take that are kept for other nodes."""
+
+from __future__ import annotations
+
+from allfold_agent.runtime.locks import make_lock
+
+LEAST_BYTES = 256 << 20
+
+
+class Retention:
+    """The bound on what the groups of this node keep, in equal shares.
+
+    No group waits for the memory of another one: two of them, called in another order on another
+    node, would wait for each other.
+
+    Args:
+        limit: in bytes; by default at least 256 MiB, and twice the largest result.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._given = limit
+        self._limit = LEAST_BYTES if limit is None else limit
+        self._groups = 0
+        self._lock = make_lock("retention")
+
+    @property
+    def limit(self) -> int:
+        """The bound for all groups together, in bytes."""
+        return self._limit
+
+    @property
+    def share(self) -> int:
+        """The bound for each group, in bytes."""
+        return self._limit // max(1, self._groups)
+
+    def enter(self) -> None:
+        """One more group keeps results."""
+        with self._lock:
+            self._groups += 1
+
+    def leave(self) -> None:
+        """One of the groups is over."""
+        with self._lock:
+            self._groups -= 1
+
+    def note(self, nbytes: int) -> None:
+        """There is a result of so many bytes."""
+        if self._given is None and 2 * nbytes > self._limit:
+            with self._lock:
+                self._limit = max(self._limit, 2 * nbytes)
