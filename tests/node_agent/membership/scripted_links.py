@@ -11,11 +11,16 @@ from typing import Any
 from allfold_agent.membership.pings import Pings
 from allfold_agent.membership.witness import Witness
 from allfold_core.survival.overdue import Awaited
-from allfold_core.survival.suspicion import Observation
+from allfold_core.survival.suspicion import (
+    LONGEST_PATIENCE_SECONDS,
+    Observation,
+    RecentMaximum,
+)
 from allfold_core.wire.peer_link import Floor
 from tests.node_agent.membership.link_peer import Charges
 
 PING_SECONDS = 0.1
+_STEP_SECONDS = 0.005
 _START = 1000.0
 _NEVER = float("-inf")
 
@@ -45,20 +50,20 @@ class ScriptedLinks:
         now: the time.
         nodes: the other nodes, by name.
         dialled: the nodes that were dialled again.
-        own_lag: what is known of how late this node's own thread was.
     """
 
     def __init__(self, *names: str) -> None:
         self.now = _START
         self.nodes = {name: SeenNode() for name in names}
         self.dialled: list[str] = []
-        self.own_lag = 0.0
         self.edges: dict[str, float] = {}
         self.awaited: list[Awaited] = []
+        self._lateness = RecentMaximum(LONGEST_PATIENCE_SECONDS)
         self.charges = Charges()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self.later(0.0, self._ping)
+        self.later(0.0, self._listen)
         links: Any = self
         self.witness = Witness(
             links,
@@ -88,9 +93,13 @@ class ScriptedLinks:
 
     def stall(self, seconds: float) -> None:
         """This node itself does nothing for a while; then it reads what has come."""
-        self.now += seconds
-        self.own_lag = seconds
-        self.read()
+        until, heard = self.now + seconds, set[str]()
+        while self.now < until:
+            heard |= self._answering()
+            self.now += _STEP_SECONDS
+        self.now = until
+        self._lateness.note(self.now, seconds)
+        self._read(heard)
 
     # Of the links
 
@@ -103,7 +112,7 @@ class ScriptedLinks:
             last_heard=max(node.last_heard, _START),
             unanswered=node.pings.unanswered,
             worst_pong=node.pings.worst_delay(self.now),
-            own_lag=self.own_lag,
+            own_lag=self.lag(),
             refused=node.refused,
         )
 
@@ -117,7 +126,7 @@ class ScriptedLinks:
         return self.nodes[name].is_up
 
     def lag(self) -> float:
-        return self.own_lag
+        return self._lateness.at(self.now)
 
     def dial_again(self, name: str) -> None:
         self.dialled.append(name)
@@ -128,13 +137,18 @@ class ScriptedLinks:
         for node in self.nodes.values():
             node.unanswered.append(node.pings.next(self.now))
         self.later(PING_SECONDS, self._ping)
-        self.later(0.001, self.read)
 
-    def read(self) -> None:
-        """Take the answers of those that answer now."""
-        for node in self.nodes.values():
-            if node.answers(self.now):
-                for number in node.unanswered:
-                    node.pings.note_answer(number, self.now)
-                node.unanswered.clear()
-                node.last_heard = self.now
+    def _listen(self) -> None:
+        self._read(self._answering())
+        self.later(_STEP_SECONDS, self._listen)
+
+    def _answering(self) -> set[str]:
+        return {name for name, node in self.nodes.items() if node.answers(self.now)}
+
+    def _read(self, names: set[str]) -> None:
+        """Take what these nodes have sent."""
+        for node in map(self.nodes.__getitem__, names):
+            for number in node.unanswered:
+                node.pings.note_answer(number, self.now)
+            node.unanswered.clear()
+            node.last_heard = self.now

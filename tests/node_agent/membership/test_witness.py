@@ -138,9 +138,11 @@ def test_the_lag_is_that_of_late_and_grows_while_nothing_is_done() -> None:
     assert links.witness.lag() == 0.0
     links.now += 2.0
     assert 2.0 - TICK_SECONDS <= links.witness.lag() <= 2.0
-    links.own_lag = 1.5
+    links.stall(1.5)
     links.run(TICK_SECONDS)
     assert links.witness.lag() == 1.5
+    links.run(5.0)
+    assert links.witness.lag() == 0.0
 
 
 def test_a_failure_does_not_end_the_watch() -> None:

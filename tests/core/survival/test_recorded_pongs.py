@@ -1,0 +1,69 @@
+"""A node of a machine with too much to do, as its pings were recorded, is not accused."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from allfold_core.survival import suspicion
+from allfold_core.survival.suspicion import (
+    PATIENCE_SECONDS,
+    PONG_FACTOR,
+    PONG_WINDOW_SECONDS,
+    Action,
+    Observation,
+    RecentMaximum,
+    Suspicion,
+)
+
+RECORDED = Path(__file__).with_name("pongs_of_a_busy_machine.csv")
+TICK = 0.05
+NEVER = float("inf")
+
+
+def recorded() -> list[tuple[float, float]]:
+    """When each ping was sent, and when it was answered."""
+    lines = [line for line in RECORDED.read_text().splitlines() if line[0] != "#"]
+    pings = [(int(each["sent"]), int(each["took"])) for each in csv.DictReader(lines)]
+    return [(sent / 1000, (sent + took) / 1000) for sent, took in pings]
+
+
+def accusations(pings: list[tuple[float, float]]) -> list[float]:
+    """When an observer that does not lag itself, and hears answers alone, accuses the node."""
+    suspect, worst = Suspicion(), RecentMaximum(PONG_WINDOW_SECONDS)
+    now, sent, answered, accused = 0.0, 0, 0, list[float]()
+    while now < pings[-1][0]:
+        while sent < len(pings) and pings[sent][0] <= now:
+            sent += 1
+        while answered < sent and pings[answered][1] <= now:
+            began, ended = pings[answered]
+            worst.note(ended, ended - began)
+            answered += 1
+        heard = pings[answered - 1][1] if answered else 0.0
+        seen = Observation(heard, sent - answered, worst.at(now))
+        if suspect.judge(now, seen) is Action.ACCUSE_SILENT:
+            accused.append(now)
+        now += TICK
+    return accused
+
+
+def test_the_recorded_node_was_silent_for_longer_than_an_idle_one_may_be() -> None:
+    answers = [answered for _, answered in recorded()]
+    assert max(later - earlier for earlier, later in pairwise(answers)) > PATIENCE_SECONDS
+
+
+def test_a_node_that_was_slow_of_late_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert accusations(recorded()) == []
+    monkeypatch.setattr(suspicion, "PONG_FACTOR", 0.0)
+    assert accusations(recorded()) != []
+
+
+def test_the_recorded_node_is_accused_in_time_once_it_stops() -> None:
+    pings, stop = recorded(), 30.0
+    stopped = [(sent, answered if sent < stop else NEVER) for sent, answered in pings]
+    worst = max(answered - sent for sent, answered in pings if sent < stop)
+    (accused,) = accusations(stopped)
+    assert stop < accused <= stop + max(PATIENCE_SECONDS, PONG_FACTOR * worst) + 2 * TICK
