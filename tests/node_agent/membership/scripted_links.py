@@ -92,13 +92,15 @@ class ScriptedLinks:
         self.now = until
 
     def stall(self, seconds: float) -> None:
-        """This node itself does nothing for a while; then it reads what has come."""
+        """This node itself does nothing for a while; it judges before it reads what has come."""
         until, heard = self.now + seconds, set[str]()
         while self.now < until:
             heard |= self._answering()
             self.now += _STEP_SECONDS
         self.now = until
         self._lateness.note(self.now, seconds)
+        for name in self.nodes:
+            self.witness.look(name)
         self._read(heard)
 
     # Of the links

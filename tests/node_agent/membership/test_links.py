@@ -233,6 +233,14 @@ def test_a_life_that_is_over_is_noticed_by_who_has_never_met_it() -> None:
             heir.close()
 
 
+def test_a_refusal_of_one_life_is_none_of_the_next_one() -> None:
+    with nodes("a") as (a,):
+        a.links.want("b", free_address(), "life-1")
+        a.await_event("down", "b", True)
+        a.links.want("b", free_address(), "life-2")
+        a.await_event("down", "b", True, times=2)
+
+
 def test_the_link_to_a_life_ends_where_another_one_is_wanted() -> None:
     with nodes("a", "b") as (a, b):
         link(a, b)

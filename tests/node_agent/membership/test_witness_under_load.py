@@ -45,7 +45,7 @@ def test_an_overloaded_observer_accuses_nobody_for_its_own_stalls(seed: int) -> 
     links.nodes["c"].answers = overloaded(random_, links.now)
     links.run(10.0)
     for _ in range(100):
-        links.stall(random_.uniform(0.0, 4 * LONGEST_STALL))
+        links.stall(random_.uniform(0.0, 10 * LONGEST_STALL))
         links.run(random_.expovariate(1.0))
     assert links.charges.made == []
 

@@ -221,7 +221,6 @@ class PeerLink:
         if self.incarnation not in ("", hello.incarnation):
             if self.users:
                 connection.end("another incarnation is wanted")
-                self._redial.start()  # its answer says whether the one that is wanted is over
                 return
             self._last_choice = 0
         self.incarnation = hello.incarnation
