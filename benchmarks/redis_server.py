@@ -1,4 +1,4 @@
-"""A private redis-server for tests and benchmarks: own port, own folder, nothing kept."""
+"""A private redis-server for tests and benchmarks, with a port and a folder of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ _TAIL_CHARACTERS = 2000
 class RedisServer:
     """Starts, stops and starts again on the same port.
 
+    Args:
+        is_durable: it keeps each write on the disk; else nothing outlives a stop.
+
     Attributes:
         port: of this machine's loopback.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
         self._folder = folder
+        self._appends = ["yes", "--appendfsync", "always"] if is_durable else ["no"]
         self._log = folder / "redis.log"
         self._child: Child | None = None
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -46,7 +50,7 @@ class RedisServer:
             RuntimeError: it ended, or did not answer in time; the text has its last words.
         """
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        command += ["--save", "", "--dir", str(self._folder), "--appendonly", *self._appends]
         with self._log.open("ab") as log:
             self._child = Child("redis-server", command, env=os.environ, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
@@ -58,7 +62,7 @@ class RedisServer:
                 raise RuntimeError(f"redis-server did not come up:\n{text}")
 
     def stop(self) -> None:
-        """Kills it; what it knew is gone."""
+        """Kills it; what it knew is gone, unless it is durable."""
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
             stop_all([self._child])

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import httpx
 import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.http.server import address_of, bind, web_sockets
@@ -22,6 +22,7 @@ from tests.support.waiting import until, within
 Json = dict[str, Any]
 SECONDS = 10.0
 BEAT_SECONDS = 0.1
+REDIAL_SECONDS = 0.05
 
 
 class _Server(uvicorn.Server):
@@ -37,12 +38,18 @@ class Replica:
     def __init__(self, address: str, app: Any) -> None:
         self.address = address
         self.links = app.state.links
+        self.sweeper = app.state.sweeper
         self.store: Store = app.state.store
         self.http = httpx.AsyncClient(base_url=f"http://{address}", timeout=SECONDS)
 
     async def group(self, name: str = "train") -> Json:
         view: Json = (await self.http.get(f"/v1/groups/{name}")).json()
         return view
+
+    async def nodes(self) -> list[Json]:
+        answer: Json = (await self.http.get("/v1/nodes")).json()
+        nodes: list[Json] = answer["nodes"]
+        return nodes
 
 
 @asynccontextmanager
@@ -110,22 +117,32 @@ class FakeAgent:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             writer.close()
 
-    async def register(self) -> None:
-        """Register the node, as agents do before they link."""
-        body = {
+    @property
+    def registration(self) -> Json:
+        return {
             "node": self.name,
             "incarnation": self.incarnation,
             "control_url": self.control_url,
             "data_address": f"{self.name}:7402",
         }
-        (await self.at.http.post("/v1/nodes", json=body)).raise_for_status()
 
-    async def join(self, rank: int, of: int, group: str = "train") -> None:
+    async def register(self) -> None:
+        """Register the node, as agents do before they link."""
+        (await self.at.http.post("/v1/nodes", json=self.registration)).raise_for_status()
+
+    async def plan(self, session: str, group: str = "train") -> Json:
+        """Return what a question for the plan is answered at once."""
+        query: dict[str, str | int] = {"epoch": 1, "session": session}
+        answer = await self.at.http.get(f"/v1/groups/{group}/plan", params=query)
+        plan: Json = answer.raise_for_status().json()
+        return plan
+
+    async def join(self, rank: int, of: int, group: str = "train", session: str = "") -> None:
         body = {
             "rank": rank,
             "node": self.name,
             "incarnation": self.incarnation,
-            "session": f"s{rank}",
+            "session": session or f"s{rank}",
             "world_size": of,
             "timeout": 30.0,
         }
@@ -138,6 +155,16 @@ class FakeAgent:
         self._socket = await connect(url, additional_headers=headers, ping_interval=None)
         await self.say_what_it_holds()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+
+    async def stay_linked(self) -> None:
+        """Register and link, and do so anew whenever the link ends, until cancelled."""
+        while True:
+            # A client of a replica that has ended says RuntimeError.
+            with suppress(httpx.HTTPError, OSError, WebSocketException, RuntimeError):
+                await self.register()
+                await self.link()
+                await self._socket.wait_closed()
+            await asyncio.sleep(REDIAL_SECONDS)
 
     async def say_what_it_holds(self) -> None:
         groups = [{"group": name, "record": record} for name, record in self.held.items()]

@@ -179,8 +179,11 @@ async def test_everything_at_once_over_three_replicas_leaves_one_truth(real: Rea
         assert [place["rank"] for place in view["left"]] == leaving
         assert {place["node"] for place in view["lost"]} == {f"n{n}" for n in lost}
         assert len(view["present"]) + len(view["left"]) + len(view["lost"]) == world_size
-        for n in range(nodes):  # the index of who sits where has kept up with all that
-            expected = ["train"] if 6 <= n < 12 else []
+        term = (await stores[0].groups.read("train")).term
+        assert term is not None
+        assert {f"n{n}" for n in range(6, 12)} <= term.voters.keys()
+        for n in range(nodes):  # the index of who is in which group has kept up with all that
+            expected = ["train"] if f"n{n}" in term.voters else []
             assert await stores[0].nodes.groups_of(f"n{n}", "1") == expected
 
 

@@ -7,76 +7,29 @@ import asyncio
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import background, wire
-from allfold_orchestrator.membership.group_state import GroupState, Leave, LinkSettings, Reason
-from allfold_orchestrator.service import Orchestrator
+from allfold_orchestrator import background
+from allfold_orchestrator.membership.group_state import (
+    GroupState,
+    Leave,
+    Reason,
+)
 from allfold_orchestrator.store import keys, retention
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.store import Store
-from allfold_orchestrator.sweeper import Grace, Sweeper
+from allfold_orchestrator.sweeper import (
+    Grace,
+)
 from tests.orchestrator.builders import GROUP
 from tests.orchestrator.conftest import LEASE_SECONDS, Backend, Embedded, MakeStore, ManualClock
+from tests.orchestrator.sweeping import Replica, run_for
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
 
-class Replica:
-    """One orchestrator without HTTP."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.service = Orchestrator(store, LinkSettings())
-        self.sweeper = Sweeper(store, self.service)
-
-    async def register(self, node: str, incarnation: str = "1") -> None:
-        await self.service.register_node(
-            wire.RegisterNode(
-                node=node,
-                incarnation=incarnation,
-                control_url=f"http://{node}:7401",
-                data_address=f"{node}:7402",
-            )
-        )
-
-    async def beat(self, *nodes: str) -> None:
-        for node in nodes:
-            await self.service.heartbeat(node, wire.Heartbeat(incarnation="1"))
-
-    async def join(self, rank: int, node: str, of: int = 2, group: str = GROUP) -> None:
-        await self.service.join(
-            group,
-            wire.JoinGroup(
-                rank=rank,
-                node=node,
-                incarnation="1",
-                session=f"s{rank}",
-                world_size=of,
-                timeout=30.0,
-            ),
-        )
-
-    async def state_of(self, node: str) -> str:
-        (view,) = [each for each in (await self.service.nodes("", 100)).nodes if each.node == node]
-        return view.state
-
-    async def groups(self) -> list[wire.GroupView]:
-        return (await self.service.groups("", 100)).groups
-
-
 @pytest.fixture
 def replica(make_store: MakeStore, clock: ManualClock) -> Replica:
     return Replica(make_store(clock))
-
-
-async def run_for(replica: Replica, clock: ManualClock, seconds: float, *beating: str) -> list[str]:
-    """Let time pass in steps of a second, with heartbeats and sweeps; who was evicted."""
-    evicted: list[str] = []
-    for _ in range(int(seconds)):
-        clock.time += 1
-        await replica.beat(*beating)
-        evicted += await replica.sweeper.sweep()
-    return evicted
 
 
 # The rule of grace, by itself
@@ -119,17 +72,24 @@ async def test_a_node_that_falls_silent_is_lost_and_its_seats_are_free(
     assert (view.phase, view.missing) == ("forming", [1, 2])
 
 
-async def test_ranks_of_a_lost_node_are_lost_in_a_complete_group(
-    replica: Replica, clock: ManualClock
+async def test_a_store_that_refuses_writes_for_a_while_costs_nobody_its_lease(
+    replica: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await replica.register("a")
-    await replica.register("b")
-    await replica.join(0, "a")
-    await replica.join(1, "b")
-    assert await run_for(replica, clock, 2 * LEASE_SECONDS + 2, "a") == ["b"]
-    view = await replica.service.group(GROUP)
-    assert view.phase == "broken"
-    assert [(place.rank, place.node) for place in view.lost] == [(1, "b")]
+    for node in ("fine", "dead"):
+        await replica.register(node)
+    assert await run_for(replica, clock, LEASE_SECONDS + 2, "fine", "dead") == []
+
+    async def refused() -> None:
+        raise ServiceError("OOM")
+
+    monkeypatch.setattr(replica.store, "prove_writable", refused)
+    for _ in range(int(2 * LEASE_SECONDS)):
+        clock.time += 1
+        with pytest.raises(ServiceError):
+            await replica.sweeper.sweep()
+    monkeypatch.undo()
+    assert await replica.sweeper.sweep() == []
+    assert await run_for(replica, clock, LEASE_SECONDS, "fine") == ["dead"]
 
 
 async def test_a_node_is_late_before_it_is_gone(replica: Replica, clock: ManualClock) -> None:
@@ -354,12 +314,13 @@ async def test_what_is_over_does_not_pile_up(
     assert await replica.store.nodes.names() == ["n17", "n18", "n19"]
     assert [view.group for view in await replica.groups()] == ["g17", "g18", "g19"]
     left = await client.keys("*")  # type: ignore[attr-defined]
-    assert len(left) <= 5 + 3 * 5, sorted(left)
+    assert len(left) <= 6 + 3 * 5, sorted(left)
     clock.time += retention.TOMBSTONE_SECONDS + 1
     await replica.sweeper.sweep()
     for _ in range(3):
         await replica.store.groups.prune_some()
-    assert await client.keys("*") == [keys.STORE]  # type: ignore[attr-defined]
+    left = await client.keys("*")  # type: ignore[attr-defined]
+    assert sorted(left) == sorted([keys.STORE, keys.SWEPT])
     await client.aclose()
 
 

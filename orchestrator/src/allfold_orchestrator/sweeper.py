@@ -1,14 +1,20 @@
-"""The sweeper: ends the leases of silent nodes, but not for an outage of the orchestrator."""
+"""The sweeper: drops nodes that are silent and in no group, but not for an outage of our own.
+
+A node with a vote in a group stays, however long it is silent: only the jury ends its life, which
+asks the others of its groups. Where none of those is heard either, it may be the orchestrator that
+is cut off, and the group may be well. Its name is freed if somebody wants it, or after a day.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from allfold_core.errors import ServiceError
+from allfold_orchestrator.membership.group_state import GroupState, Life
 from allfold_orchestrator.membership.nodes import LEASE_ENDED
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
@@ -18,6 +24,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_YET = "no sweep yet"
+
+WANTED_SECONDS = 60.0
+"""The silence of all its nodes after which a group gives its name to another one that waits."""
+ABANDONED_SECONDS = 24 * 3600.0
+"""The silence of all its nodes after which a group is over."""
+LOOK_AGAIN_SECONDS = 10.0
+"""How often a silent node that has a vote is looked for."""
+
+OnSilent = Callable[[Life], Awaitable[None]]
+
+
+async def _nobody_looks(_: Life) -> None:
+    """Stand in where there is no jury."""
 
 
 @dataclass(slots=True)
@@ -42,14 +61,22 @@ class Grace:
 
 
 class Sweeper:
-    """The background task of every replica that ends expired leases."""
+    """The background task of every replica that ends expired leases.
 
-    def __init__(self, store: Store, orchestrator: Orchestrator) -> None:
+    Args:
+        on_silent: called now and then with each life that has a vote, and whose lease is over.
+    """
+
+    def __init__(
+        self, store: Store, orchestrator: Orchestrator, on_silent: OnSilent = _nobody_looks
+    ) -> None:
         self._store = store
         self._orchestrator = orchestrator
+        self._on_silent = on_silent
         self._grace = Grace(store.nodes.lease_seconds)
         self._pause = min(1.0, store.nodes.lease_seconds / 5)
         self._unreadable: set[str] = set()  # nodes of which it has been logged
+        self._look_again: dict[Life, float] = {}  # silent nodes that have a vote
         self.problem: str | None = _NOT_YET
 
     async def run(self) -> None:
@@ -59,7 +86,9 @@ class Sweeper:
                 await self.sweep()
                 self._report(None)
             except ServiceError as error:
-                self._report("the state store does not answer", error.message)
+                refuses = error.details.get("refuses_writes")
+                problem = "refuses writes" if refuses else "does not answer"
+                self._report(f"the state store {problem}", error.message)
             except Exception as error:
                 log.exception("the sweeper failed")
                 self._report("the sweeper failed; the log says why", repr(error))
@@ -69,6 +98,8 @@ class Sweeper:
         """Evict the nodes whose lease is over; return their names."""
         await self._store.synchronize()
         now = self._store.clock.now()
+        # A store that takes no heartbeats lets all leases end, and is an outage like any other.
+        await self._store.prove_writable()
         await self._store.groups.prune_some()
         await self._store.retention.apply(now)
         for life in await self._store.nodes.evictions():
@@ -76,11 +107,9 @@ class Sweeper:
         if not self._grace.allows_eviction(now):
             return []
         expired = await self._store.nodes.expired(now)
-        return [
-            node
-            for node, incarnation in expired
-            if await self._spare_others(node, self._evict(node, incarnation, now))
-        ]
+        self._look_again = {life: self._look_again.get(life, 0.0) for life in expired}
+        due = [life for life in expired if now >= self._look_again[life]]
+        return [life[0] for life in due if await self._spare_others(life[0], self._end(life, now))]
 
     async def _spare_others(self, node: str, work: Awaitable[T]) -> T | None:
         """Await work on one node; a record that cannot be read must not stop the others'."""
@@ -94,12 +123,42 @@ class Sweeper:
                 self._unreadable.add(node)
             return None
 
-    async def _evict(self, node: str, incarnation: str, now: float) -> bool:
-        first = await self._store.nodes.evict(node, incarnation, LEASE_ENDED, expired_at=now)
+    async def _end(self, life: Life, now: float) -> bool:
+        """End the life of a silent node, unless it has a vote in a group that may be well."""
+        voting = await self._groups_with_vote(life)
+        how = LEASE_ENDED
+        if voting:
+            if not await self._are_abandoned(voting, now):
+                self._look_again[life] = now + LOOK_AGAIN_SECONDS
+                await self._on_silent(life)
+                return False
+            how = "no node of its groups was heard for long"
+        first = await self._store.nodes.evict(*life, how, expired_at=now)
         if first:  # of all replicas
-            log.warning("node lost: %s", LEASE_ENDED, extra={"node": node})
-            await self._orchestrator.clear_up([(node, incarnation)])
+            log.warning("node lost: %s", how, extra={"node": life[0]})
+            await self._orchestrator.clear_up([life])
         return first
+
+    async def _groups_with_vote(self, life: Life) -> list[GroupState]:
+        states = []
+        for name in await self._store.nodes.groups_of(*life):
+            try:
+                states.append(await self._store.groups.read(name))
+            except ServiceError as error:
+                if not error.details.get("unreadable"):
+                    raise  # who clears up after the node logs it
+        return [state for state in states if state.term and state.term.has(life)]
+
+    async def _are_abandoned(self, groups: Sequence[GroupState], now: float) -> bool:
+        """Return True if nobody in these groups was heard for so long that they must be over."""
+        is_wanted = any(state.forming and state.forming.full for state in groups)
+        seconds = WANTED_SECONDS if is_wanted else ABANDONED_SECONDS
+        lives = {life for state in groups if state.term for life in state.term.lives}
+        leases = (await self._store.nodes.leases([*lives])).values()
+        # While we were away ourselves nobody could be heard.
+        return all(
+            expiry is None or now - max(expiry, self._grace.until) > seconds for expiry in leases
+        )
 
     def _report(self, problem: str | None, cause: str = "") -> None:
         """Log when the store goes and when it comes back, not every second in between.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -140,6 +141,28 @@ async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) 
                 ["c", "it refuses connections of the orchestrator and of others"]
             ]
         assert (await one.group())["lost"] == [{"rank": 2, "node": "c", "reason": "node_lost"}]
+
+
+async def test_a_group_of_one_node_is_over_as_soon_as_that_node_is_killed(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        (a,) = await agents(stack, one, "a")
+        await until(lambda: one.links._court.jury._reached, "it was dialled")
+        await a.die()
+        while (await one.group())["phase"] != "gone":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_node_with_a_vote_whose_lease_is_over_is_looked_for(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, c = await agents(stack, one, "abc")
+        await one.links.doubt(("c", "1"))
+        await c.hears("probe")
+        await until(lambda: one.links._court.is_idle, "it has answered")
+        c.is_stopped = True
+        a.heard = b.heard = {"c": 60.0}
+        await one.links.doubt(("c", "1"))
+        (lost,) = (await a.holds("a", "b"))["term"]["lost"]
+        assert lost == ["c", "its control link ended, and no member of its groups hears it"]
 
 
 async def test_a_node_that_says_goodbye_is_left_out_at_once(one: Replica) -> None:

@@ -47,8 +47,8 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.store = memory
     app.state.orchestrator = Orchestrator(memory, settings.links)
     app.state.plan_bodies = PlanBodies()
-    app.state.sweeper = Sweeper(memory, app.state.orchestrator)
     app.state.links = Links(memory, app.state.orchestrator)
+    app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )

@@ -93,9 +93,18 @@ class Links:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
-        members = self._terms.members_with(link.life)
-        if members and not self._store.notifications.stopping:
+        if self._terms.groups_of(link.life) and not self._store.notifications.stopping:
+            members = self._terms.members_with(link.life)
             self._court.follow(self._court.jury.link_ended(monotonic(), link.life, members))
+
+    async def doubt(self, life: Life) -> None:
+        """Look for a node that has a vote and beats at no replica any more."""
+        jury = self._court.jury
+        jury.link_ended(monotonic(), life, ())  # from here on its groups concern us
+        for group in await self._store.nodes.groups_of(*life):
+            await self._take_up(group)
+        members = self._terms.members_with(life)
+        self._court.follow(jury.link_ended(monotonic(), life, members))
 
     async def receive(self, link: Link, message: messages.Up) -> None:
         """Act on a message of an agent, which is a sign of its life whatever it says."""
@@ -203,7 +212,10 @@ class Links:
             self._court.jury.forget(life)
 
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
-        return any(group in link.groups or record.has(link.life) for link in self._links.values())
+        accused = self._court.jury.accused_lives
+        return not accused.isdisjoint(record.lives) or any(
+            group in link.groups or record.has(link.life) for link in self._links.values()
+        )
 
     def _recall_if_new(self, life: StoreLife) -> None:
         """Let all agents register again if the store has begun another generation."""

@@ -20,12 +20,12 @@ class KnownTerms:
         before = self.records.pop(group, None)
         if record is not None:
             self.records[group] = record
-        return _lives(before) - self.lives if before else set()
+        return before.lives - self.lives if before else set()
 
     @property
     def lives(self) -> set[Life]:
         """All nodes of all terms."""
-        return {life for record in self.records.values() for life in _lives(record)}
+        return {life for record in self.records.values() for life in record.lives}
 
     def groups_of(self, life: Life) -> set[str]:
         """Return the groups that a life is in."""
@@ -34,7 +34,7 @@ class KnownTerms:
     def members_with(self, life: Life) -> set[Life]:
         """Return the others that are in a group with this life."""
         records = [self.records[group] for group in self.groups_of(life)]
-        return {each for record in records for each in _lives(record)} - {life}
+        return {each for record in records for each in record.lives} - {life}
 
     def control_url(self, life: Life) -> str | None:
         """Return the address of a node's control port."""
@@ -57,10 +57,6 @@ class KnownTerms:
         return {
             life
             for record in self.records.values()
-            for life in _lives(record)
+            for life in record.lives
             if not may_evict(record, life[0], is_proven=False, now=now)
         }
-
-
-def _lives(record: TermRecord) -> set[Life]:
-    return {(name, voter.incarnation) for name, voter in record.voters.items()}

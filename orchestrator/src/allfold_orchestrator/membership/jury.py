@@ -337,6 +337,8 @@ class Jury:
         if case is None or case.is_stuck:
             return []
         del self._cases[life]
+        if not case.charges:
+            return []  # we have only looked for it
         patience = min(2 * self.patience(life, now), LONGEST_PATIENCE_SECONDS)
         self._patience[life] = patience, now + CLEARED_SECONDS
         return [Cleared(accuser, life, patience) for accuser in case.charges]

@@ -72,6 +72,11 @@ class TermRecord:
         """Return True if this is a newer term, or one of a later opening of the group."""
         return (self.epoch, self.term.number) > (other.epoch, other.term.number)
 
+    @property
+    def lives(self) -> set[Life]:
+        """The voters, each in its incarnation."""
+        return {(name, voter.incarnation) for name, voter in self.voters.items()}
+
     def has(self, life: Life) -> bool:
         """Return True if this incarnation of a node is a voter."""
         voter = self.voters.get(life[0])

@@ -9,6 +9,9 @@ from redis.exceptions import RedisError, ResponseError, WatchError
 
 from allfold_core.errors import AllfoldError, ServiceError
 
+# No memory left, a replica that is not the primary, a disk that is full, too few replicas.
+_REFUSED_WRITES = ("OOM ", "used memory > 'maxmemory'", "READONLY ", "MISCONF ", "NOREPLICAS ")
+
 
 class Refusal(Exception):
     """An error of the contract, with the HTTP status that says more than the error's own one."""
@@ -35,12 +38,15 @@ def store_errors() -> Iterator[None]:
 
 
 def store_unavailable(cause: BaseException) -> ServiceError:
-    """Return the error for callers while Redis does not answer."""
+    """Return the error for callers while Redis does not answer, or takes no writes."""
+    refuses_writes = any(word in str(cause) for word in _REFUSED_WRITES)
+    problem = "cannot write to" if refuses_writes else "cannot reach"
     return ServiceError(
-        f"the orchestrator cannot reach its state store ({_describe(cause)}); running jobs are "
+        f"the orchestrator {problem} its state store ({_describe(cause)}); running jobs are "
         "not affected; agents and clients retry until their own deadline",
         component="store",
         cause=_describe(cause),
+        refuses_writes=refuses_writes,
         retry=True,
     )
 

@@ -127,6 +127,7 @@ class _Write:
         before = self.state
         self.state, instructions = step(before, event)
         self.new_term |= self.state.term is not before.term
+        self.freed |= _voters(before) - _voters(self.state)
         self.replies.append(instructions)
         for instruction in instructions:
             match instruction:
@@ -284,10 +285,15 @@ def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
     return {state.current.seats[rank].life for rank in ranks}
 
 
+def _voters(state: GroupState) -> set[Life]:
+    return state.term.lives if state.term else set()
+
+
 def _still_seated(state: GroupState, lives: set[Life], finders: Finders) -> set[Life]:
-    """Return those of ``lives`` that hold a seat in the group."""
+    """Return those of ``lives`` that hold a seat or have a vote in the group."""
     forming = state.forming
     seated = {life for life in lives if forming and finders.forming.has(forming.seats, life)}
+    seated |= lives & _voters(state)
     current = state.current
     if current is not None:
         for life in lives:

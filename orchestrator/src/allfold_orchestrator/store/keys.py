@@ -14,6 +14,8 @@ JURY = f"{PREFIX}jury"
 GROUPS = f"{PREFIX}groups"
 # Sorted set, life -> expiry: the nodes that are alive.
 LEASES = f"{PREFIX}leases"
+# String: "1", written by each sweep, which shows that the store takes writes.
+SWEPT = f"{PREFIX}swept"
 # Sorted set, life -> time: lives that are over, whose seats are not all freed yet.
 EVICTIONS = f"{PREFIX}evictions"
 # Sorted set, node -> time: nodes that are gone, kept for people to see.
@@ -66,5 +68,5 @@ def parse_life(text: str) -> tuple[str, str]:
 
 
 def groups_of(node_life: str) -> str:
-    """Set: the groups in which this life of a node holds a seat, or held one lately."""
+    """Set: the groups in which this life of a node has a seat or a vote, or had one lately."""
     return f"{PREFIX}seats:{node_life}"

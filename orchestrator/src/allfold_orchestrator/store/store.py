@@ -67,6 +67,11 @@ class Store:
         with store_errors():
             await self.clock.synchronize()
 
+    async def prove_writable(self) -> None:
+        """Raise ``ServiceError`` unless the store takes writes."""
+        with store_errors():
+            await self._client.set(keys.SWEPT, "1")
+
     def _changed(self, group: str) -> None:
         if keys.is_life(group):
             for probe in self.on_probe:

@@ -1,0 +1,150 @@
+"""The orchestrator or its Redis is away for longer than a lease, and every agent is alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from allfold_orchestrator import background
+from allfold_orchestrator.store.redis_client import connect
+from allfold_orchestrator.store.store import Store
+from benchmarks.redis_server import RedisServer
+from tests.orchestrator.conftest import Real
+from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+LEASE_SECONDS = 2.0
+PATIENT_SECONDS = 60.0
+SHORT = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.2}
+
+
+@asynccontextmanager
+async def staying_linked(*linked: FakeAgent) -> AsyncIterator[None]:
+    """These agents link anew whenever their link ends."""
+    tasks = [asyncio.create_task(agent.stay_linked()) for agent in linked]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            await background.end(task)
+
+
+async def outage() -> None:
+    """Longer than a lease: that the store notes nothing for so long is what is tested."""
+    await asyncio.sleep(2 * LEASE_SECONDS)
+
+
+async def has_looked_at_all_leases(at: Replica, before: float) -> None:
+    """The sweeper has ended every lease that it may end after the grace that follows an outage."""
+    grace = at.sweeper._grace
+
+    def is_over() -> bool:
+        return bool(before < grace.until < (grace.last_sweep or 0.0) - LEASE_SECONDS)
+
+    await until(is_over, "the grace after the outage is over", PATIENT_SECONDS)
+
+
+async def all_goes_on(at: Replica, *linked: FakeAgent) -> None:
+    """The group has all its nodes, and its name is not free until the last of them leaves."""
+    names = [agent.name for agent in linked]
+    for agent in linked:
+        await agent.holds(*names)
+    states = {node["node"]: node["state"] for node in await at.nodes()}
+    assert states == dict.fromkeys(names, "alive")
+    async with FakeAgent("stranger", at) as stranger:
+        await stranger.register()
+        await leaves(linked[0], at)
+        for agent in linked[1:]:
+            await agent.holds(*names[1:])
+        await stranger.join(0, 1, session="another")
+        plan = await stranger.plan("another")
+        assert (plan["ready"], plan["epoch"]) == (False, 2), "the name is taken, the number new"
+        for agent in linked[1:]:
+            await leaves(agent, at)
+        assert (await stranger.plan("another"))["plan"]["epoch"] == 2
+
+
+async def leaves(agent: FakeAgent, at: Replica) -> None:
+    query = {"incarnation": agent.incarnation}
+    (await at.http.delete(f"/v1/nodes/{agent.name}", params=query)).raise_for_status()
+
+
+@pytest.mark.parametrize("is_durable", [True, False], ids=["keeps its writes", "forgets all"])
+async def test_a_redis_that_was_away_for_long_costs_no_group(
+    tmp_path: Path, is_durable: bool
+) -> None:
+    redis = RedisServer(tmp_path, is_durable=is_durable)
+    redis.start()
+    try:
+        async with AsyncExitStack() as stack:
+            store = Store(connect(redis.url), LEASE_SECONDS)
+            served = await stack.enter_async_context(replica(store, **SHORT))
+            linked = await agents(stack, served, "abc")
+            await until(lambda: served.sweeper.problem is None, "leases are watched")
+            await stack.enter_async_context(staying_linked(*linked))
+            before = served.sweeper._grace.until
+            redis.stop()
+            await outage()
+            redis.start()
+            for agent in linked:
+                await agent.hears("term", generation=2)
+            await has_looked_at_all_leases(served, before)
+            await all_goes_on(served, *linked)
+    finally:
+        redis.stop()
+
+
+async def test_an_orchestrator_that_was_away_for_long_costs_no_group(real: Real) -> None:
+    async with AsyncExitStack() as stack:
+        async with replica(Store(real.client(), LEASE_SECONDS), **SHORT) as first:
+            linked = await agents(stack, first, "abc")
+            await stack.enter_async_context(staying_linked(*linked))
+        await outage()
+        store = Store(real.client(), LEASE_SECONDS)
+        after = await stack.enter_async_context(replica(store, **SHORT))
+        for agent in linked:
+            agent.at = after
+        await has_looked_at_all_leases(after, before=0.0)
+        await all_goes_on(after, *linked)
+
+
+async def test_a_redis_that_is_full_costs_no_group_and_says_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    redis = RedisServer(tmp_path)
+    redis.start()
+    administrator: Any = Redis.from_url(redis.url)
+    try:
+        async with AsyncExitStack() as stack:
+            store = Store(connect(redis.url), LEASE_SECONDS)
+            served = await stack.enter_async_context(replica(store, **SHORT))
+            linked = await agents(stack, served, "abc")
+            await until(lambda: served.sweeper.problem is None, "leases are watched")
+            await stack.enter_async_context(staying_linked(*linked))
+            before = served.sweeper._grace.until
+            await administrator.config_set("maxmemory-policy", "noeviction")
+            await administrator.config_set("maxmemory", "1")
+            refused = await served.http.post("/v1/nodes", json=linked[0].registration)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["details"]["retry"]) == (503, True)
+            assert "cannot write to its state store" in error["message"]
+            assert "maxmemory" in error["message"]
+            await until(lambda: served.sweeper.problem, "people can see it")
+            ready = await served.http.get("/readyz")
+            assert ready.status_code == 503
+            assert "the state store refuses writes" in ready.text
+            await outage()
+            await administrator.config_set("maxmemory", "0")
+            await has_looked_at_all_leases(served, before)
+            await all_goes_on(served, *linked)
+    finally:
+        await administrator.aclose()
+        redis.stop()
