@@ -1,4 +1,4 @@
-"""The sentence of ``allfold status`` about an agent."""
+"""The sentences of ``allfold status`` about agents and terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from allfold.cli._status import _agent_table
+from allfold.cli._status import _about_term, _agent_table
 
 
 def test_an_agent_that_is_not_ready_says_why() -> None:
@@ -16,3 +16,19 @@ def test_an_agent_that_is_not_ready_says_why() -> None:
     console.print(_agent_table([agent]))
     assert isinstance(console.file, StringIO)
     assert f"not ready: {problem}" in console.file.getvalue()
+
+
+def test_a_term_says_whom_it_lost_and_how_that_is_known() -> None:
+    lost = [{"node": "b", "how": "it left"}, {"node": "c", "how": "silent to a"}]
+    term = {"number": 3, "nodes": ["a"], "lost": lost, "trusted": True}
+    assert list(_about_term({"group": "train", "term": term})) == [
+        "group 'train': term 3 goes on without b: it left",
+        "group 'train': term 3 goes on without c: silent to a",
+    ]
+    assert list(_about_term({"group": "train", "term": None})) == []
+
+
+def test_a_term_that_may_not_be_the_newest_one_says_what_it_waits_for() -> None:
+    term = {"number": 3, "nodes": ["a"], "lost": [], "trusted": False}
+    (line,) = _about_term({"group": "train", "term": term})
+    assert "waits until the agents have reported theirs" in line

@@ -236,10 +236,10 @@ class Orchestrator:
                 log.error("%s", error.message, extra={"group": name})
                 views.append(unreadable_group(name))
                 continue
-            if state.forming is None and state.current is None:
+            if state.forming is None and state.current is None and state.term is None:
                 await self._store.groups.prune(name)
             else:
-                views.append(group_view(state))
+                views.append(group_view(state, self._store.clock.now()))
         return wire.GroupList(groups=views, next=names[-1] if more else None)
 
     async def group(self, group: str) -> wire.GroupView:
@@ -247,7 +247,7 @@ class Orchestrator:
         state = await self._store.groups.read(group)
         if state == GroupState(group):
             raise Refusal(404, LocalError(f"there is no group {group}", group=group))
-        return group_view(state)
+        return group_view(state, self._store.clock.now())
 
     async def _apply(
         self, group: str, event: Event | EventOf, guard: Guard | None = None

@@ -11,11 +11,21 @@ from allfold_orchestrator.membership.group_state import (
     RankSeat,
     Reason,
 )
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store.node_store import NodeStatus
-from allfold_orchestrator.wire import GroupView, NodeView, Phase, RankLeft, RankLost, RankPlace
+from allfold_orchestrator.wire import (
+    GroupView,
+    NodeLost,
+    NodeView,
+    Phase,
+    RankLeft,
+    RankLost,
+    RankPlace,
+    TermView,
+)
 
 
-def group_view(state: GroupState) -> GroupView:
+def group_view(state: GroupState, now: float) -> GroupView:
     """Return the view of a group: of the epoch that runs, else of the one that forms."""
     forming, current = state.forming, state.current
     shown = current if forming is None or not state.is_free else forming
@@ -37,6 +47,7 @@ def group_view(state: GroupState) -> GroupView:
         left=_left(current) if current else [],
         lost=_lost(current) if current else [],
         waiting=places(waiting.seats) if waiting else [],
+        term=_term_view(state.term, now) if state.term else None,
         ring_order=nodes,
         tree_order=[nodes[index] for index in current.plan.tree_order] if current else [],
         links=current.plan.links if current else None,
@@ -45,17 +56,29 @@ def group_view(state: GroupState) -> GroupView:
 
 def unreadable_group(name: str) -> GroupView:
     """Return the view of a group of which only the name is known."""
-    return group_view(GroupState(name)).model_copy(update={"phase": "unreadable"})
+    return group_view(GroupState(name), 0.0).model_copy(update={"phase": "unreadable"})
 
 
 def phase_of(state: GroupState) -> Phase:
     """Return the phase of a group."""
     current = state.current
+    if current is None and state.term is not None:
+        return "recalled"
     if current is None or current.closed:
         return "gone" if state.forming is None else "forming"
     if current.intact:
         return "ready"
     return "broken" if current.broken else "reduced"
+
+
+def _term_view(record: TermRecord, now: float) -> TermView:
+    term = record.term
+    return TermView(
+        number=term.number,
+        nodes=list(term.voters),
+        lost=[NodeLost(node=node, how=how) for node, how in term.lost],
+        trusted=record.is_trusted(now),
+    )
 
 
 def places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:

@@ -261,7 +261,26 @@ class RankLost(RankPlace):
     reason: Literal["lost", "node_lost"]
 
 
-Phase = Literal["forming", "ready", "reduced", "broken", "gone", "unreadable"]
+class NodeLost(Shown):
+    """A node that a term leaves out, and how its end is known."""
+
+    node: str
+    how: str
+
+
+class TermView(Shown):
+    """The nodes of a group that decide together, until one of them is lost."""
+
+    number: int = Field(description="Grows with every term of the group.")
+    nodes: list[str] = Field(description="The first one leads.")
+    lost: list[NodeLost] = Field(description="Those that this term leaves out.")
+    trusted: bool = Field(
+        description="false: the orchestrator may have lost a newer term, and waits for what agents "
+        "report; meanwhile no node is left out for silence."
+    )
+
+
+Phase = Literal["forming", "ready", "reduced", "broken", "recalled", "gone", "unreadable"]
 
 
 class GroupView(Shown):
@@ -275,9 +294,10 @@ class GroupView(Shown):
     group: str
     phase: Phase = Field(
         description="forming: waits for the missing ranks. ready: all ranks are there. reduced: "
-        "it goes on without some, which have left or were lost. broken: a node was lost. gone: "
-        "nobody is there. unreadable: the record is damaged or of another version; the log says "
-        "more."
+        "it goes on without some, which have left or were lost. broken: a node was lost. "
+        "recalled: its agents run it, and the orchestrator, which lost the record of it, knows no "
+        "more than its nodes. gone: nobody is there. unreadable: the record is damaged or of "
+        "another version; the log says more."
     )
     epoch: int = Field(description="The epoch that runs or is forming, or the last one.")
     last_epoch: int = Field(description="The last epoch that was ever complete.")
@@ -291,6 +311,7 @@ class GroupView(Shown):
     left: list[RankLeft]
     lost: list[RankLost]
     waiting: list[RankPlace]
+    term: TermView | None = Field(description="null while no rank is in the group.")
     ring_order: list[str] = Field(description="Nodes in the order of the ring.")
     tree_order: list[str] = Field(description="Nodes from the root of the trees downwards.")
     links: LinkModel | None = Field(description="The link model from which auto decides.")

@@ -228,6 +228,21 @@ async def test_a_group_is_shown_through_its_whole_life(api: ApiClient) -> None:
     assert body_of(await api.http.get("/v1/groups")) == {"groups": [view], "next": None}
 
 
+async def test_the_newest_term_of_a_group_is_shown_with_whom_it_lost_and_how(
+    api: ApiClient,
+) -> None:
+    await form(api, 3)
+    first = {"number": 1, "nodes": ["a", "b", "c"], "lost": [], "trusted": True}
+    assert (await api.group())["term"] == first
+    await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
+    lost = [{"node": "b", "how": "it left"}]
+    later = {"number": 2, "nodes": ["a", "c"], "lost": lost, "trusted": True}
+    assert (await api.group())["term"] == later
+    for rank in (0, 2):
+        await api.leave(rank)
+    assert (await api.group())["term"] is None
+
+
 async def test_while_a_group_forms_anew_the_fate_of_the_last_epoch_is_shown(
     api: ApiClient,
 ) -> None:

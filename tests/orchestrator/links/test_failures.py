@@ -157,6 +157,9 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
         await until(
             lambda: served.links._terms.records["train"].recall is None, "all have registered"
         )
+        (view,) = (await served.http.get("/v1/groups")).json()["groups"]
+        assert (view["phase"], view["present"], view["missing"]) == ("recalled", [], [])
+        assert (view["term"]["nodes"], view["term"]["trusted"]) == (["a", "b", "c"], True)
         record = served.links._terms.records["train"]
         assert record.generation == 2
         assert record == replace(TermRecord.from_dict(before), generation=2)

@@ -77,6 +77,7 @@ def _show(report: Report) -> None:
     lines += [message.sentence() for message in report.messages]
     lines = lines or ["no op is in flight"]
     lines += kept_results(report.agents.values())
+    lines += [line for group in report.groups for line in _about_term(group)]
     lines += [loss for group in report.memberships for loss in group.losses]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
@@ -129,6 +130,23 @@ def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
 
 def _term_and_epoch(known: Membership | None) -> tuple[object, object]:
     return ("-", "-") if known is None else (known.term, known.epoch)
+
+
+def _about_term(group: Json) -> Iterable[str]:
+    """Yield a line for each node that the newest term of a group leaves out, and how that is known.
+
+    A line more says so while the orchestrator may lack a newer term.
+    """
+    term, name = group.get("term"), group["group"]
+    if term is None:
+        return
+    for lost in term["lost"]:
+        yield f"group {name!r}: term {term['number']} goes on without {lost['node']}: {lost['how']}"
+    if not term["trusted"]:
+        yield (
+            f"group {name!r}: the orchestrator lost its record, or was away, and waits until the "
+            "agents have reported theirs; until then no node is left out for silence"
+        )
 
 
 def _agent_table(agents: Iterable[Json]) -> Table:
