@@ -9,7 +9,7 @@ import pytest
 from allfold_core.wire.frames import FrameType
 from allfold_core.wire.local_wire import Message
 from allfold_core.wire.peer_link import LinkMessageType
-from tests.architecture_tables import BLOCKS, PAGE, ROOT, agent_app, blocks
+from tests.architecture_tables import BLOCKS, PAGE, ROOT, blocks
 
 TEXT = PAGE.read_text()
 SDK = ROOT / "client_sdk" / "src" / "allfold"
@@ -43,16 +43,3 @@ def test_the_page_lists_every_module_of_the_sdk_that_has_a_lock() -> None:
         if made.search(path.read_text())
     }
     assert set(re.findall(r"^\| `([\w/]+)` \|", section("## Locks of the SDK"), re.M)) == having
-
-
-def test_the_page_has_every_field_of_what_agents_ask_of_each_other() -> None:
-    shown = section("### The control port of an agent")
-    bodies = agent_app().openapi()["components"]["schemas"]
-    fields = {
-        field
-        for name, schema in bodies.items()
-        if name == "Failure"
-        for field in schema["properties"]
-    }
-    assert {"code", "message", "details"} <= fields
-    assert [field for field in sorted(fields) if f"`{field}`" not in shown] == []

@@ -159,7 +159,7 @@ def agent(
     opening: int = 5,
     epoch: int = 2,
     losses: Sequence[str] = (),
-    broken: str = "",
+    evicted: str = "",
 ) -> dict[str, Any]:
     group = {
         "name": "dp",
@@ -170,7 +170,7 @@ def agent(
         "ranks": list(last_seq),
         "last_seq": {str(rank): seq for rank, seq in last_seq.items()},
         "losses": list(losses),
-        "broken": broken,
+        "evicted": evicted,
         "in_flight": list(in_flight),
     }
     return {"node": node, "groups": [group]}
@@ -232,14 +232,14 @@ def test_two_groups_of_one_name_are_not_mixed() -> None:
 
 def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> None:
     lost = "group 'dp' has lost rank 3 on node b, which left the group; 3 of 4 ranks are left"
-    broken = "node b of group 'dp' with rank 2 cannot be reached any more"
+    evicted = "group 'dp' with rank 2 cannot be reached any more"
     statuses = [
-        agent("a", {0: 9}, epoch=2, losses=["older", lost], broken=broken),
+        agent("a", {0: 9}, epoch=2, losses=["older", lost], evicted=evicted),
         agent("b", {2: 9}, epoch=1, losses=["older"]),
         agent("a", {0: 1}, opening=7, epoch=0),
     ]
     assert memberships(statuses) == [
-        Membership("dp", 5, 2, 5, ("older", lost, broken)),
+        Membership("dp", 5, 2, 5, ("older", lost, evicted)),
         Membership("dp", 7, 0, 7, ()),
     ]
 

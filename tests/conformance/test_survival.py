@@ -180,7 +180,7 @@ def test_the_status_of_an_agent_says_who_was_lost(pool: RankPool, services: Serv
         await_epoch(job, services, 1, ["node0", "node1"])
         for node, ranks in (("node0", [0, 1]), ("node1", [2])):
             status = services.group_status(node, job.name)
-            assert (status["world_size"], status["ranks"], status["broken"]) == (3, ranks, "")
+            assert (status["world_size"], status["ranks"], status["evicted"]) == (3, ranks, "")
             assert status["losses"] == [
                 f"group '{job.name}' has lost rank 3 on node node1, which ended without leaving "
                 "the group; 3 of 4 ranks are left"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -35,24 +35,25 @@ from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, LocalServer
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
-from allfold_agent.membership.control_listener import GroupsOnControlLink
+from allfold_agent.membership.control_listener import NodeOnControlLink
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
+from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_agent.membership.links import PeerLinks
-from allfold_agent.membership.loss_notices import LossNotices
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Seats
+from allfold_agent.membership.witness import Witness
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
-from allfold_core.errors import AgentLost, AllfoldError, Evicted, PeerLost, ServiceError
+from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.survival.records import Stamp
-from allfold_core.verdict import name_ranks
+from allfold_core.survival.suspicion import Charge
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from allfold_core.wire.peer_link import LINK_PROTOCOL, GroupMessage
 
@@ -108,16 +109,24 @@ class Agent:
             lambda address: link_probe.measure(address, settings.token or None),
         )
         self.seats = Seats(self._orchestrator, self.registration)
-        listener = GroupsOnControlLink(self.registry.all, self._end_life)
-        self.control_link = ControlLink(
-            self._orchestrator, self.registration, listener, settings.token
-        )
-        self.losses = LossNotices(settings.name, settings.token)
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
             settings.name, self.registration.incarnation, self._reactor, self._dial_link
         )
         self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
+        self.terms = GroupTerms(settings.name, self.registry, self.notices, self._reactor)
+        self.witness = Witness(
+            self.links,
+            self._reactor,
+            self,
+            heard_on_edges=self.group_links.last_heard,
+            awaited=self.group_links.awaited,
+        )
+        self.group_links.on_link_down = self.witness.look
+        listener = NodeOnControlLink(self.terms, self.witness, self.registry.all, self._end_life)
+        self.control_link = ControlLink(
+            self._orchestrator, self.registration, listener, settings.token
+        )
         self._data = DataPort(
             data,
             token=settings.token or None,
@@ -141,13 +150,14 @@ class Agent:
         """Serve ranks and peers, and register with the orchestrator as soon as it answers."""
         self._data.start()
         self._reactor.start()
+        self.witness.start()
         self._spawn(self.control_link.keep())
         self._spawn(self.seats.keep_giving_back())
 
     async def stop(self) -> None:
-        """Notify the other nodes and the orchestrator, then end every thread."""
-        # At the same time: an orchestrator that does not answer must not hold the news up.
-        await asyncio.gather(self._end_tasks(), *map(self._announce_end, self.registry.all()))
+        """Have the groups go on without this node, sign off, then end every thread."""
+        await asyncio.gather(*map(self._leave, self.registry.all()))
+        await self._end_tasks()
         await self.registration.say_goodbye()
         await self.control_link.close()
         await asyncio.to_thread(self._reactor.close)
@@ -159,7 +169,6 @@ class Agent:
         self._poller.close()
         self._workers.close()
         await self._end_tasks()  # what ranks asked for meanwhile
-        await self.losses.close()
         await self._orchestrator.close()
 
     async def _end_tasks(self) -> None:
@@ -169,10 +178,16 @@ class Agent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _announce_end(self, group: Group) -> None:
-        if not group.is_empty and group.broken is None:
-            here = group.current.ranks
-            await self.losses.announce(group, _lost(group, here, "its node agent stopped"))
+    async def _leave(self, group: Group) -> None:
+        """End the local ranks of a group, and let the nodes agree on that without orchestrator."""
+        sessions = [seat.session for seat in group.current.record.seats if seat.node == group.node]
+        for session in sessions:
+            group.rank_ended(session, "had its node agent stopped", withdraws=True)
+        departures = (
+            asyncio.to_thread(group.await_departure, session, _DEPARTURE_SECONDS)
+            for session in sessions
+        )
+        await asyncio.gather(*departures)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of the control plane; its failure is logged, never lost."""
@@ -234,14 +249,21 @@ class Agent:
         membership.group.rank_ended(membership.session, reason, withdraws=withdraws)
         self._from_thread(self._finish_loss(membership))
 
+    # What the witness asks for (the reactor's thread, without waiting)
+
+    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
+        self.control_link.accuse(node, incarnation, charge, since, lag)
+
+    def withdraw(self, node: str, incarnation: str) -> None:
+        self.control_link.withdraw(node, incarnation)
+
     # What groups ask for (any thread, without waiting)
 
     def send(self, node: str, message: GroupMessage) -> None:
         self.group_links.send(node, message)
 
-    def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
-        group.break_(error)
-        self._from_thread(self.losses.report(group, error))
+    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+        self.group_links.left_out(group, nodes)
 
     def obstacles(self, group: AgreeingGroup) -> Obstacles:
         return Obstacles(self.group_links.missing(group), self.registration.problem)
@@ -250,9 +272,9 @@ class Agent:
         self._from_thread(self._close(group))
 
     async def _join(self, request: dict[str, Any]) -> Group:
-        plan = await self.seats.join(request)
+        plan, record = await self.seats.join(request)
         try:
-            group = self.registry.open(plan, lambda: self._make_group(plan))
+            group = self.registry.open(plan, lambda: self._make_group(plan, record))
             self.notices.opened(group)
         except Exception:
             # The group is complete with this rank, and will not have it.
@@ -261,10 +283,12 @@ class Agent:
             raise
         return group
 
-    def _make_group(self, plan: Plan) -> Group:
+    def _make_group(self, plan: Plan, record: Mapping[str, Any]) -> Group:
         log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
         group = Group(plan, self._resources, self)
+        group.record = record
         self.group_links.opened(group)
+        self.terms.opened(group)
         return group
 
     async def _finish_leaving(
@@ -281,20 +305,20 @@ class Agent:
             )
         finally:
             gone.set_result(None)
-        await self._close_if_broken(group)
+        await self._close_if_evicted(group)
 
     async def _finish_loss(self, membership: Membership) -> None:
         await self._give_up_seat(membership, "lost")
-        await self._close_if_broken(membership.group)
+        await self._close_if_evicted(membership.group)
 
     async def _give_up_seat(self, membership: Membership, reason: str) -> None:
         group, session = membership.group, membership.session
         rank = group.plan.sessions.index(session)
         await self.seats.give_up_seat(group.name, rank, session, reason)
 
-    async def _close_if_broken(self, group: Group) -> None:
-        """One that is not broken is over when all nodes have agreed that no rank is left."""
-        if group.broken is not None and group.is_empty:
+    async def _close_if_evicted(self, group: Group) -> None:
+        """Any other group is over when all nodes have agreed that no rank is left."""
+        if group.evicted is not None and group.is_empty:
             await self._close(group)
 
     async def _close(self, group: AgreeingGroup) -> None:
@@ -304,9 +328,8 @@ class Agent:
 
     def _end_life(self) -> None:
         """The orchestrator has evicted this node, so its groups go on without it."""
-        for group in self.registry.all():
-            text = f"group '{group.name}' goes on without node {group.node}, which was evicted"
-            group.break_(Evicted(text, ranks=list(group.current.ranks), node=group.node))
+        self.terms.evicted()
+        self.links.renew(self.registration.incarnation)
 
     # Connections between agents
 
@@ -354,14 +377,6 @@ def _identify(
         zone=settings.zone,
         version=__version__,
         cores=len(os.sched_getaffinity(0)),
-    )
-
-
-def _lost(group: Group, ranks: Sequence[int], reason: str) -> PeerLost:
-    return PeerLost(
-        f"group '{group.name}' has lost {name_ranks(ranks)} on node {group.node}: {reason}",
-        ranks=list(ranks),
-        node=group.node,
     )
 
 

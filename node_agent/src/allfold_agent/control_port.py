@@ -1,4 +1,4 @@
-"""The control port: health and status for people and tools, and notices of peers."""
+"""The control port: health and status for people and tools."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import Group
 from allfold_agent.http.guard import Guard, StampedResponse
-from allfold_agent.membership.peer_messages import Failure
-from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.survival.losses import unpacked
 
 Json = dict[str, Any]
@@ -35,7 +34,6 @@ def make_app(agent: Agent) -> FastAPI:
     _add_errors(app)
     _add_health(app, agent)
     _add_status(app, agent)
-    _add_notices(app, agent)
     return app
 
 
@@ -129,7 +127,7 @@ def _describe(group: Group) -> Json:
         "last_seq": {str(rank): last for rank, last in group.last_called().items()},
         "losses": _losses(group),
         "retained_bytes": group.results.nbytes,
-        "broken": group.broken.message if group.broken else "",
+        "evicted": group.evicted.message if group.evicted else "",
         "in_flight": [
             {
                 "seq": op.seq,
@@ -173,18 +171,3 @@ def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters
 
 def _silent_sources(op: Op) -> list[str]:
     return [node for node, receiver in list(op.receivers.items()) if not receiver.all_received()]
-
-
-def _add_notices(app: FastAPI, agent: Agent) -> None:
-    """Add the route by which nodes hear of nodes that are gone."""
-
-    @app.post(_GROUP + "/losses")
-    async def losses(name: str, opening: int, body: Failure, announce: bool = False) -> Json:
-        """A member of the group is lost; with ``announce``, it is to be announced to all nodes."""
-        loss = body.error()
-        if not isinstance(loss, PeerLost):
-            raise InvalidArgument(f"a loss is a PeerLost, got {type(loss).__name__}")
-        agent.notices.apply(name, opening, lambda group: group.break_(loss))
-        if announce:
-            await agent.losses.announce_once(agent.registry.find(name, opening), loss)
-        return {}

@@ -104,7 +104,7 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is not None and not record.may_be_ended_by(incarnation):
             raise Refusal(403, _another_incarnation(node))
-        await self._end(node, incarnation, "it left")
+        await self._end(node, incarnation, "signed off")
 
     async def force_node_out(self, node: str) -> None:
         """Remove a node whatever its incarnation.
@@ -115,7 +115,7 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is None or record.lost_at is not None:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
-        await self._end(node, record.info.incarnation, "an administrator removed it")
+        await self._end(node, record.info.incarnation, "was removed by an administrator")
 
     async def _end(self, node: str, incarnation: str, how: str) -> None:
         if await self._store.nodes.evict(node, incarnation, how):

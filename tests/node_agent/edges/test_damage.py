@@ -13,7 +13,6 @@ from allfold_core.wire.frames import HEADER_SIZE
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LocalGroups, local_groups
-from tests.support.fakes.local_rank import SECONDS
 from tests.support.waiting import wait_until
 
 IN_A_HEADER = 9
@@ -48,7 +47,7 @@ def test_a_damaged_header_or_payload_is_sent_again_and_the_op_is_exact(
             for seq in range(2):
                 assert np.array_equal(rank.result(seq), sum(given))
         assert wire.damaged == 4
-        assert (local.notes.losses, local.rounds) == ([], 0)
+        assert local.rounds == 0
         nothing_is_held(local)
 
 
@@ -64,21 +63,17 @@ def test_a_damaged_message_is_sent_again(numel: int, place: int) -> None:
         assert giver.outcome() == taker.outcome() == (FIRST_PAIR, None)
         assert np.array_equal(taker.result(FIRST_PAIR), right)
         assert wire.damaged > 0
-        assert local.notes.losses == []
+        assert local.rounds == 0
         nothing_is_held(local)
 
 
 @pytest.mark.parametrize("place", [IN_A_HEADER, IN_A_PAYLOAD])
-def test_a_frame_that_is_damaged_each_time_ends_the_group_and_says_why(place: int) -> None:
+def test_a_rank_whose_frames_are_damaged_each_time_is_left_out_and_hears_why(place: int) -> None:
     with local_groups([[0], [1]], wire=DamagedWire(repeat(place))) as local:
         local.call_all(0, [np.ones(SMALL)] * 2)
-        wait_until(lambda: local.notes.losses, "the loss is reported", SECONDS)
-        loss = local.notes.losses[0]
-        for group in local.groups:  # whoever reports it tells all nodes
-            group.break_(loss)
         for rank in local.ranks:
             _, error = rank.outcome()
             assert isinstance(error, PeerLost)
-        reason = loss.details["reason"]
-        assert "frame 0 came damaged 5 times in a row" in reason
-        assert "network" in reason, "where to look"
+            assert "cannot receive from node" in error.message
+            assert "frame 0 came damaged 5 times in a row" in error.message
+            assert "network" in error.message, "where to look"

@@ -167,7 +167,6 @@ def test_large_results_are_exact_also_over_edges_that_break(kind: Kind, strategy
             call = call_of(kind, seq, ROW // 2)
             run_all(local, seq, call, strategy)
             assert_right(local, seq, call)
-        assert local.notes.losses == []
         assert local.rounds == 0
 
 

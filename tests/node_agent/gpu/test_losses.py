@@ -21,7 +21,7 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.dtypes import DType
-from allfold_core.errors import PeerLost
+from allfold_core.errors import Evicted
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.wire.local_wire import OpMessage, Region
 from tests.support.fakes.local_groups import make_plan
@@ -59,7 +59,7 @@ class OnItsWay:
 def group() -> Iterator[Group]:
     """Of a node with two ranks, and another node."""
     reactor, workers = Reactor("test"), WorkerPool(1)
-    nothing: Any = SimpleNamespace(report_lost=None)
+    nothing: Any = SimpleNamespace()
     resources = NodeResources(
         "node0",
         workers=workers,
@@ -93,7 +93,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     def lose() -> None:
         with group.table.lock:
             has_lock.set()
-            group.break_(PeerLost("node1 is gone"))
+            group.evict(Evicted("the group goes on without node0"))
 
     completions.add(point, finish, SECONDS)
     point.done.set()

@@ -59,7 +59,7 @@ def works(local: LocalGroups, seq: int, ranks: Sequence[LocalRank], numel: int =
         assert rank.outcome() == (seq, None)
         assert (rank.result(seq) == sum(1.0 + each.rank for each in ranks)).all()
         assert rank.told[seq].participants == len(ranks)
-    assert all(group.broken is None for group in local.groups)
+    assert not any(rank.group.evicted for rank in ranks)
 
 
 # Errors of what cannot be done any more
@@ -120,45 +120,6 @@ def test_a_group_is_over_everywhere_when_its_last_rank_has_left() -> None:
         local.lose(1, how=LEFT)
         wait_until(lambda: sorted(local.notes.over) == ["node0", "node1"], "it is over")
         assert all(group.is_empty for group in local.groups)
-        assert local.notes.losses == []
-
-
-# Nodes that have no rank any more, but a word in every decision
-
-
-@pytest.mark.parametrize("idle", [0, 1], ids=["the leader", "another"])
-def test_the_end_of_a_node_without_ranks_breaks_nothing_until_something_is_to_be_decided(
-    idle: int,
-) -> None:
-    with local_groups([[0], [1], [2, 3]]) as local:
-        lone, survivors = local.ranks[idle], [local.ranks[1 - idle], *local.ranks[2:]]
-        local.lose(idle, how=LEFT)
-        for rank in survivors:
-            rank.call(0, [1.0])
-        errors_of(survivors, 0)
-        wait_until(lambda: not local.undecided, "all rounds are over")
-        local.end_node(lone.group.node)
-        works(local, 1, survivors)
-        assert local.notes.losses == []
-        survivors.pop().end()
-        for rank in survivors:
-            rank.call(2, [1.0])
-        error = errors_of(survivors, 2)[0]
-        assert f"lost node {lone.group.node}, without which nothing is decided" in error.message
-
-
-def test_a_round_that_waits_for_a_node_without_ranks_ends_when_the_node_is_found_gone() -> None:
-    with local_groups([[0], [1], [2, 3]]) as local:
-        survivors = [local.ranks[0], local.ranks[2]]
-        local.lose(1, how=LEFT)
-        local.links.cut("node1")
-        local.ranks[3].end()
-        for rank in survivors:
-            rank.call(0, [1.0])
-            assert no_outcome(rank, 0.02)
-        local.end_node("node1")
-        error = errors_of(survivors, 0)[0]
-        assert "lost node node1, without which nothing is decided" in error.message
 
 
 # on_loss="shrink"

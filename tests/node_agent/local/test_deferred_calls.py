@@ -53,7 +53,7 @@ class Gpu:
         self.process.memberships = {0: create_autospec(Membership, instance=True)}
         group = self.process.memberships[0].group
         group.failed_call.return_value = None
-        group.broken = None
+        group.evicted = None
         group.is_held = False
         group.doubt.side_effect = lambda doubts: self.doubted.extend(each.seq for each in doubts)
         self.process.is_closed = False

@@ -14,7 +14,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.seats import Seats
-from allfold_core.errors import PeerLost
+from allfold_core.errors import Evicted, PeerLost
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import until
@@ -115,7 +115,7 @@ def test_the_seat_of_a_rank_that_dies_is_given_up_and_the_group_goes_on(
 
     agent = asyncio.run(run())
     assert agent.given_up() == [(victim, "lost")]
-    assert [group.broken for group in local.groups] == [None, None]
+    assert [group.evicted for group in local.groups] == [None, None]
     assert agent.registry.all() == [local.groups[0]]
 
 
@@ -130,11 +130,12 @@ def test_a_group_that_is_over_is_closed_and_needs_no_links(local: LocalGroups) -
     agent.group_links.over.assert_called_once_with(local.groups[0])
 
 
-def test_a_broken_group_is_closed_when_its_last_local_rank_leaves(local: LocalGroups) -> None:
+def test_a_group_without_this_node_is_closed_when_its_last_local_rank_leaves(
+    local: LocalGroups,
+) -> None:
     """Nothing can be agreed upon any more, so nobody waits for that."""
-    local.links.cut("node1")
-    for group in local.groups:
-        group.break_(PeerLost("a node is gone"))
+    local.links.cut("node0")
+    local.groups[0].evict(Evicted("the group goes on without node0"))
 
     async def run() -> Leaving:
         agent = Leaving(local)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from allfold_agent.local.rank_connection import Membership, RankConnection
-from allfold_core.errors import PeerLost
+from allfold_core.errors import Evicted, PeerLost
 from allfold_core.wire.local_wire import MAX_MESSAGE, Message, Outcome, unpack_json
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 
@@ -113,7 +113,7 @@ def test_outcomes_carry_the_epoch_of_the_op_and_how_many_took_part() -> None:
             assert {rank.outcome()[0], rank.outcome()[0]} == {2, 3}
             assert (rank.told[2].epoch, rank.told[2].participants) == (1, 2)
         rank = survivors[0]
-        rank.group.break_(PeerLost("gone"))
+        rank.group.evict(Evicted("gone"))
         rank.call(4, [1.0])
         assert rank.outcome()[0] == 4
         assert (rank.told[4].epoch, rank.told[4].participants) == (1, 0)

@@ -106,14 +106,17 @@ def test_nonsense_is_logged_and_changes_nothing(
     assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
 
 
-def test_a_node_at_whose_address_nobody_listens_is_lost_and_a_broken_link_is_no_loss(
+def test_a_node_that_is_left_out_needs_no_link_and_is_told_nothing(
     local: LocalGroups, links: Links
 ) -> None:
-    links.links.on_down("node1", refused=False)
-    links.links.on_down("a node of another group", refused=True)
-    assert local.notes.losses == []
-    links.links.on_down("node1", refused=True)
-    assert [each.details["node"] for each in local.notes.losses] == ["node1"]
+    group = links.open()
+    links.links.opened(group)
+    links.links.left_out(group, {"node1"})
+    links.links.over(group)
+    links.peers.unwant.assert_called_once_with("node1")
+    local.lose_node(1)
+    wait_until(lambda: group.agreement.term.voters == ("node0",), "the term is there")
+    assert links.links.progress("node1") == []
 
 
 def test_pings_carry_how_far_the_groups_are_that_two_nodes_share(
@@ -207,14 +210,14 @@ def test_a_node_that_has_missed_the_last_decision_closes_the_group_like_the_othe
     local.links.drop()
     Links(local, node=1).links.on_message("node0", closed())
     assert local.notes.over == ["node0", "node1"]
-    assert local.notes.losses == []
 
 
-def test_ranks_that_are_left_in_a_group_hear_that_another_node_has_closed_it(
+def test_ranks_that_are_left_in_a_group_go_on_although_another_node_has_closed_it(
     local: LocalGroups, links: Links
 ) -> None:
+    """It is left out, and the orchestrator will say so."""
     local.ranks[0].call(0, [1.0])
     links.links.on_message("node1", closed())
-    _, error = local.ranks[0].outcome()
-    assert isinstance(error, PeerLost)
-    assert error.details["node"] == "node1"
+    assert no_outcome(local.ranks[0], 0.02)
+    local.lose_node(1)
+    assert isinstance(local.ranks[0].outcome()[1], PeerLost)

@@ -42,7 +42,7 @@ def test_the_reason_names_the_other_ends_of_the_dead_links() -> None:
     jury.answered(0.1, B, 0.0)
     jury.told(AFTER, A, {B: 2.0})
     assert jury.decide(AFTER, RANKS, "a") == [
-        Evict({B: "nothing passes between it and a, although both ends live"}, is_proven=False)
+        Evict({B: "has no connection with a, although both ends live"}, is_proven=False)
     ]
 
 

@@ -5,10 +5,13 @@ For tests that look at what agents do with each other, without orchestrator, pro
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
@@ -24,6 +27,7 @@ from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import LinkModel, Member, Plan
 from allfold_core.survival.losses import packed
+from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Reason
 from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.damaged_wire import DamagedWire
@@ -161,12 +165,33 @@ class LocalGroups:
             "the nodes have agreed upon an epoch without them",
         )
 
-    def end_node(self, node: str) -> None:
-        """Have all other nodes find out that nobody listens at the address of a node any more."""
-        self.links.cut(node)
-        for group in self.groups:
-            if group.node != node:
-                group.node_lost(node, "nobody listens at its address any more")
+    def lose_node(self, node: int, how: str = "refuses connections") -> None:
+        """End a node, and have the orchestrator announce a term without it."""
+        self.kill(node)
+        self.links.cut(self._nodes[node])
+        self.announce(self.term_without(node, how=how), *self._others(node))
+
+    def _others(self, *nodes: int) -> list[int]:
+        return [node for node in range(len(self._nodes)) if node not in nodes]
+
+    def term_without(self, *nodes: int, how: str = "refuses connections") -> Term:
+        """The term that follows the newest one of all nodes, and leaves some nodes out."""
+        newest = max((each.agreement.term for each in self.groups), key=lambda term: term.number)
+        left = [voter for voter in newest.voters if self._nodes.index(voter) not in nodes]
+        return Term(
+            newest.number + 1,
+            newest.generation,
+            tuple(left),
+            (newest.number,) * len(left),
+            tuple((self._nodes[node], how) for node in nodes),
+        )
+
+    def announce(self, term: Term, *nodes: int, generation: int | None = None) -> None:
+        """Have the orchestrator announce a term to some nodes."""
+        announced = term.generation if generation is None else generation
+        record = json.loads(json.dumps({"term": asdict(term)}))  # in the form that it comes in
+        for node in nodes:
+            self._reactors[node].call(partial(self.groups[node].take_term, record, announced))
 
     def kill(self, node: int) -> None:
         """Let the connections of a node end, and refuse new ones, as if its process had died."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import Lock
 from time import sleep
@@ -12,7 +13,6 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.errors import PeerLost
 from allfold_core.survival.records import Stamp
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType, LinkReader
 
@@ -21,12 +21,12 @@ class Notes:
     """What the groups of all nodes have said to those around them.
 
     Attributes:
-        losses: of nodes.
+        left_out: by node, the nodes without which its group goes on.
         over: the names of the nodes on which the group has ended.
     """
 
     def __init__(self) -> None:
-        self.losses: list[PeerLost] = []
+        self.left_out: defaultdict[str, set[str]] = defaultdict(set)
         self.over: list[str] = []
 
 
@@ -148,14 +148,12 @@ class LocalNeighbours:
     def send(self, node: str, message: GroupMessage) -> None:
         self._links.send(self._node, node, message)
 
-    def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
-        self._links.notes.losses.append(error)
-        for each in self._links.groups.values():
-            each.break_(error)
+    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+        self._links.notes.left_out[self._node] |= set(nodes)
 
     def obstacles(self, group: AgreeingGroup) -> Obstacles:
-        missing = dict.fromkeys(self._links.down - {group.node}, "is silent")
-        return Obstacles(missing, self._links.orchestrator_problem)
+        gone = (self._links.down - {group.node}).intersection(group.agreement.term.voters)
+        return Obstacles(dict.fromkeys(gone, "is silent"), self._links.orchestrator_problem)
 
     def group_over(self, group: AgreeingGroup) -> None:
         self._links.notes.over.append(self._node)

@@ -140,8 +140,8 @@ def memberships(statuses: Iterable[Json]) -> list[Membership]:
     found = []
     for (name, opening), nodes in sorted(_by_opening(statuses).items()):
         newest = max(nodes.values(), key=lambda group: (group["term"], group["epoch"]))
-        broken = {group["broken"]: None for group in nodes.values() if group["broken"]}
-        losses = (*newest["losses"], *broken)
+        evicted = {group["evicted"]: None for group in nodes.values() if group["evicted"]}
+        losses = (*newest["losses"], *evicted)
         found.append(Membership(name, opening, newest["epoch"], newest["term"], losses))
     return found
 

@@ -141,6 +141,11 @@ class AgentMachine:
             return None
         return Fail(entry.error, entry.ordinal)
 
+    def is_open(self, seq: int) -> bool:
+        """Return True if an op may still get an outcome; nobody here may have called it yet."""
+        entry = self.ops.get(seq)
+        return seq > self.floor if entry is None else entry.state is OpState.OPEN
+
     def expected_stamp(self, seq: int) -> Stamp | None:
         """The epoch from which frames of an op are wanted; ``None`` if none are, or none any more.
 

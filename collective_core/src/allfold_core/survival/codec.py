@@ -64,6 +64,17 @@ def unpack_term(data: dict[str, Any]) -> Term:
     return _term(data)
 
 
+def term_of_record(record: Mapping[str, Any]) -> Term:
+    """The term in the orchestrator's record of a group; ``FrameError`` where it is none."""
+    try:
+        term = record["term"]
+        pairs = zip(term["voters"], term["joined"], strict=True)
+        return _term({**term, "voters": [list(pair) for pair in pairs]})
+    except _NONSENSE as error:
+        text = f"a record of a term cannot be read: {type(error).__name__}: {error}"
+        raise FrameError(text) from error
+
+
 def pack_epoch(epoch: Epoch) -> dict[str, Any]:
     """The JSON form of an epoch."""
     return SURVIVAL.stamp(_pack_epoch(epoch))
@@ -137,6 +148,21 @@ def pack_held(seq: int, stamp: Stamp) -> dict[str, Any]:
 def unpack_held(data: dict[str, Any]) -> tuple[int, Stamp]:
     """The inverse of :func:`pack_held`."""
     return _seq(data["seq"]), _stamp(data["stamp"])
+
+
+def pack_out(term: Term, announced: int) -> dict[str, Any]:
+    """The JSON form of OUT: a term that the receiver is not in, and who has announced it.
+
+    Args:
+        announced: the generation of that store.
+    """
+    return SURVIVAL.stamp({"term": _pack_term(term), "announced": announced})
+
+
+@_refusing_nonsense
+def unpack_out(data: dict[str, Any]) -> tuple[Term, int]:
+    """The inverse of :func:`pack_out`."""
+    return _term(data["term"]), _number(data["announced"])
 
 
 def pack_report(report: Report) -> dict[str, Any]:

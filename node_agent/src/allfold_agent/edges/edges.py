@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
@@ -124,9 +124,13 @@ class Edges:
         for edge in list(self._out.values()):
             edge.finish(deadline)
 
+    def drop(self, nodes: Collection[str]) -> None:
+        """End the edges to and from some nodes."""
+        for node in nodes:
+            for edge in (self._out.get(node), self._in.get(node)):
+                if edge is not None:
+                    edge.close()
+
     def close(self) -> None:
         """End all edges."""
-        for out_edge in list(self._out.values()):
-            out_edge.close()
-        for in_edge in list(self._in.values()):
-            in_edge.close()
+        self.drop({*self._out, *self._in})

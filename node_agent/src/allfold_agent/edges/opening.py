@@ -9,13 +9,13 @@ from itertools import chain, repeat
 from threading import Event
 from time import monotonic
 
-from allfold_agent.edges.connection import RECONNECT_SECONDS
 from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
 
 log = logging.getLogger(__name__)
 
-# Pauses between dials in vain, the last one again and again; the first dial comes at once.
-_RETRY_SECONDS = (0.02, 0.04, 0.05)
+# Pauses between dials in vain, for a second; then it is a longer one each time.
+_RETRY_SECONDS = (0.02, 0.04, *(0.05,) * 20)
+_LONG_RETRY_SECONDS = 0.5
 # From one opened connection to the next dial at least: a peer that resets each of them must not
 # keep a core busy.
 _BETWEEN_SECONDS = 0.003
@@ -48,25 +48,28 @@ class EdgeOpener:
         self._opened = float("-inf")
 
     def open(self, from_frame: int) -> tuple[socket.socket, bytes]:
-        """Open the edge, trying again while the peer may only be restarting its end, or is busy.
+        """Open the edge, trying again until it is closed: whether the peer is lost, others decide.
 
         Returns:
             The connection, and the bytes of frames that were received already.
 
         Raises:
-            PeerLost: the peer could not be reached, and not again after a short while either.
+            PeerLost: the edge was closed while the peer could not be reached.
             ServiceError: an agent that lives, the peer or this one, could not serve it for long.
         """
         began = monotonic()
-        pauses = chain(_RETRY_SECONDS, repeat(_RETRY_SECONDS[-1]))
+        pauses = chain(_RETRY_SECONDS, repeat(_LONG_RETRY_SECONDS))
         self._closed.wait(max(0.0, self._opened + _BETWEEN_SECONDS - began))
         while True:
             try:
                 opened = self._dial(from_frame)
                 self._opened = monotonic()
                 break
-            except PeerLost:
-                if self._closed.wait(next(pauses)) or monotonic() > began + RECONNECT_SECONDS:
+            except PeerLost as error:
+                pause = next(pauses)
+                if pause == _LONG_RETRY_SECONDS:
+                    log.info("edge %s cannot be opened: %s", self._name, error)
+                if self._closed.wait(pause):
                     raise
             except ServiceError as error:
                 log.info("edge %s cannot be opened yet: %s", self._name, error)

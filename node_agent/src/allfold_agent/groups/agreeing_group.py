@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.execution.op import Op
@@ -13,21 +13,21 @@ from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.failures import breakdown, how_lost, indispensable, unreachable
+from allfold_agent.groups.failures import breakdown, evicted, how_lost
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
+from allfold_agent.groups.neighbours import LeftOut, Neighbours
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, refuse
 from allfold_agent.groups.results import Results
-from allfold_agent.groups.standstill import Obstacles
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
-from allfold_core.survival import records
-from allfold_core.survival.agent_machine import NOTHING_OPEN
+from allfold_core.survival import codec, records
 from allfold_core.survival.instructions import (
     Cancel,
     Drop,
+    Evicted,
     Fetch,
     HandOut,
     Installed,
@@ -38,28 +38,12 @@ from allfold_core.survival.instructions import (
 )
 from allfold_core.survival.losses import packed, unpacked
 from allfold_core.survival.plans import first_epoch, first_term, policy_of
-from allfold_core.survival.records import Stamp
+from allfold_core.survival.records import Stamp, Term
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
-
-
-class Neighbours(Protocol):
-    """The other nodes, as a group needs them. None of these may wait; from any thread."""
-
-    def send(self, node: str, message: GroupMessage) -> None:
-        """Send a node a message, which is lost if the link to it is down."""
-
-    def report_lost(self, group: AgreeingGroup, error: PeerLost) -> None:
-        """A node is gone, and the group with it."""
-
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
-        """What is in the way of a decision. In the reactor's thread."""
-
-    def group_over(self, group: AgreeingGroup) -> None:
-        """No rank is in the group any more."""
 
 
 class AgreeingGroup:
@@ -80,7 +64,8 @@ class AgreeingGroup:
         epochs: by ordinal, the newest last. Replaced as a whole and never changed, so that every
             thread may look through it without the lock.
         current: the newest epoch.
-        broken: why nothing can be done any more.
+        evicted: the error of every call, once the group has gone on without this node.
+        record: of the newest term, as the orchestrator keeps it; it may lose it.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
@@ -93,7 +78,8 @@ class AgreeingGroup:
         self.outcomes = Outcomes(self.name, self.node, self.table)
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
-        self.broken: PeerLost | None = None
+        self.evicted: PeerLost | None = None
+        self.record: Mapping[str, Any] = {}
         self._resources = resources
         self._neighbours = neighbours
         self._seat_numbers = {session: number for number, session in enumerate(plan.sessions)}
@@ -105,7 +91,7 @@ class AgreeingGroup:
         self._runs = OpRuns(self.table, self.outcomes, self.results, writer, self)
         self._depth = 0
         self._ended: set[str] = set()
-        self._gone: set[str] = set()
+        self._left_out = LeftOut(partial(neighbours.left_out, self), self._edges.drop)
         first = first_epoch(plan)
         self._by_stamp: dict[Stamp, Epoch] = {}
         self.epochs: dict[int, Epoch] = {}
@@ -172,13 +158,42 @@ class AgreeingGroup:
 
     def receive(self, node: str, message: GroupMessage) -> None:
         """Take in a message of another node; ``FrameError`` where it is none."""
-        if self.broken is None:
-            self.event(partial(self.agreement.receive, node, message.type, message.body))
+        self._tell(partial(self.agreement.receive, node, message.type, message.body))
 
     def link_up(self, node: str) -> None:
         """The link to a node is there (again)."""
-        if self.broken is None:
-            self.event(partial(self.agreement.link_up, node))
+        self._tell(partial(self.agreement.link_up, node))
+
+    def registered(self, generation: int) -> None:
+        """The node has registered with a store: it takes no term that older ones announced."""
+        self._tell(partial(self.agreement.registered, generation))
+
+    def take_term(self, record: Mapping[str, Any], announced: int) -> None:
+        """A record of a term was announced; ``FrameError`` where it is none.
+
+        Args:
+            announced: the generation of the store that has announced it.
+        """
+        term = codec.term_of_record(record)
+        self._tell(partial(self._take_term, term, record, announced))
+
+    def _take_term(self, term: Term, record: Mapping[str, Any], announced: int) -> None:
+        self.agreement.take_term(term, announced)
+        if self.agreement.term == term:
+            self.record = record
+
+    def _tell(self, news: Callable[[], object]) -> None:
+        """Let the agreement know something that others say; what it may change is seen to."""
+
+        def take_in() -> None:
+            if self.evicted is None:
+                before = self.agreement.term
+                news()
+                frozen = self.agreement.machine.frozen
+                for action in self._left_out.note(before, self.agreement.term, frozen=frozen):
+                    self._runs.add_due(action)
+
+        self.event(take_in)
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
         """A local rank is dead or has left; ``how`` is a phrase that says so.
@@ -189,13 +204,6 @@ class AgreeingGroup:
         log.info("rank of session %s of group '%s': %s", session, self.name, how)
         self._ended.add(session)
         self.event(partial(self.agreement.rank_ended, session, how, withdraws))
-        self._check_voters()
-
-    def _check_voters(self) -> None:
-        """Something is to be decided, which needs the word of every node; also of an idle one."""
-        gone = sorted(self._gone.intersection(self.agreement.term.voters))
-        if gone and self.broken is None:
-            self._neighbours.report_lost(self, indispensable(self.name, gone[0]))
 
     # What the agreement wants done
 
@@ -212,13 +220,16 @@ class AgreeingGroup:
             case Cancel(seq, forward):
                 self._runs.cancel(seq, forward=forward)
             case Drop(seq):
-                self._runs.drop(seq)
+                self._runs.drop(seq, self.current.record)
             case Fetch():
                 self._runs.fetch(instruction)
             case Refuse():
                 self._runs.refuse(instruction)
             case Installed(epoch, older):
                 self._installed(epoch, older)
+            case Evicted(term):
+                how = dict(term.lost).get(self.node, "no rank of it was left")
+                self._evict(evicted(self.name, self.node, how))
 
     def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
         for each in older:
@@ -256,10 +267,7 @@ class AgreeingGroup:
 
     def deferred_calls(self) -> Mapping[str, int]:
         """By local session, the first op that waits for the GPU of its rank."""
-        first: dict[str, int] = {}
-        for session, seq in list(self.deferred):
-            first[session] = min(seq, first.get(session, seq))
-        return first
+        return dict(sorted(self.deferred, reverse=True))  # the lowest comes last
 
     def later(self, seconds: float, task: Callable[[], None]) -> None:
         """Do something after a while, as an event."""
@@ -334,9 +342,8 @@ class AgreeingGroup:
 
     def doubt(self, doubts: list[Doubt]) -> None:
         """Have ops judged that cannot go on."""
-        if doubts and self.broken is None:
+        if doubts and self.evicted is None:
             self.event(partial(self.agreement.doubt, doubts))
-            self._check_voters()
 
     # Frames
 
@@ -345,7 +352,7 @@ class AgreeingGroup:
 
         One of an attempt that is not known here yet has to wait: the others are ahead.
         """
-        if self.broken is not None:
+        if self.evicted is not None:
             return True
         if stamp > self.current.packed_stamp:
             return False
@@ -356,38 +363,30 @@ class AgreeingGroup:
         """What a running op gets from a node; ``None`` for one that has no part in it."""
         return self._by_stamp[op.stamp].runner.receiver(op, source)
 
-    # Failures
+    # The end
 
-    def node_lost(self, node: str, reason: str) -> None:
-        """A node cannot be reached any more: without it nothing can be agreed upon."""
-        self._gone.add(node)
-        ranks = [rank for rank, seat in enumerate(self.current.record.seats) if seat.node == node]
-        if self.broken is not None:
+    def edge_failed(self, node: str, error: AllfoldError) -> None:
+        """Nothing more can be received from a node that lives: the others go on without us."""
+        for session in self._sessions_here():
+            how = f"cannot receive from node {node}: {error.message}"
+            self.rank_ended(session, how, withdraws=True)
+
+    def evict(self, error: PeerLost) -> None:
+        """The group goes on without this node: fail what is in flight, and whatever comes."""
+        self.event(partial(self._evict, error))
+
+    def _evict(self, error: PeerLost) -> None:
+        if self.evicted is not None:
             return
-        log.warning("group '%s' has lost node %s: %s", self.name, node, reason)
-        if not ranks:  # nothing is open there
-            self.event(partial(self.agreement.learn_watermark, node, NOTHING_OPEN))
-        if ranks:
-            self._neighbours.report_lost(self, unreachable(self.name, node, ranks, reason))
-        elif self.agreement.is_undecided:
-            self._check_voters()
-
-    def break_(self, error: PeerLost) -> None:
-        """A node is lost: fail what is in flight, and whatever comes."""
-
-        def fail_all() -> None:
-            if self.broken is None:
-                self.broken = error
-                log.warning("group '%s' is broken: %s", self.name, error)
-                for op in list(self.table.in_flight.values()):
-                    self._runs.fail(op, error)
-                self.table.changed.notify_all()
-                if self.is_empty:
-                    self._runs.add_due(partial(self._neighbours.group_over, self))
-
-        self.event(fail_all)
-        self.edges.resume_all()
-        self.p2p.break_(error)
+        self.evicted = error
+        log.warning("%s", error.message)
+        for op in list(self.table.in_flight.values()):
+            self._runs.fail(op, error)
+        self.table.changed.notify_all()
+        self._runs.add_due(self.edges.resume_all)
+        self._runs.add_due(partial(self.p2p.break_, error))
+        if self.is_empty:
+            self._runs.add_due(partial(self._neighbours.group_over, self))
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed.

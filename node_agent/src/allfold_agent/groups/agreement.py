@@ -84,18 +84,22 @@ class Agreement:
         self._policy = policy
         self._effects = effects
         self._send = send
-        self._leader: LeaderMachine | None = None
-        if term.leader == node:
-            self._leader = LeaderMachine(
-                policy, term, partial(judge_calls, policy.group), gathering=False
-            )
+        self._leader = self._leader_of(term, gathering=False)
         self._todo: deque[Instruction] = deque()
         self._busy = False
         self._report: Report | None = None
+        self._early: dict[str, Report] = {}  # by node, of a term that is not known here yet
         self._decided: Install | None = None
         self._asked: tuple[int, int, tuple[Doubt, ...]] | None = None
         self._doubts: dict[int, Doubt] = {}
+        self._judged: frozenset[int] = frozenset()  # by the round that was reported to last
         self._closings: defaultdict[tuple[int, Stamp], set[str]] = defaultdict(set)
+
+    def _leader_of(self, term: Term, *, gathering: bool) -> LeaderMachine | None:
+        if term.leader != self._node:
+            return None
+        judge = partial(judge_calls, self._policy.group)
+        return LeaderMachine(self._policy, term, judge, gathering=gathering)
 
     @property
     def term(self) -> Term:
@@ -105,9 +109,7 @@ class Agreement:
     @property
     def is_undecided(self) -> bool:
         """True while something that this node knows of waits for a decision."""
-        machine = self.machine
-        gone = machine.dead.keys() & machine.epoch.sessions
-        return machine.frozen or bool(self._doubts) or bool(gone)
+        return self.machine.frozen or bool(self._doubts) or bool(self._gone())
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -146,6 +148,28 @@ class Agreement:
             self._doubts[each.seq] = each
             self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
 
+    def registered(self, generation: int) -> None:
+        """The node has registered with a store: it takes no term that older ones announced."""
+        self.machine.registered(generation)
+
+    def take_term(self, term: Term, announced: int) -> bool:
+        """A term was announced, by a store of this generation; return True if it is taken."""
+        instructions = self.machine.take_term(term, announced)
+        if self.machine.term is term:
+            self._begin_term(term)
+        self._follow(instructions)
+        for report in [each for each in self._early.values() if each.term.number == term.number]:
+            self._take_report(report)
+        return self.machine.term is term
+
+    def _begin_term(self, term: Term) -> None:
+        self._asked = self._decided = None
+        self._judged = frozenset()
+        self._leader = self._leader_of(term, gathering=True)
+        self._early = {
+            node: each for node, each in self._early.items() if each.term.number >= term.number
+        }
+
     def learn_floor(self, floor: int) -> None:
         """Every op up to this one is final on all nodes."""
         if floor > self.machine.floor:
@@ -159,6 +183,13 @@ class Agreement:
 
     def receive(self, node: str, kind: LinkMessageType, body: Mapping[str, Any]) -> None:
         """Take in a message; ``ValueError`` where it is none."""
+        if kind is LinkMessageType.OUT:
+            self.take_term(*codec.unpack_out(body))
+            return
+        if node not in self.term.voters:  # it has yet to hear that a term leaves it out
+            told = codec.pack_out(self.term, self.machine.generation)
+            self._send(node, LinkMessageType.OUT, told)
+            return
         match kind:
             case LinkMessageType.FREEZE:
                 self._asked_to_freeze(*codec.unpack_freeze(body))
@@ -181,7 +212,7 @@ class Agreement:
         if node == self.term.leader:
             if machine.frozen and self._report is not None:
                 self._send(node, LinkMessageType.FROZEN, codec.pack_report(self._report))
-            gone = {s: how for s, how in machine.dead.items() if s in machine.epoch.sessions}
+            gone = self._gone()
             if gone:
                 self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
             for doubt in self._doubts.values():
@@ -255,7 +286,8 @@ class Agreement:
     def _report_for(self, number: int) -> None:
         if self._asked is None or self._asked[1] != number:
             return  # it has reported
-        (term, _, _), self._asked = self._asked, None
+        (term, _, doubts), self._asked = self._asked, None
+        self._judged = frozenset(each.seq for each in doubts)
         self._follow(self.machine.freeze(term, number))
 
     def _send_report(self, report: Report) -> None:
@@ -270,8 +302,26 @@ class Agreement:
         if not self.machine.is_frozen_for(install):
             return
         log.debug("group '%s': round %d is installed", self._policy.group, install.round)
-        self._doubts.clear()
         self._follow(self.machine.install(install))
+        self._doubts = {
+            seq: each
+            for seq, each in self._doubts.items()
+            if seq not in self._judged and self.machine.is_open(seq)
+        }
+        if not install.round:
+            self._tell_new_leader()
+
+    def _tell_new_leader(self) -> None:
+        """Repeat what only the leader of the last term was told."""
+        self.doubt(list(self._doubts.values()))
+        gone = self._gone()
+        if gone:
+            self._tell_leader(LinkMessageType.DOWN, codec.pack_down(gone))
+
+    def _gone(self) -> dict[str, str]:
+        """The local ranks that are over and still in the epoch."""
+        machine = self.machine
+        return {s: how for s, how in machine.dead.items() if s in machine.epoch.sessions}
 
     # Rounds, as the leader
 
@@ -292,6 +342,9 @@ class Agreement:
         return codec.pack_freeze(leader.term.number, leader.round, leader.doubts)
 
     def _take_report(self, report: Report) -> None:
+        if report.term.number > self.term.number:  # its node has heard of the term earlier
+            self._early[report.node] = report
+            return
         leader, decided = self._leader, self._decided
         if leader is None:
             return

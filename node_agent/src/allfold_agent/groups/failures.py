@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from allfold_core.errors import AllfoldError, PeerLost, ServiceError
+from allfold_core.errors import AllfoldError, Evicted, ServiceError
 from allfold_core.survival.losses import NODE_LOST
-from allfold_core.verdict import name_ranks
 
 
 def breakdown(group: str, node: str, seq: int, error: Exception) -> ServiceError:
@@ -20,26 +17,13 @@ def breakdown(group: str, node: str, seq: int, error: Exception) -> ServiceError
     )
 
 
-def unreachable(group: str, node: str, ranks: Sequence[int], reason: str) -> PeerLost:
-    """The error of a node that cannot be reached any more.
+def evicted(group: str, node: str, how: str) -> Evicted:
+    """The error of every call on a node without which the group goes on.
 
-    Every survivor finds this out by itself, so the message has only what is the same for all.
+    Args:
+        how: a phrase to follow the name of the node.
     """
-    return PeerLost(
-        f"node {node} of group '{group}' with {name_ranks(ranks)} cannot be reached any more",
-        node=node,
-        ranks=list(ranks),
-        reason=reason,
-    )
-
-
-def indispensable(group: str, node: str) -> PeerLost:
-    """The error of a node that has no rank any more, and is gone when something is to be decided.
-
-    A decision needs the word of every node of the group.
-    """
-    lost = f"group '{group}' has lost node {node}, without which nothing is decided"
-    return PeerLost(lost, node=node)
+    return Evicted(f"group '{group}' goes on without node {node}, which {how}", node=node)
 
 
 def how_lost(loss: AllfoldError, session: str) -> str:

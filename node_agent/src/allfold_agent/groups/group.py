@@ -7,9 +7,10 @@ from functools import partial
 from time import monotonic
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
-from allfold_agent.groups.agreeing_group import AgreeingGroup, Neighbours
+from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.failures import breakdown
+from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.outcomes import refuse
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 
 DEADLINE_RETRY_SECONDS = 1.0
 INCIDENTS_AT_ONCE = 8
-UNDECIDED_SECONDS = 1.5
 
 
 class Group(AgreeingGroup):
@@ -105,7 +105,7 @@ class Group(AgreeingGroup):
     def _arrive(self, session: str, arrival: Arrival, call: Call) -> None:
         """Record a call; with the table's lock held."""
         seq, machine = arrival.message.seq, self.agreement.machine
-        is_new = self.broken is None and session not in machine.dead
+        is_new = self.evicted is None and session not in machine.dead
         is_new = is_new and seq > self._submitted.get(session, -1)
         refusal = self._refusal(session, arrival)
         if refusal is None:
@@ -122,7 +122,7 @@ class Group(AgreeingGroup):
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:
         """The error of a call that has no part in any op, and the epoch that it leaves."""
         seq, view, machine = arrival.message.seq, arrival.message.view, self.agreement.machine
-        if session in machine.dead and self.broken is None:
+        if session in machine.dead and self.evicted is None:
             how, rank = machine.dead[session], arrival.rank
             gone = f"rank {rank} is not in group '{self.name}' any more: it {how}"
             return PeerLost(gone), view
@@ -194,20 +194,15 @@ class Group(AgreeingGroup):
         Args:
             view: the epoch that the rank knew when it called.
         """
-        if self.broken is not None:
-            return self.broken, view
+        if self.evicted is not None:
+            return self.evicted, view
         failed = self.agreement.machine.failure(seq)
         return None if failed is None else (unpacked(failed.error), failed.ordinal)
 
     def check_deadlines(self, now: float) -> None:
-        """Have ops judged whose deadline is over. In the reactor's thread.
-
-        A verdict needs the word of every node. Where one is silent for too long, nothing can be
-        decided without it, so it is lost, and the group with it.
-        """
+        """Have ops judged whose deadline is over. In the reactor's thread."""
         self.expire_messages(now)
         if self.stands_still(now):
-            self._check_silent(now)
             return
         self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
 
@@ -240,13 +235,6 @@ class Group(AgreeingGroup):
             connection.send(message)
         return True
 
-    def _check_silent(self, now: float) -> None:
-        with self.table.lock:
-            ops = list(self.table.in_flight.values())
-        if any(now >= op.first_call + op.timeout + UNDECIDED_SECONDS for op in ops):
-            for node in self._neighbours.obstacles(self).missing:
-                self.node_lost(node, "it does not answer")
-
     def _overdue(self, now: float) -> list[Op]:
         """The ops that need a verdict, because their deadline is over; some at a time."""
         with self.table.lock:
@@ -271,7 +259,7 @@ class Group(AgreeingGroup):
         """Return once the nodes have agreed that a rank is gone, or after so many seconds."""
         with self.table.lock:
             self.table.changed.wait_for(
-                lambda: self.broken is not None or session not in self.current.record.sessions,
+                lambda: self.evicted is not None or session not in self.current.record.sessions,
                 timeout=seconds,
             )
 
@@ -288,7 +276,7 @@ class Group(AgreeingGroup):
 
     def learn_progress(self, node: str, watermark: int, seq: int, digest: int) -> None:
         """Another node has said how far it is; a call that differs from ours is a mismatch."""
-        if self.broken is not None:
+        if self.evicted is not None:
             return
         self.event(partial(self.agreement.learn_watermark, node, watermark))
         with self.table.lock:
@@ -310,16 +298,15 @@ class Group(AgreeingGroup):
     def closed_elsewhere(self, node: str) -> None:
         """The group is over on another node, so that nothing can be agreed upon any more.
 
-        Either all ranks have left and this node has missed that decision, or it is broken there.
+        Either all ranks have left and this node has missed that decision, or the node is left out.
         """
+        log.info("group '%s' is over on node %s", self.name, node)
         if self.is_empty:
             self._neighbours.group_over(self)
-        else:
-            self.node_lost(node, "the group is closed there")
 
     def learn_floor(self, floor: int) -> None:
         """Every op up to this one is final on all nodes."""
-        if self.broken is None:
+        if self.evicted is None:
             self.event(partial(self.agreement.learn_floor, floor))
 
     # For those around the group

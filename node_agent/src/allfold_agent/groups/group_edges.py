@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from time import monotonic
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.p2p.engine import P2PEngine
+from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
 from allfold_core.survival.records import Stamp
@@ -45,8 +47,8 @@ class OpsOfGroup(Protocol):
     def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
         """An attempt cannot be done, as what has come for it does not fit."""
 
-    def node_lost(self, node: str, reason: str) -> None:
-        """A node cannot be reached any more."""
+    def edge_failed(self, node: str, error: AllfoldError) -> None:
+        """Nothing more can be received from a node."""
 
 
 class GroupEdges:
@@ -75,6 +77,7 @@ class GroupEdges:
         self._group = ops
         self._opening = plan.epoch
         self._me = resources.node
+        self._dropped: set[str] = set()
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.reactor
@@ -103,6 +106,8 @@ class GroupEdges:
                 raise PeerLost(
                     f"group '{self._group.name}' opening {self._opening} is closed on this node"
                 )
+            if request.dst in self._dropped:
+                raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
             if request.lane is Lane.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)
@@ -155,11 +160,12 @@ class GroupEdges:
         return None
 
     def edge_lost(self, source: str, error: AllfoldError) -> None:
-        """An in-edge is gone for good, and so is its node."""
+        """Nothing more can be received from a node, although it can be reached."""
         with self._group.table.lock:
             if self._closing:
                 return
-        self._group.node_lost(source, error.message)
+        log.error("group '%s': %s", self._group.name, error)
+        self._group.edge_failed(source, error)
 
     def incoherent(self, header: FrameHeader, error: AllfoldError) -> None:
         """A frame did not fit its op."""
@@ -167,6 +173,17 @@ class GroupEdges:
         self._group.cannot_run(header.seq, error, Stamp.unpack(header.stamp))
 
     # The end
+
+    def drop(self, nodes: Collection[str]) -> None:
+        """End the edges to and from nodes without which the group goes on."""
+        with self._group.table.lock:
+            self._dropped.update(nodes)
+
+        def close() -> None:  # waits for threads that may be dialling
+            self.ops.drop(nodes)
+            self.p2p.edges.drop(nodes)
+
+        start_thread(close, f"allfold-drop-{self._group.name}")
 
     def close(self, linger: float) -> None:
         """End all edges, after the peers have got what they are still owed.

@@ -15,6 +15,7 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_core.errors import AllfoldError
+from allfold_core.survival import records
 from allfold_core.survival.instructions import Fetch, HandOut, Refuse, Start
 from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Stamp
@@ -216,11 +217,20 @@ class OpRuns:
         self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
         self._begin_next()
 
-    def drop(self, seq: int) -> None:
-        """Forget an op that no rank here has a part in any more."""
+    def drop(self, seq: int, current: records.Epoch) -> None:
+        """Forget an op that no rank here has a part in any more; those that live are told.
+
+        Args:
+            current: the newest epoch.
+        """
         op = self._table.in_flight.get(seq)
-        if op is not None and not op.ended:
-            op.ended = True
+        if op is None or op.ended:
+            return
+        op.ended = True
+        if current.loss:
+            op.error, op.ordinal = unpacked(current.loss), current.ordinal
+            self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+        else:
             self._once_free(op, lambda: self._outcomes.retire(op))
             self._begin_next()
 

@@ -1,4 +1,4 @@
-"""The control port around its handlers: the token and the size of requests, the form of answers."""
+"""The control port around its handlers: the token of requests, the form of answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from allfold_core.errors import AllfoldError, InvalidArgument, LocalError
+from allfold_core.errors import AllfoldError, LocalError
 from allfold_core.schema import MESSAGE
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/version"})
-MAX_BODY_BYTES = 1 << 20
 
 
 class StampedResponse(JSONResponse):
@@ -24,7 +23,7 @@ class StampedResponse(JSONResponse):
 
 
 class Guard:
-    """Passes on requests that bring the token and have a small body.
+    """Passes on requests that bring the token. No route of this port reads a body.
 
     Args:
         token: what requests bring as a bearer token; with an empty one, none is asked for.
@@ -41,11 +40,8 @@ class Guard:
         elif not self._admits(scope):
             error = LocalError("this port needs the join token: Authorization: Bearer <token>")
             await _answer(error, 401)(scope, receive, send)
-        elif (body := await _body(scope, receive)) is None:
-            error = InvalidArgument(f"the body has more than {MAX_BODY_BYTES} bytes")
-            await _answer(error, 413)(scope, receive, send)
         else:
-            await self._app(scope, _replayed(body, receive), send)
+            await self._app(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
         if not self._token or scope["path"] in OPEN_PATHS:
@@ -56,28 +52,3 @@ class Guard:
 
 def _answer(error: AllfoldError, status: int) -> StampedResponse:
     return StampedResponse({"error": error.to_dict()}, status_code=status)
-
-
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """Return the whole body, ``None`` as soon as it is too long, announced or not."""
-    announced = Headers(scope=scope).get("content-length", "0")
-    if not announced.isdecimal() or int(announced) > MAX_BODY_BYTES:
-        return None
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the body, and then what comes after it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay

@@ -177,7 +177,7 @@ def _failure_of(
         return left, message.view
     group = membership.group
     if isinstance(message, P2PMessage):
-        return None if group.broken is None else (group.broken, message.view)
+        return None if group.evicted is None else (group.evicted, message.view)
     # The poller's thread, which all completions of GPUs need, must not wait here.
     return group.failed_call(message.seq, message.view)
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from allfold_agent.membership import control_messages as messages
-from allfold_agent.membership.control_messages import Charge
 from allfold_agent.membership.control_session import Session
 from allfold_agent.membership.control_socket import ControlSocket, dial
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, all_of
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
+from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter
 
 from allfold_core.schema import MESSAGE
-
-Charge = Literal["refused", "silent", "stuck"]
-"""What an agent says against another node."""
+from allfold_core.survival.suspicion import Charge
 
 
 class Registered(BaseModel):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
@@ -26,6 +27,10 @@ class GroupLinks(LinkListener):
     Args:
         links: to the other agents.
         notices: keeps messages for groups whose plan is on its way.
+
+    Attributes:
+        on_link_down: called with the name of a node when the link to it has ended, or when nobody
+            listens at its address any more.
     """
 
     def __init__(self, node: str, links: PeerLinks, registry: Registry, notices: EarlyNotices):
@@ -33,21 +38,31 @@ class GroupLinks(LinkListener):
         self._links = links
         self._registry = registry
         self._notices = notices
+        self._wanted: dict[AgreeingGroup, set[str]] = {}
+        self.on_link_down: Callable[[str], None] = lambda _: None
         links.listener = self
 
     # From groups, in any thread
 
     def opened(self, group: Group) -> None:
         """Have links to all other nodes of a group."""
-        for member in group.plan.members:
-            if member.node != self._node:
-                self._links.want(member.node, member.data_address, member.incarnation)
+        others = [member for member in group.plan.members if member.node != self._node]
+        self._wanted[group] = {member.node for member in others}
+        for member in others:
+            self._links.want(member.node, member.data_address, member.incarnation)
+
+    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+        """The group goes on without these nodes."""
+        wanted = self._wanted.get(group, set())
+        for node in nodes:
+            with suppress(KeyError):  # the end of the group was faster
+                wanted.remove(node)
+                self._links.unwant(node)
 
     def over(self, group: AgreeingGroup) -> None:
         """The group needs its links no more."""
-        for member in group.plan.members:
-            if member.node != self._node:
-                self._links.unwant(member.node)
+        self.left_out(group, list(self._wanted.get(group, ())))
+        self._wanted.pop(group, None)
 
     def send(self, node: str, message: GroupMessage) -> None:
         """Send a message of a group; repeated by the group when the link is up again."""
@@ -86,16 +101,15 @@ class GroupLinks(LinkListener):
 
     def _shared(self, node: str) -> Iterator[Group]:
         for group in self._registry.all():
-            if any(member.node == node for member in group.plan.members):
+            if node in group.agreement.term.voters:
                 yield group
 
     def on_up(self, node: str, incarnation: str) -> None:  # noqa: ARG002 - the link has checked it
         for group in self._shared(node):
             group.link_up(node)
 
-    def on_down(self, node: str, refused: bool) -> None:
-        for group in self._shared(node) if refused else ():
-            group.node_lost(node, "nobody listens at its address any more")
+    def on_down(self, node: str, refused: bool) -> None:  # noqa: ARG002 - the link knows it, too
+        self.on_link_down(node)
 
     def on_message(self, node: str, message: GroupMessage) -> None:
         if message.type is LinkMessageType.CLOSED:

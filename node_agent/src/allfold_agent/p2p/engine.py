@@ -8,6 +8,7 @@ little is buffered that nobody wants. Between ranks of one node it is copied dir
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -43,6 +44,8 @@ from allfold_core.verdict import LEFT
 from allfold_core.wire.frames import FrameHeader, FrameType
 from allfold_core.wire.local_wire import P2PMessage
 
+log = logging.getLogger(__name__)
+
 
 class P2PEngine(MessageMatching):
     """The point-to-point messages of a group on this node, over all its epochs.
@@ -57,7 +60,7 @@ class P2PEngine(MessageMatching):
         dial: opens edges.
         workers: who copies what is large.
         buffers: where frames land.
-        edge_lost: called when a node cannot be reached any more.
+        edge_lost: called when nothing more can be received from a node.
         reactor: reads short frames.
     """
 
@@ -233,7 +236,7 @@ class P2PEngine(MessageMatching):
             overdue = [call for call in self._calls if now >= call.deadline]
             unanswered = [call for call in overdue if self._is_in_doubt(call)]
             for call in unanswered:
-                self._outbox.give_up(call)
+                self._wait_on(call, now)
             self._give_up(
                 {
                     call: self._gone.error_of(call) or refusals.overdue(self._group, call)
@@ -241,8 +244,11 @@ class P2PEngine(MessageMatching):
                     if call not in unanswered
                 }
             )
-        for call in unanswered:
-            self._lose(call)
+
+    def _wait_on(self, call: PendingCall, now: float) -> None:
+        """Wait for the answer that decides: it comes, or the group goes on without its node."""
+        log.warning("%s", refusals.unanswered(self._group, call, ANSWER_SECONDS))
+        self._outbox.wait_on(call, now)
 
     def _is_in_doubt(self, call: PendingCall) -> bool:
         """Return True for a withdrawn send whose receiver owes an answer that decides.
@@ -250,17 +256,6 @@ class P2PEngine(MessageMatching):
         Not where the receiver has left: before that it saw to its answers being sent.
         """
         return self._outbox.is_in_doubt(call) and self._gone.error_of(call) is None
-
-    def _lose(self, call: PendingCall) -> None:
-        """Give up the node of a send that has no answer; its group is broken.
-
-        An answer that comes meanwhile is not taken: the send fails as the group does.
-        """
-        node = self._plan.node_of_rank(call.message.peer)
-        error = refusals.unanswered(self._group, call, ANSWER_SECONDS)
-        self._edge_lost(node, error)
-        with self._turn():  # where that did not end it, because the group is closing
-            self._end(call, error)
 
     def _give_up(self, errors: dict[PendingCall, AllfoldError]) -> None:
         """End calls, and tell the other side where it has one."""

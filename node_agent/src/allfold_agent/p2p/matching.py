@@ -32,7 +32,7 @@ class MessageMatching(IncomingMessages):
         group: its name.
         workers: who copies what is large.
         buffers: where frames land.
-        edge_lost: called when a node cannot be reached any more.
+        edge_lost: called when nothing more can be received from a node.
     """
 
     def __init__(

@@ -118,10 +118,9 @@ class Outbox:
                     call.frames_moved = moved
                     call.last_word = now + ANSWER_SECONDS
 
-    def give_up(self, call: PendingCall) -> None:
-        """Take no answer for a send any more; its owner ends it."""
-        self._sends.pop(call.number, None)
-        self._queued.pop(call.number, None)
+    def wait_on(self, call: PendingCall, now: float) -> None:
+        """Wait once more for the answer to a send that may have been received."""
+        call.last_word = now + ANSWER_SECONDS
 
     def _cancel(self, call: PendingCall, queued: MessageSender) -> bool:
         """Take back what is queued of a message; return True if nothing of that was sent."""

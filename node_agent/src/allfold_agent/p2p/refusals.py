@@ -40,12 +40,12 @@ def overdue(group: str, call: PendingCall) -> PeerMissing:
     )
 
 
-def unanswered(group: str, call: PendingCall, seconds: float) -> PeerLost:
-    """Return the error of a withdrawn send that its receiver may have received."""
-    return PeerLost(
-        f"{call.describe()} of rank {call.rank} in group '{group}' was withdrawn, "
-        f"and rank {call.message.peer} has not said for {seconds:g} s whether it has received it",
-        ranks=[call.message.peer],
+def unanswered(group: str, call: PendingCall, seconds: float) -> str:
+    """Describe a withdrawn send that its receiver may have received."""
+    return (
+        f"{call.describe()} of rank {call.rank} in group '{group}' was withdrawn, and rank "
+        f"{call.message.peer} has not said for {seconds:g} s whether it has received it; without "
+        "its word, or the loss of its node, the send has no outcome"
     )
 
 

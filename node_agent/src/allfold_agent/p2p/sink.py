@@ -54,7 +54,7 @@ class IncomingMessages(ABC):
 
     Args:
         buffers: where frames land.
-        edge_lost: called when a node cannot be reached any more.
+        edge_lost: called when nothing more can be received from a node.
     """
 
     def __init__(self, buffers: BufferPool, edge_lost: Callable[[str, AllfoldError], None]) -> None:

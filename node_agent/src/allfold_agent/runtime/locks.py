@@ -23,6 +23,7 @@ ORDER = {
     "connections": "the connections of the data port",
     "tensors": "the tensors that are exposed for download",
     "tensor digest": "the digest of one of them, computed once",
+    "terms": "the announcements of terms that count since the last registration",
     "early notices": "news of groups whose plan is on its way",
     "registry": "the open groups by name",
     "group": "the ops of a group, their outcomes, and the members of its epochs",

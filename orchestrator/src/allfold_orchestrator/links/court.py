@@ -20,6 +20,8 @@ from allfold_orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
+REDIAL_SECONDS = 0.02
+
 Dial = Callable[[str], Awaitable[Dialled]]
 Refresh = Callable[[str], Awaitable[None]]
 
@@ -91,11 +93,20 @@ class Court:
             self._spawn(self._look_for(life, url))
 
     async def _look_for(self, life: Life, url: str) -> None:
-        match await self._dial(url):
+        """Dial a node until it answers, or refuses, or is judged: one that dies resets at first."""
+        while await self._dial_once(life, url) is Dialled.SILENT:
+            await asyncio.sleep(REDIAL_SECONDS)
+            if life not in self.jury.accused_lives:
+                return
+
+    async def _dial_once(self, life: Life, url: str) -> Dialled:
+        dialled = await self._dial(url)
+        match dialled:
             case Dialled.REFUSED:
                 self.follow(self.jury.dial_refused(life))
             case Dialled.ANSWERED:
                 self.follow(self.jury.answered(monotonic(), life, float("inf")))
+        return dialled
 
     async def _ask_other_replicas(self, life: Life) -> None:
         """Let a node be probed on its link, whichever replica has it.

@@ -209,7 +209,10 @@ class Links:
         record = term_record(await self._store.groups.read(group))
         concerns_us = record is not None and self._concerns_us(group, record)
         for life in self._terms.replace(group, record if concerns_us else None):
-            self._court.jury.forget(life)
+            if life in self._links:
+                self._court.jury.forget(life)
+            else:
+                self._court.jury.over(life)
 
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
         accused = self._court.jury.accused_lives
@@ -256,6 +259,8 @@ class Links:
     async def _pause(self) -> float:
         """Wait for something to do; return how much longer it took than it had to."""
         self._wake.clear()
+        if self._changed:  # heard of while the court sat
+            return 0.0
         begun = monotonic()
         is_busy = self._has_failed or not self._court.is_idle
         seconds = TICK_SECONDS if is_busy else LIFE_SECONDS

@@ -203,11 +203,16 @@ class Jury:
 
     def gone(self, life: Life, how: str) -> list[Instruction]:
         """The node itself says that it is over, or a new life of it has come in its place."""
-        self.forget(life)
+        self.over(life)
         return [Evict({life: how}, is_proven=True)]
 
+    def over(self, life: Life) -> None:
+        """Forget a life that is over."""
+        self.forget(life)
+        self._reached.discard(life)
+
     def forget(self, life: Life) -> None:
-        """Drop all accusations by and of a life that is over."""
+        """Drop all accusations by and of a life that is in no group any more."""
         self._cases.pop(life, None)
         self._links = {pair: link for pair, link in self._links.items() if life not in pair}
         for case in self._cases.values():
@@ -217,7 +222,6 @@ class Jury:
             table.pop(life, None)
         for heard in self._heard.values():
             heard.pop(life, None)
-        self._reached.discard(life)
 
     # What follows when the time is over
 
@@ -253,13 +257,13 @@ class Jury:
         """
         over = dict(self._silent(now, spared))
         for life in over:
-            self.forget(life)
+            self.over(life)
         dead = [pair for pair in self._dead_links(now) if not {*pair} & {*spared}]
         names = {life[0]: life for pair in dead for life in pair}
         cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
         for name in sorted(cover):
             over[names[name]] = _cut_off(name, dead)
-            self.forget(names[name])
+            self.over(names[name])
         return [Evict(over, is_proven=False)] if over else []
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
@@ -269,9 +273,9 @@ class Jury:
             if case.charges:
                 charges = sorted({charge.value for charge in case.charges.values()})
                 by = ", ".join(sorted(accuser[0] for accuser in case.charges))
-                yield life, f"{' and '.join(charges)} to {by}, and gave no sign of life"
+                yield life, f"was {' and '.join(charges)} to {by}, and gave no sign of life"
             elif self._is_missed(now, life):
-                yield life, "its control link ended, and no member of its groups hears it"
+                yield life, "ended its control link, and is heard by no member of its groups"
             else:
                 del self._cases[life]
 
@@ -329,7 +333,7 @@ class Jury:
     def _proof(self, life: Life, case: _Case) -> list[Instruction]:
         if not case.is_refused_twice:
             return []
-        return self.gone(life, "it refuses connections of the orchestrator and of others")
+        return self.gone(life, "refuses connections of the orchestrator and of others")
 
     def _sign_of_life(self, now: float, life: Life) -> list[Instruction]:
         """Close the case, and let the accusers be more patient with the node for a while."""
@@ -351,4 +355,4 @@ class Jury:
 def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:
     others = sorted({end[0] for pair in dead for end in pair if name in (pair[0][0], pair[1][0])})
     others.remove(name)
-    return f"nothing passes between it and {', '.join(others)}, although both ends live"
+    return f"has no connection with {', '.join(others)}, although both ends live"

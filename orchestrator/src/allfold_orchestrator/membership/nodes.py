@@ -9,7 +9,7 @@ from typing import Any
 from allfold_core.errors import AllfoldError, MultipleRegister
 from allfold_orchestrator.membership.group_state import NodeInfo
 
-LEASE_ENDED = "its lease ended"
+LEASE_ENDED = "was silent for longer than its lease"
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
     ]
     if not common:
         return None
-    how = "the orchestrator lost its record, and this node was not in all terms that were decided"
+    how = "missed a term, as the orchestrator had lost the record of the group"
     lost = {name: how for name in (*mine.voters, *other.voters) if name not in common}
     return _narrowed(record, common, max(mine.number, other.number) + 1, lost)
 
@@ -200,7 +200,7 @@ def _same_life(one: TermRecord, other: TermRecord, name: str) -> bool:
 
 
 def _said_so(report: Registration) -> dict[Life, str]:
-    return {report.life: "the node says that it is out of the group"}
+    return {report.life: "said that it is out of the group"}
 
 
 def may_evict(record: TermRecord, node: str, *, is_proven: bool, now: float) -> bool:

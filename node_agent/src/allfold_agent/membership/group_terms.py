@@ -1,0 +1,98 @@
+"""The terms of this node's groups: what the orchestrator announces, and what it is told of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from allfold_agent.groups.failures import evicted
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
+from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.reactor import Reactor
+from allfold_core.wire.frames import FrameError
+
+log = logging.getLogger(__name__)
+
+_LOST = "did not answer in time and was taken for dead"
+_UNKNOWN = "is not in the newest term that the orchestrator knows"
+
+
+class GroupTerms:
+    """Lets groups know of their terms. Called by the control plane; the reactor does the work.
+
+    A term that was announced before this node registered anew is dropped: the orchestrator goes by
+    what the node held at that moment.
+
+    Args:
+        notices: keeps what comes for groups whose plan is on its way.
+    """
+
+    def __init__(
+        self, node: str, registry: Registry, notices: EarlyNotices, reactor: Reactor
+    ) -> None:
+        self._node = node
+        self._registry = registry
+        self._notices = notices
+        self._reactor = reactor
+        self._lock = make_lock("terms")
+        self._registrations = 0
+        self._generation = 0
+
+    def opened(self, group: Group) -> None:
+        """Let a new group know with which store this node has registered."""
+        group.registered(self._generation)
+
+    def held(self) -> list[dict[str, Any]]:
+        """Return what a registration says of the groups; announcements under way are void."""
+        with self._lock:
+            self._registrations += 1
+            newest = {group.name: group for group in self._registry.all()}
+            return [
+                {"group": name, "record": group.record, "is_out": group.evicted is not None}
+                for name, group in newest.items()
+                if group.record
+            ]
+
+    def registered(self, generation: int, out: Collection[str]) -> None:
+        """The node has registered with a store of a generation.
+
+        Args:
+            out: the groups that go on without this node.
+        """
+        self._generation = generation
+        self._reactor.call(partial(self._registered, generation, out))
+
+    def _registered(self, generation: int, out: Collection[str]) -> None:
+        for group in self._registry.all():
+            group.registered(generation)
+            if group.name in out:
+                group.evict(evicted(group.name, self._node, _UNKNOWN))
+
+    def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
+        """A term was announced, by a store of a generation."""
+        number = self._registrations
+        self._reactor.call(partial(self._take, number, generation, group, record))
+
+    def _take(self, number: int, generation: int, name: str, record: Mapping[str, Any]) -> None:
+        def take(group: Group) -> None:
+            with self._lock:
+                if number != self._registrations:
+                    return
+                try:
+                    group.take_term(record, generation)
+                except FrameError as error:
+                    log.error("group '%s': the orchestrator sends nonsense: %s", name, error)
+
+        self._notices.apply(name, int(record["epoch"]), take)
+
+    def evicted(self) -> None:
+        """This life of the node is over: so are all its groups here."""
+        self._reactor.call(self._evict_all)
+
+    def _evict_all(self) -> None:
+        for group in self._registry.all():
+            group.evict(evicted(group.name, self._node, _LOST))
