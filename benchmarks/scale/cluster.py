@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +16,11 @@ from benchmarks.scale.http_load import request
 
 GROUP = "train"
 ZONES = 16
+
+
+def _random_looking(number: int, digits: int) -> str:
+    """Return digits that compress as badly as the random ones of an agent or a rank."""
+    return sha256(number.to_bytes(8, "big")).hexdigest()[:digits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Cluster:
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         return {
             "node": f"node-{number:05d}",
-            "incarnation": f"{number:032x}",
+            "incarnation": _random_looking(number, 32),
             "control_url": f"http://{address}:7401",
             "data_address": f"{address}:7402",
             "device_type": "cuda",
@@ -48,7 +54,7 @@ class Cluster:
         }
 
     def session(self, rank: int) -> str:
-        return f"{self.life:08x}{rank:024x}"
+        return _random_looking((self.life << 32) + rank, 16)
 
     # Requests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import Lock
@@ -30,6 +30,8 @@ from allfold_core.wire.local_wire import Message
 log = logging.getLogger("allfold")
 
 _ABANDON_SECONDS = 1.0
+# A session is unique within its group, and each plan and term lists those of all ranks.
+_SESSION_BYTES = 8
 # A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
 _NAME_KEPT = 107
 
@@ -78,7 +80,7 @@ class Membership:
             "group": seat.group,
             "rank": seat.rank,
             "world_size": seat.world_size,
-            "session": uuid.uuid4().hex,
+            "session": secrets.token_hex(_SESSION_BYTES),
             "timeout": settings.timeout,
             "init_timeout": patience,
             "strategies": settings.strategies,

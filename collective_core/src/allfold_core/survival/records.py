@@ -77,8 +77,9 @@ class Term:
         Nobody who was left out once comes back as a member that never left: every voter that is
         not newer than the older term has to be a voter of that one.
         """
+        known = frozenset(older.voters)
         return self.number > older.number and all(
-            voter in older.voters
+            voter in known
             for voter, joined in zip(self.voters, self.joined, strict=True)
             if joined <= older.number
         )

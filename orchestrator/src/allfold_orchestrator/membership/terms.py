@@ -9,7 +9,7 @@ register what they hold, and the record becomes the newest term of all; see :fun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 
 from allfold_core.plan import Plan
@@ -75,12 +75,12 @@ def evict(record: TermRecord, lost: Mapping[Life, str]) -> TermRecord | None:
     if not found:
         return record
     seated = {seat.node for seat in record.seats}
-    staying = [name for name in record.term.voters if name in seated and name not in found]
+    staying = {name for name in record.term.voters if name in seated and name not in found}
     return _narrowed(record, staying, record.term.number + 1, found) if staying else None
 
 
 def _narrowed(
-    record: TermRecord, staying: Collection[str], number: int, lost: Mapping[str, str]
+    record: TermRecord, staying: Set[str], number: int, lost: Mapping[str, str]
 ) -> TermRecord:
     """Return the record of a new term with some of the voters of the last one."""
     joined = dict(zip(record.term.voters, record.term.joined, strict=True))
@@ -96,7 +96,7 @@ def _narrowed(
         record,
         term=term,
         voters={name: record.voters[name] for name in voters},
-        seats=tuple(seat for seat in record.seats if seat.node in voters),
+        seats=tuple(seat for seat in record.seats if seat.node in staying),
         recall=_after(record.recall, voters),
     )
 
@@ -185,9 +185,9 @@ def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
         return record
     if other.may_follow(mine):
         return replace(held, generation=record.generation, recall=record.recall)
-    common = [
-        name for name in mine.voters if name in other.voters and _same_life(record, held, name)
-    ]
+    common = {
+        name for name in mine.voters if name in held.voters and _same_life(record, held, name)
+    }
     if not common:
         return None
     how = "missed a term, as the orchestrator had lost the record of the group"
