@@ -66,13 +66,21 @@ def watched(node: Node, charges: Charges) -> Witness:
 
 
 class Peer:
-    """The process, as its parent sees it."""
+    """The process, as its parent sees it.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        quiet: its log is not wanted.
+    """
+
+    def __init__(self, name: str, *, quiet: bool = False) -> None:
         command = [sys.executable, "-m", __name__, name]
         self.name = name
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            text=True,
         )
         self.address: str = self.hear()["address"]
 
