@@ -66,6 +66,7 @@ class ScriptedOrchestrator:
         is_silent: nothing is answered on links.
         keeps_registering_waiting: REGISTER alone is not answered.
         link_code: with which links are closed instead of being served.
+        refused_links: how many were.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,7 @@ class ScriptedOrchestrator:
         self.is_silent = False
         self.keeps_registering_waiting = False
         self.link_code = 0
+        self.refused_links = 0
         self.refusal: AllfoldError | None = None
 
     @property
@@ -146,6 +148,7 @@ class ScriptedOrchestrator:
             return
         await socket.accept()
         if self.link_code:
+            self.refused_links += 1
             await socket.close(self.link_code, "the store cannot be reached")
             return
         link = ScriptedLink(socket)
@@ -167,7 +170,7 @@ class ScriptedOrchestrator:
     async def _registered(self, link: ScriptedLink, incarnation: str) -> None:
         if self.unknown:
             self.unknown -= 1
-            await link.socket.close(1008, "node a is not registered: POST /v1/nodes comes first")
+            await link.socket.close(4404, "node a is not registered: POST /v1/nodes comes first")
             return
         gone = incarnation in self.evicted
         await link.say("registered", generation=self.generation, is_evicted=gone, out=[])

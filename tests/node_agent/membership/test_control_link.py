@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack
+from time import monotonic
 
 import pytest
 
+from allfold_agent.membership.control_link import _FIRST_PAUSE
 from allfold_core.errors import ServiceError
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
@@ -186,12 +188,16 @@ async def test_on_a_new_link_it_names_the_generation_of_the_last_registration(
 # Ends of links
 
 
-@pytest.mark.parametrize("code", [1000, 1001, 1011])
-async def test_a_link_that_is_closed_is_opened_again(one: ScriptedOrchestrator, code: int) -> None:
+@pytest.mark.parametrize("code", [1000, 1001, 1008, 1011, 1012])
+async def test_a_link_that_is_closed_is_opened_again_by_the_same_registration(
+    one: ScriptedOrchestrator, code: int
+) -> None:
+    """A life that was evicted meanwhile must not be registered again."""
     async with linked_node(one.url) as node:
         await (await one.is_linked()).socket.close(code)
         await one.is_linked(2)
         assert node.registration.problem is None
+    assert len(one.registrations) == 1
 
 
 async def test_a_node_that_is_unknown_registers_and_links_again(one: ScriptedOrchestrator) -> None:
@@ -230,8 +236,8 @@ async def test_ranks_do_not_join_as_a_life_that_is_over(one: ScriptedOrchestrato
         one.is_down = True
         await first.say("registered", generation=1, is_evicted=True, out=[])
         await until(lambda: node.listener.of("evicted"), "it hears that it was evicted")
-        with pytest.raises(ServiceError, match="the orchestrator has evicted this node"):
-            await node.registration.wait(0.0)
+        with pytest.raises(ServiceError, match="could not register in time"):
+            await node.registration.wait(monotonic() + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +285,31 @@ async def test_an_error_of_the_listener_ends_the_link_and_the_next_one_is_told_a
         assert node.registration.problem is None
     (told,) = [each for each in caplog.records if "moon" in each.getMessage()]
     assert told.exc_info, "the traceback is there for who has to mend it"
+
+
+async def test_after_a_link_that_was_well_the_next_try_comes_soon(
+    one: ScriptedOrchestrator,
+) -> None:
+    async with linked_node(one.url) as node:
+        first = await one.is_linked()
+        one.link_code = 1012
+        await first.socket.close(1001)
+        await until(lambda: one.refused_links > 3, "it tries several times")
+        assert node.link._pauses._next > 4 * _FIRST_PAUSE
+        one.link_code = 0
+        await one.is_linked(2)
+        await until(lambda: node.link._pauses._next == _FIRST_PAUSE, "the next pause is short")
+
+
+async def test_each_outage_is_logged(
+    one: ScriptedOrchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked_node(one.url):
+        for count in (1, 2):
+            await (await one.is_linked(count)).socket.close(1012, "the store is away")
+        await one.is_linked(3)
+    told = [each for each in caplog.messages if "the store is away" in each]
+    assert len(told) == 2
 
 
 async def test_beginning_and_end_of_an_outage_are_logged_once(
@@ -369,8 +400,17 @@ async def test_links_that_end_at_all_replicas_are_named_together(
         link = await first.is_linked()
         first.is_down = second.is_down = True
         await link.socket.close(1001)
-        for url in (first.url, second.url):
-            await until(lambda url=url: url in str(node.registration.problem), f"it names {url}")  # type: ignore[misc]
+        urls = (first.url, second.url)
+
+        def problem_names(*some: str) -> bool:
+            return all((url in str(node.registration.problem)) == (url in some) for url in urls)
+
+        await until(lambda: problem_names(*urls), "it names both")
+        second.is_down = False
+        link = await second.is_linked()
+        first.is_down = False
+        second.is_silent = first.is_silent = True
+        await until(lambda: problem_names(second.url), "what was before is over")
 
 
 async def test_a_replica_that_accepts_connections_and_does_nothing_is_left(

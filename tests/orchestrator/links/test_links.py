@@ -70,7 +70,7 @@ async def test_a_node_that_is_not_registered_is_not_linked(one: Replica) -> None
     async with FakeAgent("a", one) as agent:
         await agent.link()
         code, reason = await agent.closed()
-        assert code == 1008
+        assert code == 4404
         assert "POST /v1/nodes comes first" in reason
 
 
@@ -160,7 +160,7 @@ async def test_a_node_with_a_vote_whose_lease_is_over_is_looked_for(one: Replica
         a.heard = b.heard = {"c": 60.0}
         await one.links.doubt(("c", "1"))
         (lost,) = (await a.holds("a", "b"))["term"]["lost"]
-        assert lost == ["c", "its control link ended, and no member of its groups hears it"]
+        assert lost == ["c", "ended its control link, and is heard by no member of its groups"]
 
 
 async def test_a_node_that_says_goodbye_is_left_out_at_once(one: Replica) -> None:

@@ -12,8 +12,8 @@ _OPEN_SECONDS = 3.0
 _CLOSE_SECONDS = 1.0
 # A term of thousands of nodes, with all their ranks.
 _MAX_BYTES = 64 << 20
-# RFC 6455: the orchestrator refuses what it was told; it cannot do its work at the moment.
-_POLICY, _RESTART = 1008, 1012
+# The orchestrator does not know the node; it cannot do its work at the moment (RFC 6455).
+_UNKNOWN, _RESTART = 4404, 1012
 
 
 class ControlSocket:
@@ -84,7 +84,7 @@ async def dial(url: str, node: str, token: str) -> ControlSocket:
 
 def _end_of_link(url: str, closed: ConnectionClosed) -> AllfoldError | Forgotten:
     code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (None, "")
-    if code == _POLICY:
+    if code == _UNKNOWN:
         return Forgotten(reason or "the orchestrator does not know this node")
     if code == _RESTART:
         return ServiceError(reason or f"the orchestrator at {url} cannot serve at the moment")

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import wire
 from allfold_orchestrator.links import messages
-from allfold_orchestrator.links.hub import LifeIsOver, Links
+from allfold_orchestrator.links.hub import LifeIsOver, Links, UnknownNode
 from allfold_orchestrator.links.link import Link
 
 REGISTER_SECONDS = 5.0
@@ -21,6 +21,9 @@ SILENT_BEATS = 4
 
 # RFC 6455: a message that the other end should not have sent; a service that cannot do its work.
 POLICY, RESTART = 1008, 1012
+# Our own: the node is to register first. No other end of a link makes it register again, as that
+# would bring an evicted life back.
+UNKNOWN = 4404
 
 router = APIRouter(prefix="/v1")
 
@@ -35,6 +38,8 @@ async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PA
     except LifeIsOver as error:
         await socket.send_text(messages.registered(0, is_evicted=True, out=[]))
         await _close(socket, POLICY, str(error))
+    except UnknownNode as error:
+        await _close(socket, UNKNOWN, str(error))
     except (ValueError, TypeError, TimeoutError) as error:
         await _close(socket, POLICY, str(error) or "no message came in time")
     except ServiceError as error:
