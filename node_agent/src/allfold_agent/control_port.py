@@ -17,10 +17,8 @@ from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import Group
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
-from allfold_core.survival.losses import unpacked
 
 Json = dict[str, Any]
-_LOSSES_SHOWN = 16
 
 _GROUP = "/v1/groups/{name}/openings/{opening}"
 
@@ -125,7 +123,7 @@ def _describe(group: Group) -> Json:
         "nodes": [member.node for member in epoch.plan.members],
         "ranks": list(epoch.ranks),
         "last_seq": {str(rank): last for rank, last in group.last_called().items()},
-        "losses": _losses(group),
+        "losses": list(group.epoch_table.losses),
         "retained_bytes": group.results.nbytes,
         "evicted": group.evicted.message if group.evicted else "",
         "in_flight": [
@@ -150,12 +148,6 @@ def _describe(group: Group) -> Json:
             for direction, peer, counters in edges.counters()
         ],
     }
-
-
-def _losses(group: Group) -> list[str]:
-    """Why the group has had each of its later epochs, the newest last."""
-    later = [each for each in group.epochs.values() if each.record.loss]
-    return [unpacked(each.record.loss).message for each in later[-_LOSSES_SHOWN:]]
 
 
 def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:

@@ -13,6 +13,7 @@ from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.epoch_table import EpochTable
 from allfold_agent.groups.failures import breakdown, evicted, how_lost
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
@@ -61,11 +62,10 @@ class AgreeingGroup:
         opening: tells this opening of the name from others: the number of its first term.
         edges: to and from the other nodes, over all epochs.
         p2p: the sends and receives, which know ranks by their numbers in the first epoch.
-        epochs: by ordinal, the newest last. Replaced as a whole and never changed, so that every
-            thread may look through it without the lock.
         current: the newest epoch.
         evicted: the error of every call, once the group has gone on without this node.
         record: of the newest term, as the orchestrator keeps it; it may lose it.
+        epoch_table: all epochs that anything can name.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
@@ -93,48 +93,41 @@ class AgreeingGroup:
         self._ended: set[str] = set()
         self._left_out = LeftOut(partial(neighbours.left_out, self), self._edges.drop)
         first = first_epoch(plan)
-        self._by_stamp: dict[Stamp, Epoch] = {}
-        self.epochs: dict[int, Epoch] = {}
-        self.current = self._take_in(first)
+        here = first.sessions_on(self.node)
+        self.epoch_table = EpochTable(self._make_epoch, first, here)
+        self.current = self.epoch_table.first
         self.agreement = Agreement(
             self.node, policy_of(plan), first_term(plan), first, self, self._send
         )
 
     # Epochs
 
-    def _take_in(self, record: records.Epoch) -> Epoch:
-        """The epoch of a record; made where it was not known yet."""
-        epoch = self._by_stamp.get(record.stamp)
-        if epoch is None:
-            epoch = Epoch(
-                self.plan,
-                record,
-                self._resources,
-                seat_numbers=self._seat_numbers,
-                edges=self.edges,
-                ops=self,
-                residuals=self._residuals,
-            )
-            self._by_stamp[record.stamp] = epoch
-            self.epochs = dict(sorted({**self.epochs, record.ordinal: epoch}.items()))
-        return epoch
+    def _make_epoch(self, record: records.Epoch) -> Epoch:
+        return Epoch(
+            self.plan,
+            record,
+            self._resources,
+            seat_numbers=self._seat_numbers,
+            edges=self.edges,
+            ops=self,
+            residuals=self._residuals,
+        )
+
+    @property
+    def epochs(self) -> Mapping[int, Epoch]:
+        """The epochs by ordinal, the newest last; a mapping that is never changed."""
+        return self.epoch_table.by_ordinal
 
     def _epoch_of(self, seq: int) -> Epoch:
         """The epoch in which an op without calls is to be run."""
         entry = self.agreement.machine.ops.get(seq)
         stamp = entry.stamp if entry is not None else None
-        return self.current if stamp is None else self._by_stamp[stamp]
-
-    def epoch_with(self, session: str) -> Epoch | None:
-        """The newest epoch in which a local session has a rank; ``None`` if it is in none."""
-        newest_first = reversed(self.epochs.values())
-        return next((each for each in newest_first if each.has(session)), None)
+        return self.current if stamp is None else self.epoch_table.of(stamp)
 
     @property
     def is_empty(self) -> bool:
         """True once every rank of this node has left or is dead."""
-        here = (seat.session for seat in self.epochs[0].record.seats if seat.node == self.node)
-        return self._ended.issuperset(here)
+        return self._ended.issuperset(self.epoch_table.first.record.sessions_on(self.node))
 
     # Events
 
@@ -203,6 +196,10 @@ class AgreeingGroup:
         """
         log.info("rank of session %s of group '%s': %s", session, self.name, how)
         self._ended.add(session)
+        self.epoch_table.session_ended(session)
+        self.deferred.difference_update(
+            [each for each in list(self.deferred) if each[0] == session]
+        )
         self.event(partial(self.agreement.rank_ended, session, how, withdraws))
 
     # What the agreement wants done
@@ -233,8 +230,8 @@ class AgreeingGroup:
 
     def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
         for each in older:
-            self._take_in(each)
-        before, self.current = self.current, self._take_in(record)
+            self.epoch_table.take_in(each)
+        before, self.current = self.current, self.epoch_table.take_in(record)
         loss = unpacked(record.loss)
         gone = [seat for seat in before.record.seats if seat.session not in record.sessions]
         left = all(how_lost(loss, seat.session) == LEFT for seat in gone)
@@ -242,6 +239,7 @@ class AgreeingGroup:
         log.log(level, "group '%s' epoch %d: %s", self.name, record.ordinal, loss.message)
         for seat in gone:
             self._end_messages(self._seat_numbers[seat.session], how_lost(loss, seat.session), loss)
+        self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
         self._runs.add_due(self.resume_frames)
         if not record.seats:
@@ -281,7 +279,7 @@ class AgreeingGroup:
 
     def enter(self, op: Op, stamp: Stamp) -> Epoch:
         """Have an op run in the epoch of a stamp; returns that."""
-        epoch = self._by_stamp.get(stamp) or self._take_in(self.agreement.machine.epochs[stamp])
+        epoch = self.epoch_table.take_in(self.agreement.machine.epochs[stamp])
         epoch.enter(op, self.epochs)
         return epoch
 
@@ -299,7 +297,7 @@ class AgreeingGroup:
     def cancel(self, op: Op, forward: bool) -> None:
         """Stop the attempt of an op; wakes those that wait for it."""
         free = partial(self.event, partial(self._runs.free, op))
-        self._by_stamp[op.stamp].runner.cancel(op, free, forward=forward)
+        self.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
@@ -322,8 +320,9 @@ class AgreeingGroup:
 
         Ranks of other nodes have the result then, and these ranks cannot go on beside them.
         """
+        has_others = error is not None and len(self.epoch_table.of(op.stamp).record.nodes) > 1
         self.outcomes.end(op, error)
-        if error is not None and len(self._by_stamp[op.stamp].record.nodes) > 1:
+        if has_others:
             for session in op.calls:
                 self.rank_ended(session, f"could not be given the result of op {op.seq}")
 
@@ -361,7 +360,7 @@ class AgreeingGroup:
 
     def receiver(self, op: Op, source: str) -> OpReceiver | None:
         """What a running op gets from a node; ``None`` for one that has no part in it."""
-        return self._by_stamp[op.stamp].runner.receiver(op, source)
+        return self.epoch_table.of(op.stamp).runner.receiver(op, source)
 
     # The end
 

@@ -116,6 +116,7 @@ class Group(AgreeingGroup):
             )
         if is_new:
             self._submitted[session] = seq
+            self.epoch_table.note_view(session, arrival.message.view)
             self.agreement.call(seq, session, call)
             self._check_fit(seq)
 
@@ -174,6 +175,7 @@ class Group(AgreeingGroup):
             )
             refuse(connection, number, message.seq, excess, message.view)
             return
+        self.epoch_table.note_view(session, message.view)
         self.p2p.submit(epoch.seats[rank], connection, number, message, epoch.seats)
 
     # Deadlines
@@ -270,7 +272,7 @@ class Group(AgreeingGroup):
         with self.table.lock:
             open_ops = (op for op in self.table.in_flight.values() if op.running and not op.ended)
             op = min(open_ops, key=lambda each: each.seq, default=None)
-            if op is None or node not in self._by_stamp[op.stamp].record.nodes:
+            if op is None or node not in self.epoch_table.of(op.stamp).record.nodes:
                 return self.watermark(), -1, 0
             return self.watermark(), op.seq, self._digest(op, self.node, node)
 
@@ -285,14 +287,14 @@ class Group(AgreeingGroup):
                 op is not None
                 and op.running
                 and not op.ended
-                and node in self._by_stamp[op.stamp].record.nodes
+                and node in self.epoch_table.of(op.stamp).record.nodes
                 and digest != self._digest(op, node, self.node)
             )
         if differs:
             self.mismatch(seq)
 
     def _digest(self, op: Op, giver: str, taker: str) -> int:
-        plan = self._by_stamp[op.stamp].plan
+        plan = self.epoch_table.of(op.stamp).plan
         return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))
 
     def closed_elsewhere(self, node: str) -> None:

@@ -57,7 +57,7 @@ class Membership:
     @property
     def epoch(self) -> Epoch | None:
         """The newest epoch in which the session has a rank, which need not be the current one."""
-        return self.group.epoch_with(self.session)
+        return self.group.epoch_table.newest_with(self.session)
 
     def untold_epochs(self, ordinal: int) -> list[Epoch]:
         """The epochs up to one that the rank is in and was not told of, which it is from now on.

@@ -1,0 +1,93 @@
+"""The epochs of a group on one node, for as long as anything can name them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from allfold_agent.execution.op import Op
+from allfold_agent.groups.epoch import Epoch
+from allfold_core.survival import records
+from allfold_core.survival.losses import unpacked
+from allfold_core.survival.records import Stamp
+
+LOSSES_KEPT = 16
+
+
+class EpochTable:
+    """Knows the epochs by stamp and by ordinal. Changed with the lock of the group's ops held.
+
+    Args:
+        make: makes the epoch of a record.
+        first: the record of the first one, which stays: ranks come into the group as it was opened.
+        sessions: those of this node. Each may name the epochs from that of its last call on.
+
+    Attributes:
+        by_ordinal: the epochs, the newest last. Replaced as a whole and never changed, so that
+            every thread may look through it without the lock.
+        losses: why there were the latest of them; the newest last.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[records.Epoch], Epoch],
+        first: records.Epoch,
+        sessions: Iterable[str],
+    ) -> None:
+        self._make = make
+        self._by_stamp: dict[Stamp, Epoch] = {}
+        self._views = dict.fromkeys(sessions, first.ordinal)
+        self.by_ordinal: dict[int, Epoch] = {}
+        self.losses: deque[str] = deque(maxlen=LOSSES_KEPT)
+        self.first = self.take_in(first)
+
+    def take_in(self, record: records.Epoch) -> Epoch:
+        """Return the epoch of a record; made where it was not known yet."""
+        epoch = self._by_stamp.get(record.stamp)
+        if epoch is None:
+            epoch = self._by_stamp[record.stamp] = self._make(record)
+            self.by_ordinal = dict(sorted({**self.by_ordinal, record.ordinal: epoch}.items()))
+            if record.loss:
+                self.losses.append(unpacked(record.loss).message)
+        return epoch
+
+    def of(self, stamp: Stamp) -> Epoch:
+        """Return the epoch of a stamp that an op has."""
+        return self._by_stamp[stamp]
+
+    def newest_with(self, session: str) -> Epoch | None:
+        """Return the newest epoch in which a local session has a rank, if there is one."""
+        newest_first = reversed(self.by_ordinal.values())
+        return next((each for each in newest_first if each.has(session)), None)
+
+    # What can be named
+
+    def note_view(self, session: str, ordinal: int) -> None:
+        """A local rank has called as a member of an epoch: it will name no older one."""
+        if session in self._views:
+            self._views[session] = max(ordinal, self._views[session])
+
+    def session_ended(self, session: str) -> None:
+        """A local rank makes no more calls."""
+        self._views.pop(session, None)
+
+    def forget_old(self, ops: Iterable[Op], agreed: Collection[Stamp]) -> None:
+        """Forget the epochs that no op, no rank's view and no message can name any more.
+
+        Args:
+            ops: in flight.
+            agreed: the stamps of those that the nodes may still have to decide about.
+        """
+        newest = next(reversed(self.by_ordinal))
+        oldest_view = min(list(self._views.values()), default=newest)
+        stamps, views = {*agreed}, {self.first.ordinal}
+        for op in ops:
+            stamps.add(op.stamp)
+            views.add(op.ordinal)
+            views.update(arrival.message.view for arrival in op.calls.values())
+        self.by_ordinal = {
+            ordinal: epoch
+            for ordinal, epoch in self.by_ordinal.items()
+            if ordinal >= oldest_view or ordinal in views or epoch.stamp in stamps
+        }
+        self._by_stamp = {epoch.stamp: epoch for epoch in self.by_ordinal.values()}
