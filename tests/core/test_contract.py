@@ -160,3 +160,8 @@ def test_unknown_codes_are_refused(read: Any) -> None:
 def test_an_unknown_dtype_lists_what_is_supported() -> None:
     with pytest.raises(ValueError, match=r"complex64 is not supported; supported: float32, "):
         DType.from_label("complex64")
+
+
+def test_a_missing_peer_has_decided_an_op_unless_the_error_says_that_it_is_open() -> None:
+    assert errors.PeerMissing("rank 1 did not come").decided
+    assert not errors.PeerMissing("the group waits for node b", decided=False).decided

@@ -251,3 +251,7 @@ def test_a_freeze_comes_out_as_it_went_in(term: int, number: int, doubts: list[D
 def test_a_held_part_comes_out_as_it_went_in(seq: int, stamp: Stamp) -> None:
     sent = json.loads(json.dumps(codec.pack_held(seq, stamp)))
     assert codec.unpack_held(sent) == (seq, stamp)
+
+
+def test_that_a_group_is_closed_says_nothing_but_how_it_is_read() -> None:
+    assert codec.SURVIVAL.read(codec.pack_closed()) == {}

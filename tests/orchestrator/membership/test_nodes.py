@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.errors import MultipleRegister
-from allfold_orchestrator.membership.nodes import Admission, NodeRecord, admit
+from allfold_orchestrator.membership.nodes import LEASE_ENDED, Admission, NodeRecord, admit
 from allfold_orchestrator.store import keys
 from tests.orchestrator.builders import node
 
@@ -74,3 +74,11 @@ def test_a_node_that_lives_is_ended_by_its_own_incarnation_alone() -> None:
     assert record.may_be_ended_by("1")
     assert not record.may_be_ended_by("2")
     assert replace(record, lost_at=1.0).may_be_ended_by("2")
+
+
+def test_how_a_life_has_ended_is_known_from_the_record_of_its_node() -> None:
+    assert HERE.end_of("1") == LEASE_ENDED
+    assert replace(HERE, lost_at=7.0, lost_how="its agent was stopped").end_of("1") == (
+        "its agent was stopped"
+    )
+    assert RESTARTED.end_of("1") == "its agent was started anew"
