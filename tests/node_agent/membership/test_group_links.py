@@ -169,15 +169,28 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         assert follower.links.awaited() == [Awaited("test", OPENING, OPENING, 1, "node0")]
         assert leader.links.floors("node1")[0].waits_for == ("node1", "node2")
         assert follower.links.floors("node0")[0].waits_for == ()
-        frozen[1].out = True  # it is for nobody here to decide any more
-        assert follower.links.awaited() == []
-        frozen[1].out = False
         local.links.release()
         wait_until(lambda: not any(each.frozen for each in frozen), "the decision")
         assert leader.links.awaited() == follower.links.awaited() == []
         frozen[0].frozen = True  # of what this node itself is late with it can accuse nobody
         assert leader.links.awaited() == []
         frozen[0].frozen = False
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["leader", "follower"])
+def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) -> None:
+    with local_groups([[0], [1], [2]]) as local:
+        links, machine = Links(local, node=node).links, local.groups[node].agreement.machine
+        local.links.hold(LinkMessageType.FROZEN)
+        local.ranks[1].call(0, [1.0])
+        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        wait_until(lambda: machine.frozen and links.awaited(), "the round has begun")
+        machine.out = True
+        assert links.awaited() == []
+        machine.out = False
+        assert links.awaited() != []
+        local.groups[node].evict(PeerLost("it is over"))
+        assert links.awaited() == []
 
 
 # Groups that are over on one node

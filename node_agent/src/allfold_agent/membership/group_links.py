@@ -87,11 +87,16 @@ class GroupLinks(LinkListener):
         return max((each.last_heard(node) for each in edges), default=float("-inf"))
 
     def awaited(self) -> list[Awaited]:
-        """Return what this node waits for in the rounds of its groups."""
+        """Return what this node waits for in the rounds of its groups.
+
+        Of a group that goes on without this node it can wait for nothing.
+        """
         found: list[Awaited] = []
         for group in self._registry.all():
             machine = group.agreement.machine
-            leader = (machine.term.leader,) if machine.frozen and not machine.out else ()
+            if machine.out or group.evicted is not None:
+                continue
+            leader = (machine.term.leader,) if machine.frozen else ()
             found += [
                 Awaited(group.name, group.opening, machine.term.number, machine.round, node)
                 for node in group.agreement.waits_for or leader
