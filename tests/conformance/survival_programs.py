@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import allfold
-from allfold_core.errors import PeerLost
+from allfold_core.errors import PeerLost, PeerMissing
 
 
 def described(group: allfold.Group) -> list[int]:
@@ -66,3 +66,29 @@ def gather(group: allfold.Group) -> list[int]:
     """All ranks' numbers, by rank."""
     found = group.all_gather(np.array([group.rank]))
     return [int(each) for each in np.asarray(found).reshape(-1)]
+
+
+_open: dict[str, Any] = {}
+
+
+def leave_open(group: allfold.Group, timeout: float, async_op: bool) -> list[Any]:
+    """Do an op that nobody can decide; return what its error says."""
+    tensor = np.full(3, 1.0 + group.rank)
+    try:
+        work = group.all_reduce(tensor, timeout=timeout, async_op=async_op)
+        work.wait()
+    except PeerMissing as error:
+        _open[group.name] = error.work
+        assert (tensor == 1.0 + group.rank).all(), "an open op has changed the tensor"
+        return [error.decided, error.message]
+    raise AssertionError("the op was decided")
+
+
+def outcome_of_open(group: allfold.Group) -> list[float]:
+    """Wait again for the op that was left open, until it is decided; return its result."""
+    while True:
+        try:
+            return [float(each) for each in _open[group.name].wait()]
+        except PeerMissing as error:
+            if error.decided:
+                raise
