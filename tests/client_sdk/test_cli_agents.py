@@ -19,11 +19,11 @@ def test_an_agent_that_is_not_ready_says_why() -> None:
 
 
 def test_a_term_says_whom_it_lost_and_how_that_is_known() -> None:
-    lost = [{"node": "b", "how": "it left"}, {"node": "c", "how": "silent to a"}]
+    lost = [{"node": "b", "how": "signed off"}, {"node": "c", "how": "was silent to a"}]
     term = {"number": 3, "nodes": ["a"], "lost": lost, "trusted": True}
     assert list(_about_term({"group": "train", "term": term})) == [
-        "group 'train': term 3 goes on without b: it left",
-        "group 'train': term 3 goes on without c: silent to a",
+        "group 'train': term 3 goes on without node b, which signed off",
+        "group 'train': term 3 goes on without node c, which was silent to a",
     ]
     assert list(_about_term({"group": "train", "term": None})) == []
 

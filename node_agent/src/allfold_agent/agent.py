@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,7 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
 from allfold_core.wire.frames import EDGE_PROTOCOL
@@ -272,9 +273,9 @@ class Agent:
         self._from_thread(self._close(group))
 
     async def _join(self, request: dict[str, Any]) -> Group:
-        plan, record = await self.seats.join(request)
+        plan = await self.seats.join(request)
         try:
-            group = self.registry.open(plan, lambda: self._make_group(plan, record))
+            group = self.registry.open(plan, lambda: self._make_group(plan))
             self.notices.opened(group)
         except Exception:
             # The group is complete with this rank, and will not have it.
@@ -283,10 +284,10 @@ class Agent:
             raise
         return group
 
-    def _make_group(self, plan: Plan, record: Mapping[str, Any]) -> Group:
+    def _make_group(self, plan: Plan) -> Group:
         log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
         group = Group(plan, self._resources, self)
-        group.record = record
+        group.record = first_record(plan)
         self.group_links.opened(group)
         self.terms.opened(group)
         return group

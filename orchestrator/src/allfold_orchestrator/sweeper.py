@@ -132,7 +132,7 @@ class Sweeper:
                 self._look_again[life] = now + LOOK_AGAIN_SECONDS
                 await self._on_silent(life)
                 return False
-            how = "no node of its groups was heard for long"
+            how = "was not heard for long, as all nodes of its groups"
         first = await self._store.nodes.evict(*life, how, expired_at=now)
         if first:  # of all replicas
             log.warning("node lost: %s", how, extra={"node": life[0]})

@@ -243,10 +243,6 @@ class PlanComplete(Answer):
 
     ready: Literal[True] = True
     plan: Plan
-    record: dict[str, Any] = Field(
-        description="Of the group's first term. The agent reports the record of the newest term "
-        "that it was told when it registers on its control link."
-    )
 
 
 class RankLeft(RankPlace):

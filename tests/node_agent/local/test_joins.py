@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 from unittest.mock import create_autospec
@@ -138,12 +138,12 @@ class Seated(Agent):
         self.registry = Registry()
         self.notices = EarlyNotices(self.registry)
         self.seats: Any = create_autospec(Seats, instance=True)
-        self.seats.join.return_value = (group.current.plan, {})
+        self.seats.join.return_value = group.current.plan
         self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
         if fails_at == "a notice":
             self.notices.apply("test", group.opening, self._fail)
 
-    def _make_group(self, plan: Plan, record: Mapping[str, Any]) -> Group:
+    def _make_group(self, plan: Plan) -> Group:
         if self.fails_at == "its group":
             self._fail()
         return self.group

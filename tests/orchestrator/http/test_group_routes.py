@@ -235,7 +235,7 @@ async def test_the_newest_term_of_a_group_is_shown_with_whom_it_lost_and_how(
     first = {"number": 1, "nodes": ["a", "b", "c"], "lost": [], "trusted": True}
     assert (await api.group())["term"] == first
     await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
-    lost = [{"node": "b", "how": "it left"}]
+    lost = [{"node": "b", "how": "signed off"}]
     later = {"number": 2, "nodes": ["a", "c"], "lost": lost, "trusted": True}
     assert (await api.group())["term"] == later
     for rank in (0, 2):

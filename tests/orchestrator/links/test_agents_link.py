@@ -65,7 +65,7 @@ async def form(stack: AsyncExitStack, node: LinkedNode, at: Replica) -> FakeAgen
     await is_linked(node)
     joining = asyncio.create_task(node.seats.join(JOIN))
     await other.join(1, of=2)
-    plan, _ = await within(SECONDS, joining)
+    plan = await within(SECONDS, joining)
     assert plan.world_size == 2
     await until(lambda: node.listener.of("term"), "the first term is announced")
     return other

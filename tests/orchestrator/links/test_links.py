@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from allfold_core.plan import Plan
+from allfold_core.survival.plans import first_record
 from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.jury import Instruction
 from tests.orchestrator.conftest import MakeStore
@@ -39,14 +42,13 @@ async def test_an_agent_hears_of_the_first_term_of_its_groups(one: Replica) -> N
         assert record["voters"]["b"]["control_url"] == b.control_url
 
 
-async def test_the_record_that_comes_with_a_plan_is_the_one_that_the_link_announces(
+async def test_the_record_that_agents_make_of_a_plan_is_the_one_that_the_link_announces(
     one: Replica,
 ) -> None:
     async with AsyncExitStack() as stack:
         a, _ = await agents(stack, one, "ab")
-        query: dict[str, str | int] = {"epoch": 1, "session": "s0"}
-        answer = (await one.http.get("/v1/groups/train/plan", params=query)).json()
-        assert answer["record"] == a.held["train"]
+        plan = Plan.from_dict((await a.plan("s0"))["plan"])
+        assert json.loads(json.dumps(first_record(plan))) == a.held["train"]
 
 
 async def test_an_agent_that_links_anew_is_told_again(one: Replica) -> None:
@@ -180,7 +182,7 @@ async def test_a_node_that_comes_with_a_new_life_is_left_out_at_once(one: Replic
         await c.register()
         for agent in (a, b):
             term = (await agent.holds("a", "b"))["term"]
-            assert (term["number"], term["lost"]) == (2, [["c", "its agent was started anew"]])
+            assert (term["number"], term["lost"]) == (2, [["c", "was started anew"]])
         c.held.clear()
         await c.link()
         await c.hears("registered", is_evicted=False, out=[])

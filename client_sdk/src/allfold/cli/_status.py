@@ -141,7 +141,8 @@ def _about_term(group: Json) -> Iterable[str]:
     if term is None:
         return
     for lost in term["lost"]:
-        yield f"group {name!r}: term {term['number']} goes on without {lost['node']}: {lost['how']}"
+        went_on = f"group {name!r}: term {term['number']} goes on without node {lost['node']}"
+        yield f"{went_on}, which {lost['how']}"
     if not term["trusted"]:
         yield (
             f"group {name!r}: the orchestrator lost its record, or was away, and waits until the "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from allfold_core.plan import Plan
 from allfold_core.survival.decision import GroupPolicy
@@ -13,6 +14,25 @@ def first_term(plan: Plan) -> Term:
     """The term with which a group is opened: all nodes of its plan, the leader first."""
     nodes = tuple(member.node for member in plan.members)
     return Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes))
+
+
+def first_record(plan: Plan) -> dict[str, Any]:
+    """The record of the group's first term, as JSON: what agents register until a later term."""
+    return {
+        "epoch": plan.epoch,
+        "term": asdict(first_term(plan)),
+        "voters": {
+            member.node: {
+                "incarnation": member.incarnation,
+                "data_address": member.data_address,
+                "control_url": member.control_url,
+            }
+            for member in plan.members
+        },
+        "seats": [list(seat) for seat in first_epoch(plan).seats],
+        "generation": plan.generation,
+        "recall": None,
+    }
 
 
 def first_epoch(plan: Plan) -> Epoch:

@@ -43,7 +43,6 @@ class _Formation(BaseModel):
 
     ready: bool
     plan: dict[str, Any] = {}
-    record: dict[str, Any] = {}
     missing: list[int] = []
     gave_up: list[int] = []
     held_by: list[_Place] = []
@@ -58,8 +57,8 @@ class Seats:
         self._owed: dict[tuple[str, int, str], str] = {}
         self._is_owing = asyncio.Event()
 
-    async def join(self, request: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
-        """Seat a rank; return the plan of its group, and the record of the group's first term.
+    async def join(self, request: dict[str, Any]) -> Plan:
+        """Seat a rank; return the plan of its group.
 
         Args:
             request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
@@ -101,9 +100,7 @@ class Seats:
                 # The next BEAT finds this out as well, and the node registers again.
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _await_plan(
-        self, request: dict[str, Any], epoch: int, deadline: float
-    ) -> tuple[Plan, dict[str, Any]]:
+    async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
         formation = _Formation(ready=False)
         while (left := deadline - monotonic()) > 0:
             wait = min(left, _POLL_SECONDS)
@@ -116,7 +113,7 @@ class Seats:
             )
             formation = parsed(_Formation, answer)
             if formation.ready:
-                return _plan(formation.plan), formation.record
+                return _plan(formation.plan)
         raise (
             _name_is_held(request, formation)
             if formation.held_by

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from allfold_core.plan import Plan
 from allfold_orchestrator.membership.group_state import GroupState
-from allfold_orchestrator.membership.terms import first_term
 from allfold_orchestrator.views import places
 from allfold_orchestrator.wire import PlanComplete, PlanWaiting
 
@@ -68,8 +67,7 @@ class PlanBodies:
 def encode(found: Plan | GroupState) -> bytes:
     """Return the body of an answer."""
     if isinstance(found, Plan):
-        record = first_term(found).to_dict()
-        return PlanComplete(plan=found, record=record).model_dump_json().encode()
+        return PlanComplete(plan=found).model_dump_json().encode()
     forming, current = found.forming, found.current
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(

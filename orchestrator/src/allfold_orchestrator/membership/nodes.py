@@ -32,7 +32,7 @@ class NodeRecord:
     def end_of(self, incarnation: str) -> str:
         """Return how the end of a life of this node is known."""
         if self.info.incarnation != incarnation:
-            return "its agent was started anew"
+            return "was started anew"
         return self.lost_how or LEASE_ENDED
 
     def to_dict(self) -> dict[str, Any]:

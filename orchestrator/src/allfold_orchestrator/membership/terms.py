@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 
 from allfold_core.plan import Plan
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Seat, Term
 from allfold_orchestrator.membership.group_state import RankSeat
 from allfold_orchestrator.membership.term_record import (
@@ -21,7 +22,6 @@ from allfold_orchestrator.membership.term_record import (
     Registration,
     StoreLife,
     TermRecord,
-    Voter,
 )
 
 
@@ -39,17 +39,7 @@ def outgrow(store: StoreLife, reported: int) -> StoreLife:
 
 def first_term(plan: Plan) -> TermRecord:
     """Return the record of a group whose formation is complete: every node is a voter."""
-    nodes = tuple(member.node for member in plan.members)
-    return TermRecord(
-        epoch=plan.epoch,
-        term=Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes)),
-        voters={
-            member.node: Voter(member.incarnation, member.data_address, member.control_url)
-            for member in plan.members
-        },
-        seats=tuple(map(Seat, plan.sessions, plan.nodes_by_rank)),
-        generation=plan.generation,
-    )
+    return TermRecord.from_dict(first_record(plan))
 
 
 def seats_of(held: Mapping[int, RankSeat]) -> tuple[Seat, ...]:
