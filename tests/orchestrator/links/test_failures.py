@@ -50,6 +50,21 @@ async def test_a_node_is_cleared_by_its_answer_on_a_link_to_another_replica(
         assert (await served[0].group())["phase"] == "ready"
 
 
+async def test_an_accusation_counts_at_a_replica_to_which_its_accuser_has_linked_just_now(
+    make_store: MakeStore,
+) -> None:
+    """It was made at a replica that is gone, perhaps together with the accused."""
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(replica(make_store()))
+        async with replica(make_store()) as first:
+            a, b, _ = await agents(stack, first, "abc")
+        b.is_stopped = True
+        a.at = other
+        await a.link()
+        await a.accuse(b)
+        await a.holds("a", "c")
+
+
 async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
     make_store: MakeStore,
 ) -> None:

@@ -122,7 +122,7 @@ class Links:
             case messages.Beat():
                 await self._beat(link, message)
             case messages.Accuse():
-                self._accuse(link, message)
+                await self._accuse(link, message)
             case messages.Withdraw():
                 self._court.jury.withdrawn(link.life, (message.node, message.incarnation))
 
@@ -170,8 +170,12 @@ class Links:
             raise UnknownNode(f"node {link.life[0]} is not registered (any more)")
         link.end_life()
 
-    def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
+    async def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
         accused = (accusation.node, accusation.incarnation)
+        if link.life not in self._terms.members_with(accused):
+            # It may have linked just now, and says again what it said elsewhere.
+            for group in await self._store.nodes.groups_of(*link.life):
+                await self._take_up(group)
         members = self._terms.members_with(accused)
         if link.life in members and accused != link.life:
             charge, by = Charge(accusation.charge), link.life
