@@ -59,6 +59,17 @@ async def test_an_agent_that_links_anew_is_told_again(one: Replica) -> None:
         await a.hears("term", group="train")
 
 
+async def test_an_agent_that_registers_again_is_told_again(one: Replica) -> None:
+    """It has dropped the terms that came before the answer."""
+    async with AsyncExitStack() as stack:
+        a, _ = await agents(stack, one, "ab")
+        a.messages.clear()
+        await a.say_what_it_holds()
+        await a.hears("term", group="train")
+        kinds = [message["type"] for message in a.messages if message["type"] != "beat"]
+        assert kinds == ["registered", "term"]
+
+
 async def test_agents_at_different_replicas_hear_of_the_same_terms(make_store: MakeStore) -> None:
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]

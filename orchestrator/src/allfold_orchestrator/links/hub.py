@@ -139,6 +139,7 @@ class Links:
             if said.is_out:
                 out.append(held.group)
         link.generation = life.generation
+        link.groups = dict.fromkeys(link.groups)  # it drops what comes before this answer
         link.send(messages.registered(life.generation, is_evicted=False, out=out))
         self._recall_if_new(life)
         if life.generation < self._generation:  # it has changed while the agent registered
