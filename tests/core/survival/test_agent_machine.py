@@ -386,3 +386,15 @@ def test_a_node_reports_the_epoch_of_an_error_that_a_rank_has_yet_to_hear() -> N
     me.install(decided({}, Epoch(Stamp(0, 2, 0), 2, (EPOCH.seats[1],), REDUCED.loss), number=2))
     assert me.learn_watermark("a", 0) == [Release(0)]
     assert report(me.freeze(0, 3)).older == (REDUCED,)
+
+
+def test_an_op_is_open_until_it_has_an_outcome() -> None:
+    me = machine("b")
+    assert me.is_open(0), "nobody has called it yet"
+    me.call(0, "r1", SUM)
+    assert me.is_open(0)
+    me.completed(0, EPOCH.stamp)
+    assert not me.is_open(0)
+    me.learn_watermark("a", 0)
+    assert 0 not in me.ops
+    assert not me.is_open(0)

@@ -255,3 +255,22 @@ def test_a_held_part_comes_out_as_it_went_in(seq: int, stamp: Stamp) -> None:
 
 def test_that_a_group_is_closed_says_nothing_but_how_it_is_read() -> None:
     assert codec.SURVIVAL.read(codec.pack_closed()) == {}
+
+
+@given(TERMS, SEQS)
+def test_a_term_comes_out_with_the_generation_that_announced_it(term: Term, announced: int) -> None:
+    sent = json.loads(json.dumps(codec.pack_out(term, announced)))
+    assert codec.unpack_out(sent) == (term, announced)
+
+
+@given(TERMS)
+def test_a_term_is_read_from_the_orchestrators_record(term: Term) -> None:
+    voters = {"voters": list(term.voters), "joined": list(term.joined)}
+    lost = [list(each) for each in term.lost]
+    record = {"number": term.number, "generation": term.generation, "lost": lost, **voters}
+    assert codec.term_of_record({"term": record}) == term
+
+
+def test_a_record_without_a_term_is_refused() -> None:
+    with pytest.raises(FrameError, match="a record of a term cannot be read"):
+        codec.term_of_record({"epoch": 3})

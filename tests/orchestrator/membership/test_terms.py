@@ -271,3 +271,12 @@ def test_while_a_record_is_recalled_evictions_take_more(
 ) -> None:
     record = replace(first(), recall=Recall(UNTIL, frozenset(registered)))
     assert may_evict(record, node, is_proven=is_proven, now=now) is allowed
+
+
+def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> None:
+    record = first()
+    newer = without(record, "c")
+    assert newer.follows(record)
+    assert not record.follows(newer)
+    assert not record.follows(record)
+    assert replace(record, epoch=record.epoch + 1).follows(newer)
