@@ -14,8 +14,10 @@ from websockets.exceptions import InvalidStatus
 
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record
+from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.jury import Instruction
+from allfold_orchestrator.membership.term_record import TermRecord
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until
@@ -184,6 +186,25 @@ async def test_a_node_that_says_goodbye_is_left_out_at_once(one: Replica) -> Non
             term = (await agent.holds("a", "b"))["term"]
             assert (term["number"], term["lost"]) == (2, [["c", "signed off"]])
         await c.hears("registered", is_evicted=True)
+
+
+async def test_a_term_is_encoded_once_for_all_who_hear_of_it(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        linked = await agents(stack, one, "abcd")
+        encoded: list[TermRecord] = []
+        encode = messages.term
+
+        def counted(generation: int, group: str, record: TermRecord) -> str:
+            encoded.append(record)
+            return encode(generation, group, record)
+
+        monkeypatch.setattr(messages, "term", counted)
+        await one.http.delete("/v1/nodes/d", params={"incarnation": "1"})
+        for agent in linked[:3]:
+            await agent.holds("a", "b", "c")
+        assert [record.term.number for record in encoded] == [2]
 
 
 async def test_a_node_that_comes_with_a_new_life_is_left_out_at_once(one: Replica) -> None:

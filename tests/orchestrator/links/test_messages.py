@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from allfold_core.schema import UnknownSchema
+from allfold_core.survival.records import Seat, Term
 from allfold_orchestrator.links import messages
+from allfold_orchestrator.links.messages import MAX_MESSAGE_BYTES, MAX_PEERS
 from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import TermRecord, Voter
+from allfold_orchestrator.wire import MAX_EPOCH, MAX_WORLD_SIZE
 from tests.orchestrator.builders import ready
 
 RECORD = term_record(ready(2))
@@ -74,3 +78,12 @@ def test_what_goes_down_has_a_type_and_the_schema() -> None:
         "cleared",
         "recall",
     ]
+
+
+def test_the_record_of_the_largest_group_fits_into_a_message() -> None:
+    nodes = [f"node-{number:05d}.rack-{number % 100:02d}" for number in range(MAX_PEERS)]
+    voter = Voter("0" * 32, "255.255.255.255:65535", "http://255.255.255.255:65535")
+    seats = tuple(Seat(f"{rank:016x}", nodes[rank % MAX_PEERS]) for rank in range(MAX_WORLD_SIZE))
+    term = Term(MAX_EPOCH, 1, tuple(nodes), (MAX_EPOCH,) * MAX_PEERS)
+    record = TermRecord(MAX_EPOCH, term, dict.fromkeys(nodes, voter), seats, 1)
+    assert len(messages.term(1, "train", record)) < MAX_MESSAGE_BYTES

@@ -205,9 +205,12 @@ class Links:
             raise
         for group in groups & self._terms.records.keys():
             record = self._terms.records[group]
-            for link in self._links.values():
-                if link.generation == self._generation and link.is_due(group, record):
-                    link.send(messages.term(self._generation, group, record))
+            linked = [link for link in self._links.values() if link.generation == self._generation]
+            due = [link for link in linked if link.is_due(group, record)]
+            if due:  # a term of thousands of nodes is megabytes: encoded once for all
+                text = messages.term(self._generation, group, record)
+                for link in due:
+                    link.send(text)
 
     async def _take_up(self, group: str) -> None:
         """Note the present term of a group, and drop all charges of and by those it leaves out."""

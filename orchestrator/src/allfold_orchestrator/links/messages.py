@@ -21,7 +21,8 @@ from allfold_orchestrator.wire import (
     Progress,
 )
 
-MAX_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 16 << 20
+"""The record of the largest group that may be takes half of this."""
 MAX_GENERATION = (1 << 12) - 1
 MAX_PEERS = 16_384
 _Age = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
