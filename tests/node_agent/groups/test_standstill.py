@@ -128,3 +128,17 @@ def test_in_a_round_ranks_hear_whose_word_it_needs(local: LocalGroups) -> None:
     assert told(local.ranks[1]) == [(1.1, "the word of node node0")]
     assert told(local.ranks[2]) == [], "it waits for nothing"
     local.links.release()
+
+
+def test_a_call_that_waits_for_its_gpu_is_reason_enough_to_look(local: LocalGroups) -> None:
+    group = local.groups[0]
+    assert not group.waiting
+    assert group.waits_for() == ""
+    group.deferred.add((local.ranks[0].session, 0))
+    assert group.waiting
+    local.links.cut("node2")
+    began = monotonic()
+    for after in (0.0, 1.5):
+        group.check_deadlines(began + after)
+    assert group.waits_for() == "node node2, which is silent"
+    assert group.held_for(began + 2.0) == pytest.approx(2.0)

@@ -27,6 +27,7 @@ from allfold_core.wire.local_wire import (
     OpMessage,
     P2PMessage,
     Region,
+    pack_hold,
 )
 from tests.support.fakes.local_groups import local_groups
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -54,7 +55,7 @@ class Gpu:
         group = self.process.memberships[0].group
         group.failed_call.return_value = None
         group.evicted = None
-        group.is_held = False
+        group.waits_for.return_value = ""
         group.doubt.side_effect = lambda doubts: self.doubted.extend(each.seq for each in doubts)
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
@@ -153,10 +154,13 @@ def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> N
 
 def test_a_call_whose_gpu_is_late_is_not_judged_while_nothing_can_be_decided() -> None:
     gpu = Gpu()
-    gpu.process.memberships[0].group.is_held = True
+    group = gpu.process.memberships[0].group
+    group.waits_for.return_value, group.held_for.return_value = "node b, which is silent", 7.0
     gpu.calls.add(gpu.process, call(0, fence=1, timeout=0.0))
     gpu.reach(0)
     assert gpu.doubted == []
+    told = pack_hold(0, "node b, which is silent", 7.0)
+    gpu.process.send.assert_called_once_with(told)  # so that the rank's own patience moves, too
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0]
 

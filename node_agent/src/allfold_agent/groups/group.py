@@ -208,31 +208,38 @@ class Group(AgreeingGroup):
             return
         self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
 
-    @property
-    def is_held(self) -> bool:
-        """True while nothing can be decided. In the reactor's thread."""
-        return self.agreement.machine.frozen or bool(self._neighbours.obstacles(self).missing)
+    def waits_for(self) -> str:
+        """Return what the group waits for while nothing can be decided; ``""`` at other times.
+
+        So it is in a round, and when a node cannot be reached of which nobody has said yet that the
+        group goes on without it. In the reactor's thread.
+        """
+        obstacles, machine = self._neighbours.obstacles(self), self.agreement.machine
+        if obstacles.missing:
+            return obstacles.describe()
+        if not machine.frozen:
+            return ""
+        return describe_round(self.agreement.waits_for or (machine.term.leader,))
+
+    def held_for(self, now: float) -> float:
+        """Return for how many seconds nothing can be decided. In the reactor's thread."""
+        return self._standstill.seconds(now)
 
     def stands_still(self, now: float) -> bool:
         """Return True while nothing can be decided; moves the deadlines of ops for that time.
 
-        So it is in a round, and when a node cannot be reached of which nobody has said yet that the
-        group goes on without it. Ranks that wait for their ops are told once a second.
+        Ranks that wait for their ops are told once a second.
         """
-        machine, obstacles = self.agreement.machine, self._neighbours.obstacles(self)
+        waits_for = self.waits_for()
         with self.table.lock:
-            if not (machine.frozen or obstacles.missing):
+            if not waits_for:
                 self._standstill.end()
                 return False
             waiting = [op for op in self.table.in_flight.values() if not op.ended]
             self._standstill.go_on(now, waiting)
-            seconds = self._standstill.message_if_due(now)
-            if seconds is None:
+            if not self._standstill.is_time_to_tell(now):
                 return True
-            waits_for = obstacles.describe() or describe_round(
-                self.agreement.waits_for or (machine.term.leader,)
-            )
-            messages = hold_messages(waiting, waits_for, seconds)
+            messages = hold_messages(waiting, waits_for, self.held_for(now))
         for connection, message in messages:
             connection.send(message)
         return True
@@ -322,4 +329,4 @@ class Group(AgreeingGroup):
     @property
     def waiting(self) -> bool:
         """True while a local rank waits for anything, so that deadlines must be watched."""
-        return bool(self.table.in_flight) or self.p2p.waiting
+        return bool(self.table.in_flight or self.deferred) or self.p2p.waiting

@@ -54,12 +54,16 @@ class Standstill:
             op.extend(now - self._seen)
         self._seen = now
 
-    def message_if_due(self, now: float) -> float | None:
-        """Return the seconds to tell waiting ranks, once a second; ``None`` in between."""
+    def seconds(self, now: float) -> float:
+        """Return for how long the group has waited; 0 if it does not."""
+        return 0.0 if self._seen is None else now - self._since
+
+    def is_time_to_tell(self, now: float) -> bool:
+        """Return True once a second while the group waits."""
         if self._seen is None or now < self._tell_at:
-            return None
+            return False
         self._tell_at = now + TELL_SECONDS
-        return now - self._since
+        return True
 
 
 def hold_messages(

@@ -33,6 +33,7 @@ from allfold_core.wire.local_wire import (
     OpMessage,
     Outcome,
     P2PMessage,
+    pack_hold,
 )
 
 _JUDGE_AGAIN_SECONDS = 1.0
@@ -120,8 +121,11 @@ class DeferredCalls:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
                 if isinstance(message, P2PMessage):
                     failed = _late(membership, message), message.view
-                elif membership is None or membership.group.is_held:
-                    pass  # nothing is decided for the moment
+                elif membership is None:
+                    pass  # it is refused
+                elif waits_for := membership.group.waits_for():
+                    held_for = membership.group.held_for(now)
+                    process.send(pack_hold(message.group, waits_for, held_for))
                 elif incidents < INCIDENTS_AT_ONCE:
                     incidents += 1
                     late = Doubt(message.seq, Reason.DEADLINE, message.timeout)

@@ -178,6 +178,7 @@ class LocalServer:
         if passed and not process.deferred:
             self._submit(process, message)
         else:
+            self._watch_deadlines()
             self._deferred.add(process, message)
 
     def _submit(
