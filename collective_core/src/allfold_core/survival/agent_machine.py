@@ -243,7 +243,7 @@ class AgentMachine:
         epoch = self._epoch_of(entry)
         ours = epoch.sessions_on(self.node)
         if not ours or not ours <= entry.calls.keys():
-            return []  # some rank here has yet to call it
+            return []  # some rank here has yet to call it, or none is in the epoch
         if not self._may_begin(entry, epoch):
             if entry.doubted:
                 return []

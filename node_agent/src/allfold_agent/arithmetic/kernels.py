@@ -88,6 +88,9 @@ class Arithmetic:
         if self.converts:
             self._fold_converting(out, first, rest)
             return
+        if len(rest) == 1:
+            self._combine(first, rest[0], out=out)
+            return
         target = out if all(out.data_ptr() != late.data_ptr() for late in rest[1:]) else None
         folded = self._combine(first, rest[0], out=target)
         for operand in rest[1:]:

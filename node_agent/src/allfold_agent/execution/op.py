@@ -105,6 +105,7 @@ class Op:
         participants: how many ranks that epoch has, on all nodes.
         ranks: the local ranks of that epoch.
         arrivals: by rank of that epoch, the calls of those who have called.
+        spec: that of the first of them; before there is one, of the first rank that has called.
         compiled: the tasks of ops of this spec on this node, once the op runs.
         operands: the memory that is computed with here, once the op runs.
         on_gpu: True if a rank that has called has its memory on a GPU.
@@ -128,6 +129,7 @@ class Op:
     ranks: tuple[int, ...]
     calls: dict[str, Arrival] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    spec: OpSpec = field(init=False)
     compiled: Compiled | None = None
     operands: Operands | None = None
     on_gpu: bool = False
@@ -149,22 +151,29 @@ class Op:
     next_deadline: float = field(init=False, default=float("inf"))
 
     @property
-    def spec(self) -> OpSpec:
-        """That of the first rank that called."""
-        return next(iter((self.arrivals or self.calls).values())).spec
-
-    @property
     def fingerprint(self) -> Fingerprint:
-        """That of the first rank that called."""
+        """That of the spec."""
         return self.spec.fingerprint
 
-    def add(self, session: str, arrival: Arrival) -> None:
-        """Record a rank's call; the shortest timeout of all counts, from the first call on."""
+    def add(self, session: str, arrival: Arrival, translated: Arrival | None) -> None:
+        """Record a rank's call; the shortest timeout of all counts, from the first call on.
+
+        Args:
+            translated: the same in the numbers of the op's epoch; ``None`` where it has none there.
+        """
+        if translated is not None:
+            if not self.arrivals:
+                self.spec = translated.spec
+            self.arrivals[translated.rank] = translated
+        elif not self.calls:
+            self.spec = arrival.spec
         self.calls[session] = arrival
         if isinstance(arrival.source, GpuRange) or isinstance(arrival.target, GpuRange):
             self.on_gpu = True
-        self.timeout = min(self.timeout, arrival.message.timeout)
-        self.first_call = min(self.first_call, arrival.called)
+        if arrival.message.timeout < self.timeout:
+            self.timeout = arrival.message.timeout
+        if arrival.called < self.first_call:
+            self.first_call = arrival.called
         self.next_deadline = self.deadline
 
     @property
@@ -177,6 +186,11 @@ class Op:
         self.extension += seconds
         self.next_deadline += seconds
 
+    def enter(self, arrivals: dict[int, Arrival]) -> None:
+        """Take the calls in the numbers of another epoch."""
+        self.arrivals = arrivals
+        self.spec = next(iter((arrivals or self.calls).values())).spec
+
     def forget_attempt(self) -> None:
         """The attempt was given up; its calls stay."""
         self.compiled = self.operands = self.gpu_operands = self.executor = None
@@ -187,11 +201,11 @@ class Op:
         """Return True if the calls of the local ranks, those made until now, fit together."""
         spec = self.spec
         if not spec.is_exchange:
-            # Equal fingerprints have the same spec, but after very many others a new one.
-            return all(
-                each.spec is spec or each.spec.packed == spec.packed
-                for each in self.arrivals.values()
-            )
+            for each in self.arrivals.values():
+                # Equal fingerprints have the same spec, but after very many others a new one.
+                if each.spec is not spec and each.spec.packed != spec.packed:
+                    return False
+            return True
         prints = {rank: each.spec.fingerprint for rank, each in self.arrivals.items()}
         same = len({each.common for each in prints.values()}) == 1
         return same and unmatched_pair(prints) is None

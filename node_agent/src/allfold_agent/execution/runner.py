@@ -84,15 +84,15 @@ class Runner:
         self._residuals = residuals
         self._compiler = Compiler(plan, me)
 
-    def prepare(self, op: Op, watermark: int) -> None:
+    def prepare(self, op: Op, watermark: Callable[[], int]) -> None:
         """Set an op up while the order of ops is locked; :meth:`start` sets it going.
 
         Args:
-            watermark: all ops up to this one are final on this node.
+            watermark: all ops up to the one that it returns are final on this node.
         """
         compiled, operands = self._prepare_memory(op)
         if len(self.plan.members) > 1:
-            op.executor = self._prepare_executor(op, operands, compiled, watermark)
+            op.executor = self._prepare_executor(op, operands, compiled, watermark())
         op.running = True
 
     def prepare_result(self, op: Op) -> int:
@@ -116,13 +116,14 @@ class Runner:
         # Where a rank has its memory on a GPU, the CPU folds for none.
         elements: Callable[[Any], torch.Tensor] = compiled.arithmetic.elements
         arrivals = {} if op.on_gpu else op.arrivals
+        inputs = {rank: elements(arrival.source) for rank, arrival in arrivals.items()}
+        outputs = {
+            rank: inputs[rank] if arrival.target is arrival.source else elements(arrival.target)
+            for rank, arrival in arrivals.items()
+        }
+        residual = self._residual(op, spec, compiled)
         op.operands = Operands(
-            compiled.layout,
-            compiled.arithmetic,
-            {rank: elements(arrival.source) for rank, arrival in arrivals.items()},
-            {rank: elements(arrival.target) for rank, arrival in arrivals.items()},
-            spec.wire,
-            self._residual(op, compiled),
+            compiled.layout, compiled.arithmetic, inputs, outputs, spec.wire, residual
         )
         if op.on_gpu:
             op.gpu_operands = self._prepare_gpu_operands(op, compiled)
@@ -140,8 +141,8 @@ class Runner:
             until=op.deadline,
         )
 
-    def _residual(self, op: Op, compiled: Compiled) -> ResidualAttempt | None:
-        series = op.fingerprint.feedback
+    def _residual(self, op: Op, spec: OpSpec, compiled: Compiled) -> ResidualAttempt | None:
+        series = spec.fingerprint.feedback
         if not series:
             return None
         held, dtype = compiled.layout.held, compiled.arithmetic.kept_dtype

@@ -303,6 +303,10 @@ class AgreeingGroup:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
         self.event(partial(self.agreement.completed, seq, stamp, floor))
 
+    def take_completion(self, seq: int, stamp: Stamp) -> None:
+        """Nothing of an attempt is left to do but to write its result; with the lock held."""
+        self.agreement.completed(seq, stamp, -1)
+
     def fetch(self, op: Op, order: Fetch, nbytes: int) -> Callable[[], None]:
         """Return what gets a result from another node."""
         return self._fetches.prepare(op, order, nbytes)

@@ -132,7 +132,8 @@ class Agreement:
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
         self._follow(self.machine.completed(seq, stamp))
-        self.learn_floor(floor)
+        if floor > self.machine.floor:
+            self._follow(self.machine.learn_floor(floor))
 
     def fetched(self, seq: int, stamp: Stamp) -> None:
         """The result of an op has come from another node."""
@@ -228,19 +229,27 @@ class Agreement:
 
     def _follow(self, instructions: Instructions) -> None:
         """Do what a machine says, after what is being done already."""
+        if not instructions:
+            return
         self._todo += instructions
         if self._busy:
             return
         self._busy = True
         try:
             while self._todo:
-                self._carry_out(self._todo.popleft())
+                each = self._todo.popleft()
+                if isinstance(each, Start | HandOut):
+                    self._effects.carry_out(each)
+                else:
+                    self._carry_out(each)
         finally:
             self._busy = False
 
     def _carry_out(self, each: Instruction) -> None:
         match each:
-            case Start() | HandOut():
+            case Release(floor):
+                if self._closings:
+                    self._forget_closings(floor)
                 self._effects.carry_out(each)
             case SendClosing(seq):
                 self._announce_held(seq)
@@ -251,8 +260,6 @@ class Agreement:
             case SendDoubt(doubt):
                 self.doubt([doubt])
             case _:
-                if isinstance(each, Release) and self._closings:
-                    self._forget_closings(each.floor)
                 self._effects.carry_out(each)
 
     def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
@@ -32,6 +33,7 @@ FetchResult = Callable[[Sequence[str], ResultRequest, memoryview, Callable[[], b
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
+_REMEMBERED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Epoch:
             if seat.node == resources.node
         }
         self._runner: Runner | None = None
+        self.call_of = lru_cache(maxsize=_REMEMBERED)(self._call_of)
+        """``call_of(spec)``: a call as the agreement knows it, of a rank with this view."""
         if self.ranks:
             me = self.plan.index_of_node(resources.node)
             self.specs = OpSpecs(self.plan, me)
@@ -175,8 +179,7 @@ class Epoch:
             )
         return spec
 
-    def call_of(self, spec: OpSpec) -> Call:
-        """A call as the agreement knows it, of a rank that has this view of the group."""
+    def _call_of(self, spec: OpSpec) -> Call:
         fingerprint = spec.fingerprint
         root = self.plan.sessions[fingerprint.root] if fingerprint.kind.has_root else ""
         return Call(self.ordinal, fingerprint, root)
@@ -187,14 +190,15 @@ class Epoch:
         Args:
             views: by ordinal, the epochs in whose numbers ranks have called.
         """
-        op.add(session, arrival)
-        if session in self._numbers:
+        translated = None
+        if arrival.message.view == self.ordinal:
+            translated = arrival
+        elif session in self._numbers:
             try:
                 translated = self._translated(session, arrival, views)
             except ValueError as error:  # no such op can be done in this epoch, as a round will say
                 log.info("op %d of group '%s': %s", op.seq, self.plan.group, error)
-            else:
-                op.arrivals[translated.rank] = translated
+        op.add(session, arrival, translated)
 
     def enter(self, op: Op, views: Mapping[int, Epoch]) -> None:
         """Have an op run in this epoch: its calls get the numbers that they have here.
@@ -206,11 +210,12 @@ class Epoch:
             return
         op.stamp, op.packed_stamp, op.ordinal = self.stamp, self.packed_stamp, self.ordinal
         op.participants, op.ranks = self.plan.world_size, self.ranks
-        op.arrivals = {
+        arrivals = {
             self._numbers[session]: self._translated(session, arrival, views)
             for session, arrival in op.calls.items()
             if session in self._numbers
         }
+        op.enter(arrivals)
 
     def _translated(self, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> Arrival:
         view = arrival.message.view

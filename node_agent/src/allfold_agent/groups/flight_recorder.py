@@ -45,14 +45,16 @@ class OpRecord(NamedTuple):
 
 def record(op: Op) -> OpRecord:
     """The record of an op that is over."""
+    first, arrivals = op.first_arrival, op.arrivals
+    is_complete = len(arrivals) == len(op.ranks)
     return OpRecord(
-        seq=op.seq,
-        epoch=op.ordinal,
-        fingerprint=op.fingerprint if op.arrivals else None,
-        strategy=op.strategy,
-        started_at=op.started_at,
-        seconds=monotonic() - op.first_arrival,
-        arrivals={rank: each.at - op.first_arrival for rank, each in op.arrivals.items()},
-        missing=tuple(rank for rank in op.ranks if rank not in op.arrivals),
-        error=op.error.code if op.error else "",
+        op.seq,
+        op.ordinal,
+        op.fingerprint if arrivals else None,
+        op.strategy,
+        op.started_at,
+        monotonic() - first,
+        {rank: each.at - first for rank, each in arrivals.items()},
+        () if is_complete else tuple(rank for rank in op.ranks if rank not in arrivals),
+        op.error.code if op.error else "",
     )

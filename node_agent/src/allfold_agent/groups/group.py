@@ -107,7 +107,9 @@ class Group(AgreeingGroup):
         seq, machine = arrival.message.seq, self.agreement.machine
         is_new = self.evicted is None and session not in machine.dead
         is_new = is_new and seq > self._submitted.get(session, -1)
-        refusal = self._refusal(session, arrival)
+        refusal = None
+        if not is_new or machine.failure(seq) is not None:
+            refusal = self._refusal(session, arrival)
         if refusal is None:
             self._record(session, arrival)
         else:

@@ -40,8 +40,8 @@ class Progress(Protocol):
     def cancel(self, op: Op, forward: bool) -> None:
         """Stop the attempt of an op; :meth:`OpRuns.free` is called then, maybe at once."""
 
-    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
-        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+    def take_completion(self, seq: int, stamp: Stamp) -> None:
+        """Nothing of an attempt is left to do but to write its result."""
 
     def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
         """This node cannot do its part of an attempt."""
@@ -122,20 +122,21 @@ class OpRuns:
         return self._results.has_room or all(each.ended or each.seq > op.seq for each in under_way)
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
-        self._progress.refuse_others(op, epoch)
+        if len(op.calls) > len(op.arrivals):
+            self._progress.refuse_others(op, epoch)
         if not op.agrees():
             return  # its ranks will hear of a verdict
         try:
-            epoch.runner.prepare(op, self._progress.watermark())
+            epoch.runner.prepare(op, self._progress.watermark)
         except Exception as error:
             log.exception("op %d cannot be run", op.seq)
             self._progress.cannot_run(op.seq, error, op.stamp)
             return
-        self._table.changed.notify_all()
-        self._due.append(self._progress.resume_frames)
         if op.executor is None:  # all of it is here, and nothing can go wrong any more
-            self._progress.completed(op.seq, op.stamp, -1)
+            self._progress.take_completion(op.seq, op.stamp)
         else:
+            self._table.changed.notify_all()
+            self._due.append(self._progress.resume_frames)
             self._due.append(epoch.runner.start(op))
 
     def cancel(self, seq: int, *, forward: bool = False) -> None:

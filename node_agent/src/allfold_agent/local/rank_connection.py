@@ -64,8 +64,6 @@ class Membership:
 
         All of them: the rank may wait first for an op of an older epoch than the newest.
         """
-        if ordinal <= self.told_ordinal:
-            return []
         older, self.told_ordinal = self.told_ordinal, ordinal
         return [
             epoch
@@ -223,7 +221,7 @@ class RankConnection:
     def _tell_epoch_if_new(self, number: int, ordinal: int) -> None:
         """Tell the rank of an epoch, and of those before it, that it was not told of."""
         membership = self.memberships.get(number)
-        if membership is not None:
+        if membership is not None and ordinal > membership.told_ordinal:
             for epoch in membership.untold_epochs(ordinal):
                 self._send(pack_epoch(number, epoch.view(membership.session)))
 
