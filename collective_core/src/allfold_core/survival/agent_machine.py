@@ -8,7 +8,7 @@ meanwhile is noted, and counts afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
 from allfold_core.survival.instructions import (
@@ -204,15 +204,16 @@ class AgentMachine:
         """Do with an op what may be done now."""
         if self.frozen or self.out:
             return []
-        done = self._advance_open(seq, entry) if entry.state is OpState.OPEN else []
-        if entry.state is OpState.HELD:
-            done += self._advance_held(seq, entry)
-        return done
+        if entry.state is OpState.OPEN:
+            return self._advance_open(seq, entry)
+        return self._advance_held(seq, entry) if entry.state is OpState.HELD else []
 
     def _advance_open(self, seq: int, entry: OpEntry) -> Instructions:
         if entry.complete:
             entry.state = OpState.HELD
-            return [SendClosing(seq)] if self._must_close(entry) else []
+            if self._must_close(entry):
+                return [SendClosing(seq), *self._advance_held(seq, entry)]
+            return self._hand_out(seq, entry)
         if entry.fetch:
             if entry.fetching or not self._takers(seq, entry) <= entry.calls.keys():
                 return []
@@ -222,12 +223,14 @@ class AgentMachine:
         return [] if entry.started else self._begin_if_called(seq, entry)
 
     def _advance_held(self, seq: int, entry: OpEntry) -> Instructions:
-        done: Instructions = []
         if entry.closed or not self._must_close(entry):
-            entry.state = OpState.HANDED
-            assert entry.stamp is not None
-            done.append(HandOut(seq, entry.stamp))
-        return done + self._settle()
+            return self._hand_out(seq, entry)
+        return self._settle()
+
+    def _hand_out(self, seq: int, entry: OpEntry) -> Instructions:
+        entry.state = OpState.HANDED
+        assert entry.stamp is not None
+        return [HandOut(seq, entry.stamp), *self._settle()]
 
     def _must_close(self, entry: OpEntry) -> bool:
         if entry.forward or entry.is_replicated:
@@ -301,13 +304,13 @@ class AgentMachine:
         return [Release(floor)]
 
     def _forget(self) -> None:
-        ours, floor = self.epoch.sessions_on(self.node), self.floor
+        floor = self.floor
         for seq in [seq for seq in self.ops if seq <= floor]:
             entry = self.ops[seq]
-            if entry.state is not OpState.FAILED or self._all_know(seq, entry, ours):
+            if entry.state is not OpState.FAILED or self._all_know(seq, entry):
                 del self.ops[seq]
                 if self._abandoned:
-                    self._abandoned -= {(seq, session) for session in ours}
+                    self._abandoned = {each for each in self._abandoned if each[0] != seq}
         if len(self.epochs) > 1:
             used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
             told = {e.ordinal for e in self.ops.values() if e.state is OpState.FAILED}
@@ -317,11 +320,11 @@ class AgentMachine:
                 if stamp in used or epoch.ordinal in told
             }
 
-    def _all_know(self, seq: int, entry: OpEntry, sessions: Collection[str]) -> bool:
-        """Return True if each rank has called a failed op, or never will."""
+    def _all_know(self, seq: int, entry: OpEntry) -> bool:
+        """Return True if each rank here has called a failed op, or never will."""
         return all(
             session in entry.calls or session in self.dead or (seq, session) in self._abandoned
-            for session in sessions
+            for session in self.epoch.sessions_on(self.node)
         )
 
     # Rounds

@@ -106,6 +106,7 @@ class Op:
         ranks: the local ranks of that epoch.
         arrivals: by rank of that epoch, the calls of those who have called.
         spec: that of the first of them; before there is one, of the first rank that has called.
+        uniform: they are all alike, without a closer look.
         compiled: the tasks of ops of this spec on this node, once the op runs.
         operands: the memory that is computed with here, once the op runs.
         on_gpu: True if a rank that has called has its memory on a GPU.
@@ -130,6 +131,7 @@ class Op:
     calls: dict[str, Arrival] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     spec: OpSpec = field(init=False)
+    uniform: bool = False
     compiled: Compiled | None = None
     operands: Operands | None = None
     on_gpu: bool = False
@@ -164,6 +166,9 @@ class Op:
         if translated is not None:
             if not self.arrivals:
                 self.spec = translated.spec
+                self.uniform = not translated.spec.is_exchange
+            elif translated.spec is not self.spec:
+                self.uniform = False
             self.arrivals[translated.rank] = translated
         elif not self.calls:
             self.spec = arrival.spec
@@ -188,7 +193,7 @@ class Op:
 
     def enter(self, arrivals: dict[int, Arrival]) -> None:
         """Take the calls in the numbers of another epoch."""
-        self.arrivals = arrivals
+        self.arrivals, self.uniform = arrivals, False
         self.spec = next(iter((arrivals or self.calls).values())).spec
 
     def forget_attempt(self) -> None:
@@ -199,6 +204,8 @@ class Op:
 
     def agrees(self) -> bool:
         """Return True if the calls of the local ranks, those made until now, fit together."""
+        if self.uniform:
+            return True
         spec = self.spec
         if not spec.is_exchange:
             for each in self.arrivals.values():

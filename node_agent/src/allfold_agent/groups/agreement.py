@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
 _ARRIVAL_SECONDS = 0.3
+_FOR_EVERY_OP = (Start, HandOut)
 
 Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
 
@@ -238,7 +239,7 @@ class Agreement:
         try:
             while self._todo:
                 each = self._todo.popleft()
-                if isinstance(each, Start | HandOut):
+                if isinstance(each, _FOR_EVERY_OP):
                     self._effects.carry_out(each)
                 else:
                     self._carry_out(each)

@@ -107,11 +107,11 @@ class Group(AgreeingGroup):
         seq, machine = arrival.message.seq, self.agreement.machine
         is_new = self.evicted is None and session not in machine.dead
         is_new = is_new and seq > self._submitted.get(session, -1)
-        refusal = None
+        op = refusal = None
         if not is_new or machine.failure(seq) is not None:
             refusal = self._refusal(session, arrival)
         if refusal is None:
-            self._record(session, arrival)
+            op = self._record(session, arrival)
         else:
             self._runs.add_due(
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
@@ -120,7 +120,8 @@ class Group(AgreeingGroup):
             self._submitted[session] = seq
             self.epoch_table.note_view(session, arrival.message.view)
             self.agreement.call(seq, session, call)
-            self._check_fit(seq)
+            if op is None or not op.uniform:
+                self._check_fit(seq)
 
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:
         """The error of a call that has no part in any op, and the epoch that it leaves."""
@@ -136,12 +137,13 @@ class Group(AgreeingGroup):
             return InvalidArgument(text), view
         return None
 
-    def _record(self, session: str, arrival: Arrival) -> None:
+    def _record(self, session: str, arrival: Arrival) -> Op:
         seq = arrival.message.seq
         op = self.table.in_flight.get(seq)
         if op is None:
             op = self.table.in_flight[seq] = self._epoch_of(seq).new_op(seq)
         self.epochs[op.ordinal].add(op, session, arrival, self.epochs)
+        return op
 
     def _check_fit(self, seq: int) -> None:
         """Have an op judged whose calls differ; the agreement knows all of them by now."""
