@@ -270,13 +270,16 @@ class Connection:
             self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
 
     def _settle_call(self, outcome: Outcome) -> None:
-        key = (Message.OP, outcome.group, outcome.seq)
-        if (pending := self._pending.get(key)) is not None:
-            pending.epoch, pending.participants = outcome.epoch, outcome.participants
+        pending = self._pending.pop((Message.OP, outcome.group, outcome.seq), None)
+        if pending is None:
+            log.error("unexpected message from the node agent: %s", outcome)
+            return
+        pending.epoch, pending.participants = outcome.epoch, outcome.participants
         if outcome.kind is Message.FAILED:
-            self._settle(key, {}, from_dict(outcome.body or {}))
-        else:
-            self._settle(key, outcome.body or {}, None)
+            pending.error = from_dict(outcome.body or {})
+        elif outcome.body is not None:
+            pending.answer = outcome.body
+        pending.done = True
 
     def _take_news(self, kind: int, body: dict[str, Any]) -> None:
         """Take in what the agent says of a group unasked, unless the group was left."""

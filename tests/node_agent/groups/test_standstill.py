@@ -67,7 +67,7 @@ def test_a_rank_that_calls_during_the_standstill_does_not_end_the_extension(
         group.check_deadlines(began + after)
     (op,) = group.table.in_flight.values()
     (session, arrival), *_ = op.calls.items()
-    op.add(session, arrival)
+    op.add(session, arrival, arrival)
     assert op.next_deadline == op.deadline == op.first_call + TIMEOUT + 5.0
 
 

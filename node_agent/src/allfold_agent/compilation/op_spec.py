@@ -38,6 +38,7 @@ class OpSpec:
         input_bytes: what each local rank brings.
         output_bytes: what each local rank gets.
         hears_from_all: what a node has in the end has something from every other node in it.
+        is_exchange: the calls of the ranks need not be equal, only match.
     """
 
     packed: bytes
@@ -48,11 +49,7 @@ class OpSpec:
     input_bytes: dict[int, int]
     output_bytes: dict[int, int]
     hears_from_all: bool
-
-    @property
-    def is_exchange(self) -> bool:
-        """True if the calls of the ranks need not be equal, only match."""
-        return self.fingerprint.kind is Kind.ALL_TO_ALL
+    is_exchange: bool
 
 
 class OpSpecs:
@@ -78,6 +75,7 @@ class OpSpecs:
             self._bytes(fingerprint, output_numel),
             fingerprint.kind is Kind.BARRIER
             or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
+            fingerprint.kind is Kind.ALL_TO_ALL,
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:

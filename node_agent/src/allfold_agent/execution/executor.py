@@ -243,7 +243,8 @@ class Executor(SendingOp, ReceivingOp):
                 destinations.add(task.peer)
             elif task.kind in _RECEIVING:
                 sources.add(task.peer)
-                self._changed.notify_all()
+                if self._changed is not None:
+                    self._changed.notify_all()
             elif task.kind is TaskKind.FENCE:
                 self._count(task, own, destinations, sources)
 
@@ -304,7 +305,8 @@ class Executor(SendingOp, ReceivingOp):
         """
         with self._lock:
             self.failed = True
-            self._changed.notify_all()
+            if self._changed is not None:
+                self._changed.notify_all()
             if self._handing_out:
                 self._after_handing_out.append(then)
                 return

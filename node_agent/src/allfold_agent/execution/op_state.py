@@ -39,7 +39,7 @@ class OpState:
         self.buffer = buffers.take(operands.layout.held * self._size, shared=bool(graph.sends))
         self.work = operands.arithmetic.kept(self.buffer.bytes, operands.layout.held)
         self._lock = make_rlock("executor")
-        self._changed = Condition(self._lock)
+        self._changed: Condition | None = None  # made by the first thread that waits
         self._waits_for = [task.waits_for for task in graph.tasks]
         self._codes: dict[int, Buffer] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Condition
 
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import Task, TaskGraph, TaskKind
@@ -46,6 +47,8 @@ class ReceivingOp(OpState):
     def await_progress(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until a condition holds; false where it does not within so many seconds."""
         with self._lock:
+            if self._changed is None:
+                self._changed = Condition(self._lock)
             return self._changed.wait_for(condition, timeout=seconds)
 
     def land(self, task: Task) -> SliceLanding | None:

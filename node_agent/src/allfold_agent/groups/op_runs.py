@@ -106,7 +106,7 @@ class OpRuns:
         A group that keeps more results than it should begins its oldest op alone: others may wait
         for that one, and it for none of those behind it.
         """
-        if self._beginning:
+        if self._beginning or not self._starts:
             return
         self._beginning = True
         try:
@@ -116,10 +116,10 @@ class OpRuns:
             self._beginning = False
 
     def _may_begin(self, op: Op) -> bool:
-        if op.leaving:
-            return False
+        if op.leaving or self._results.has_room:
+            return not op.leaving
         under_way = (each for each in self._table.in_flight.values() if each.running)
-        return self._results.has_room or all(each.ended or each.seq > op.seq for each in under_way)
+        return all(each.ended or each.seq > op.seq for each in under_way)
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
         if len(op.calls) > len(op.arrivals):

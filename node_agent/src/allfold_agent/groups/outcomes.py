@@ -48,9 +48,11 @@ class Outcomes:
             return
         with self._table.lock:
             self.retire(op)
+        members, outcome = op.participants, None
         for arrival in op.calls.values():
-            number, members = arrival.group_number, op.participants
-            outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members)
+            number = arrival.group_number
+            if outcome is None or outcome.group != number:  # nearly always one for all ranks
+                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members)
             arrival.connection.send_outcome(outcome)
 
     def refuse(self, op: Op) -> None:
