@@ -127,6 +127,8 @@ class Residuals:
 
     def settle(self, floor: int) -> None:
         """No op up to this one will be given up any more."""
+        if not self._kept:
+            return
         for residual in list(self._kept.values()):
             residual.settle(floor)
 

@@ -85,8 +85,10 @@ class Group(AgreeingGroup):
         rank = epoch.rank_of(session)
         self._check_room(rank, message.seq)
         spec = epoch.spec_of(message)
-        source = connection.place(message.source, spec.input_bytes[rank])
-        target = connection.place(message.target, spec.output_bytes[rank])
+        brings, gets = spec.input_bytes[rank], spec.output_bytes[rank]
+        source = target = connection.place(message.source, brings)
+        if gets != brings or message.target != message.source:  # else it is done in place
+            target = connection.place(message.target, gets)
         now = monotonic()
         return Arrival(rank, connection, number, message, spec, source, target, now, called or now)
 

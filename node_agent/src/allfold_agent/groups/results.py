@@ -58,6 +58,8 @@ class Results:
 
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
+        if not self._kept:
+            return
         for seq in [each for each in self._kept if each <= floor]:
             released = self._kept.pop(seq)
             self._nbytes -= released.nbytes
