@@ -194,7 +194,9 @@ class Op:
     def enter(self, arrivals: dict[int, Arrival]) -> None:
         """Take the calls in the numbers of another epoch."""
         self.arrivals, self.uniform = arrivals, False
-        self.spec = next(iter((arrivals or self.calls).values())).spec
+        for first in (arrivals or self.calls).values():
+            self.spec = first.spec
+            break
 
     def forget_attempt(self) -> None:
         """The attempt was given up; its calls stay."""

@@ -122,7 +122,7 @@ class OpRuns:
         return all(each.ended or each.seq > op.seq for each in under_way)
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
-        if len(op.calls) > len(op.arrivals):
+        if not op.calls.keys() <= epoch.record.sessions:
             self._progress.refuse_others(op, epoch)
         if not op.agrees():
             return  # its ranks will hear of a verdict
