@@ -59,6 +59,8 @@ Whoever makes a group outlive another kind adds it here.
 
 TAKES_A_RANK = (Kind.KILL_RANK,)
 TAKES_A_NODE = (Kind.KILL_AGENT, Kind.STOP_AGENT, Kind.PART, Kind.PART_ONE_WAY)
+SILENCES_A_NODE = (Kind.STOP_AGENT, Kind.PART, Kind.PART_ONE_WAY)
+"""Nothing proves that such a node is gone, so the others must outnumber those that are silent."""
 
 _GAP_SECONDS = (0.5, 2.0)
 _SECOND_FAULT = 0.3
@@ -106,6 +108,22 @@ def schedule(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
             random.random(),
             random.random(),
         )
+
+
+def leaves_enough(kind: Kind, nodes: int, silent: int) -> bool:
+    """Return True if a group can go on after a fault of this kind.
+
+    A node that is only silent is given up where most nodes are still heard: while the orchestrator
+    has lost its records, and where two sides do not hear each other. A fault that goes beyond that
+    shows nothing.
+
+    Args:
+        nodes: that no fault has taken.
+        silent: nodes whose silence is not decided on yet.
+    """
+    if kind not in TAKES_A_NODE:
+        return True
+    return nodes - 1 > silent + (kind in SILENCES_A_NODE)
 
 
 def parse(text: str) -> tuple[Kind, ...]:

@@ -21,7 +21,7 @@ from benchmarks.redis_server import RedisServer
 from tests.chaos import records
 from tests.chaos.proxy import Pair
 from tests.chaos.rank_program import Orders
-from tests.chaos.records import CRASHED, HUNG, KILLED, RankLog
+from tests.chaos.records import CRASHED, HUNG, KILLED, RankLog, last_world
 from tests.support.processes.services import ROOT, AgentProcess, Services
 from tests.support.waiting import wait_until
 
@@ -79,6 +79,8 @@ class RankProcess:
     child: Child
     output: Path
     killed: bool = False
+    lost: bool = False
+    """A fault has taken it, alone or with its node; its process may still run."""
 
     @property
     def lives(self) -> bool:
@@ -196,9 +198,18 @@ class Fleet:
 
     @property
     def living(self) -> list[RankProcess]:
-        """The ranks that play, on nodes whose agent lives."""
-        agents = self.services.agents
-        return [each for each in self.ranks if each.lives and not agents[each.node].child.ended]
+        """The ranks that play, and that no fault has taken."""
+        return [each for each in self.ranks if each.lives and not each.lost]
+
+    @property
+    def living_nodes(self) -> int:
+        """How many nodes have a rank that lives."""
+        return len({rank.node for rank in self.living})
+
+    @property
+    def members(self) -> int:
+        """How many ranks the group has: the most that any of the living ranks knows of."""
+        return max((last_world(Path(rank.orders.log)) for rank in self.living), default=0)
 
     def await_end(self, lost: frozenset[int], seconds: float) -> list[RankLog]:
         """Wait for the ranks that are not lost, which have been told to stop; all ranks' logs."""

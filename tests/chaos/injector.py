@@ -54,6 +54,7 @@ class Injector:
         self._numbers = count()
         self._away: set[Kind] = set()
         self._parted: set[Pair] = set()
+        self._stopped: set[str] = set()
         self.done: list[Done] = []
 
     @property
@@ -91,19 +92,24 @@ class Injector:
 
     def _take_rank(self, fault: Fault, rank: RankProcess) -> None:
         resident = _resident(rank.child.pid)
-        rank.killed, at = True, monotonic()
+        rank.killed = rank.lost = True
+        at = monotonic()
         rank.child.signal(signal.SIGKILL)
         seat = rank.orders.seat
         self.done.append(Done(fault.kind, f"seat {seat}", at, at, frozenset([seat]), resident))
 
     def _take_node(self, fault: Fault, node: str) -> None:
-        seats = frozenset(each.orders.seat for each in self._fleet.ranks if each.node == node)
+        taken = [each for each in self._fleet.ranks if each.node == node]
+        for each in taken:
+            each.lost = True
+        seats = frozenset(each.orders.seat for each in taken)
         agent = self._fleet.services.agents[node]
         resident, at = _resident(agent.pid), monotonic()
         match fault.kind:
             case Kind.KILL_AGENT:
                 self._fleet.kill_agent(node)
             case Kind.STOP_AGENT:
+                self._stopped.add(node)
                 agent.child.signal(signal.SIGSTOP)
                 # When the life is over: what it knew of the group is of no use to the next one.
                 self._end_later(float("inf"), partial(self._fleet.kill_agent, node))
@@ -118,10 +124,17 @@ class Injector:
     def _pause(self, fault: Fault, rank: RankProcess, node: str) -> None:
         if fault.kind is Kind.PAUSE_RANK:
             child, target = rank.child, f"seat {rank.orders.seat}"
+            end = partial(child.signal, signal.SIGCONT)
         else:
             child, target = self._fleet.services.agents[node].child, node
+            end = partial(self._continue, node)
         child.signal(signal.SIGSTOP)
-        self._lasting(fault, target, partial(child.signal, signal.SIGCONT))
+        self._lasting(fault, target, end)
+
+    def _continue(self, node: str) -> None:
+        """Let an agent go on after a pause, but not one that is stopped for good."""
+        if node not in self._stopped:
+            self._fleet.services.agents[node].child.signal(signal.SIGCONT)
 
     def _restart(self, fault: Fault) -> None:
         if fault.kind in self._away:

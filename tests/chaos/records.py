@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from tests.chaos.script import WORLD
 
 FINISHED, BROKEN, AGENT_LOST, EVICTED = "finished", "broken", "agent lost", "evicted"
 """Endings that a rank writes itself; ``broken``: op after op has failed, and it gave up."""
 KILLED, HUNG, CRASHED = "killed", "hung", "crashed"
 """Endings of ranks whose log has none."""
+
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,16 @@ def read(path: Path, seat: int, node: str, otherwise: str) -> RankLog:
     if lines and "ending" in lines[-1]:
         ending = lines.pop()["ending"]
     return RankLog(seat, node, ending, [Record(**line) for line in lines])
+
+
+def last_world(path: Path) -> int:
+    """Return the size of the whole group as the newest record of it says; 0 if there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode().splitlines()
+    for line in reversed(lines):
+        with suppress(ValueError):  # it is being written, or its beginning is not in the tail
+            record = json.loads(line)
+            if record.get("group") == WORLD:
+                return int(record["world"])
+    return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from allfold.cli._processes import wait_for
-from tests.chaos.faults import Kind, schedule
+from tests.chaos.faults import SILENCES_A_NODE, Kind, leaves_enough, schedule
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.injector import Injector
 from tests.chaos.judge import FINDINGS, RAISE, Finding, Life, judge
@@ -113,11 +113,19 @@ def _play(
     while (now := monotonic()) < until and len(found.living) * 2 >= found.world:
         injector.end_due(now)
         if fault and now >= due:
-            injector.inject(fault)
+            if leaves_enough(fault.kind, found.living_nodes, _silent(found, injector)):
+                injector.inject(fault)
             fault = next(faults)
             due = monotonic() + fault.after
         wake = min(until, due, injector.next_ending)
         wait_for([rank.child for rank in found.living], max(0.0, wake - monotonic()))
+
+
+def _silent(found: Fleet, injector: Injector) -> int:
+    """Return how many nodes were silenced, unless the group goes on without them already."""
+    silenced = [done for done in injector.done if done.kind in SILENCES_A_NODE]
+    is_decided = not silenced or found.members <= len(found.living)
+    return 0 if is_decided else len(silenced)
 
 
 def _held(found: Fleet, node: str) -> Held:

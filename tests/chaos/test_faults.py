@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.chaos import contents
-from tests.chaos.faults import ENDURED, TAKES_A_RANK, Kind, parse, schedule
+from tests.chaos.faults import (
+    ENDURED,
+    TAKES_A_RANK,
+    Kind,
+    leaves_enough,
+    parse,
+    schedule,
+)
 from tests.chaos.script import CONTROL, HALF, WORLD, Op, bursts, group_of
 
 SOME = 2000
@@ -112,3 +119,16 @@ def test_names_of_faults_are_parsed() -> None:
     assert (parse("endured"), parse("all"), parse("none")) == (ENDURED, tuple(Kind), ())
     with pytest.raises(ValueError, match="fire"):
         parse("fire")
+
+
+def test_a_node_may_be_killed_as_long_as_one_is_left() -> None:
+    assert leaves_enough(Kind.KILL_AGENT, nodes=2, silent=0)
+    assert not leaves_enough(Kind.KILL_AGENT, nodes=1, silent=0)
+
+
+def test_nodes_that_are_heard_outnumber_those_that_are_silent() -> None:
+    assert leaves_enough(Kind.STOP_AGENT, nodes=3, silent=0)
+    assert not leaves_enough(Kind.STOP_AGENT, nodes=2, silent=0)
+    assert not leaves_enough(Kind.PART, nodes=3, silent=1)
+    assert not leaves_enough(Kind.KILL_AGENT, nodes=2, silent=1)
+    assert leaves_enough(Kind.KILL_RANK, nodes=1, silent=1)
