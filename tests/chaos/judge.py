@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from tests.chaos.records import (
     AGENT_LOST,
@@ -116,11 +115,28 @@ def _of_rank(life: Life, log: RankLog) -> Iterator[Finding]:
         yield Finding(endings[log.ending], f"{life.name}, {log}: {log.ending}{told}")
     for record in log.records:
         yield from _of_record(life, log, record)
-    for group in {record.group for record in log.records}:
-        epochs = [each for each in log.records if each.group == group and each.epoch is not None]
-        for one, other in pairwise(epochs):
-            if (other.epoch or 0) < (one.epoch or 0) and other.kind not in _MESSAGES:
-                yield Finding(DIFFERENT, f"{life.name}, {log}: epoch falls at {_name(other)}")
+    for record in _with_falling_epochs(log.records):
+        yield Finding(DIFFERENT, f"{life.name}, {log}: epoch falls at {_name(record)}")
+
+
+def _with_falling_epochs(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield ops of an epoch below one that the rank knew of when it called them.
+
+    Of ops that are in flight together a later one may have an older epoch: it was done already,
+    while an earlier one had to be done again.
+    """
+    known: dict[str, int] = defaultdict(int)
+    in_flight: list[Record] = []
+    for record in records:
+        if record.epoch is None or record.kind in _MESSAGES:
+            continue
+        for each in in_flight:
+            if each.ended <= record.called:
+                known[each.group] = max(known[each.group], each.epoch or 0)
+        in_flight = [each for each in in_flight if each.ended > record.called]
+        if record.epoch < known[record.group]:
+            yield record
+        in_flight.append(record)
 
 
 def _of_record(life: Life, log: RankLog, record: Record) -> Iterator[Finding]:

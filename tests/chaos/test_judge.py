@@ -193,6 +193,13 @@ def test_an_epoch_that_falls_is_found() -> None:
     assert kinds(Life("life", logs_of([op(0, epoch=2), op(1, epoch=1)]))) == [DIFFERENT] * 4
 
 
+def test_of_ops_that_were_in_flight_together_a_later_one_may_have_an_older_epoch() -> None:
+    again, done = op(0, epoch=1, ended=3.0), op(1, epoch=0, ended=3.0)
+    assert kinds(Life("life", logs_of([again, done]))) == []
+    after = op(4, epoch=0)
+    assert kinds(Life("life", logs_of([again, done, after]))) == [DIFFERENT] * 4
+
+
 def test_recovery_counts_until_the_slowest_survivor_has_a_result_without_the_dead() -> None:
     fault = Done(Kind.KILL_RANK, "seat 3", at=1.1, over=1.1, seats=frozenset([3]))
     records = [op(0), op(1), op(2, 0b0111), op(3, 0b0111)]

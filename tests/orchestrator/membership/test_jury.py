@@ -77,6 +77,21 @@ def test_a_refused_dial_of_a_node_that_was_never_reached_says_nothing() -> None:
     assert decided(jury, AFTER) == {"a"}, "for silence"
 
 
+def test_a_node_that_was_never_reached_and_refuses_all_is_more_than_silent() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.REFUSED, MEMBERS)
+    silent(jury, 0.0, B, C)
+    jury.dial_refused(A)
+    jury.dial_refused(C)
+    assert jury.refused_lives == {A}
+    assert jury.decide(AFTER, RANKS, spared={A, C}) == []
+    one, other = jury.decide(AFTER, RANKS)
+    assert isinstance(one, Evict)
+    assert isinstance(other, Evict)
+    assert (set(one.lives), one.is_refused) == ({C}, False)
+    assert (set(other.lives), other.is_refused, other.is_proven) == ({A}, True, False)
+
+
 def test_a_refused_dial_of_a_node_that_nobody_accuses_says_nothing() -> None:
     jury = Jury()
     jury.reached(A)

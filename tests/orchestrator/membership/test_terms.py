@@ -242,7 +242,7 @@ def test_a_node_that_says_it_is_out_is_evicted_on_its_own_word() -> None:
 
 
 def test_from_a_whole_record_anybody_may_be_evicted() -> None:
-    assert may_evict(first(), "a", is_proven=False, now=0.0)
+    assert may_evict([first()], "a", is_proven=False, now=0.0)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,22 @@ def test_while_a_record_is_recalled_evictions_take_more(
     node: str, registered: str, is_proven: bool, now: float, allowed: bool
 ) -> None:
     record = replace(first(), recall=Recall(UNTIL, frozenset(registered)))
-    assert may_evict(record, node, is_proven=is_proven, now=now) is allowed
+    assert may_evict([record], node, is_proven=is_proven, now=now) is allowed
+
+
+def test_those_who_registered_in_one_group_speak_for_its_smaller_ones() -> None:
+    whole = replace(first(), recall=Recall(UNTIL, frozenset("ab")))
+    half = replace(without(first(), "a"), recall=Recall(UNTIL, frozenset("b")))
+    assert not may_evict([half], "c", is_proven=False, now=UNTIL)
+    assert may_evict([half, whole], "c", is_proven=False, now=UNTIL)
+    assert not may_evict([half, whole], "c", is_proven=False, now=UNTIL - 1)
+    later = replace(half, recall=Recall(UNTIL + 1, frozenset("b")))
+    assert not may_evict([later, whole], "c", is_proven=True, now=UNTIL)
+
+
+def test_all_voters_of_a_record_that_was_not_lost_count_as_registered() -> None:
+    half = replace(without(first(), "a"), recall=Recall(UNTIL, frozenset("b")))
+    assert may_evict([half, first()], "c", is_proven=False, now=UNTIL)
 
 
 def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> None:

@@ -68,7 +68,7 @@ class World:
     def evict(self, name: str, _: int) -> None:
         if self.record is not None and self.record.generation == self.store.generation:
             is_proven = not self.agents[name].is_alive
-            if may_evict(self.record, name, is_proven=is_proven, now=self.now):
+            if may_evict([self.record], name, is_proven=is_proven, now=self.now):
                 self.write(evict(self.record, {(name, "1"): "lost"}) or self.record)
 
     def lose(self, _: str, choice: int) -> None:

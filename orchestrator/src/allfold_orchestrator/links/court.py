@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 
+from allfold_core.errors import ServiceError
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -51,7 +53,7 @@ class Court:
         self._dial = dial
         self._refresh = refresh
         self._wake = wake
-        self._verdicts: dict[Life, tuple[str, bool]] = {}
+        self._verdicts: dict[Life, Evict] = {}
         self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
         self._tasks: set[asyncio.Task[None]] = set()
         self.jury = Jury()
@@ -69,8 +71,8 @@ class Court:
                     self._probe(accused, members)
                 case Cleared(accuser, accused, patience):
                     self._links.send(accuser, messages.cleared(accused, patience))
-                case Evict(lives, is_proven):
-                    self._verdicts |= {life: (how, is_proven) for life, how in lives.items()}
+                case Evict(lives):
+                    self._verdicts |= dict.fromkeys(lives, instruction)
         if not self.is_idle:
             self._wake.set()
 
@@ -104,9 +106,19 @@ class Court:
         match dialled:
             case Dialled.REFUSED:
                 self.follow(self.jury.dial_refused(life))
+            case Dialled.ANSWERED if await self._is_replaced(life, url):
+                self.follow(self.jury.gone(life, "has been started anew"))
             case Dialled.ANSWERED:
                 self.follow(self.jury.answered(monotonic(), life, float("inf")))
         return dialled
+
+    async def _is_replaced(self, life: Life, url: str) -> bool:
+        """Return True if the store knows that another life of the node has this address now."""
+        info = None
+        with suppress(ServiceError):
+            record = await self._store.nodes.get(life[0])
+            info = record.info if record is not None else None
+        return info is not None and info.incarnation != life[1] and info.control_url == url
 
     async def _ask_other_replicas(self, life: Life) -> None:
         """Let a node be probed on its link, whichever replica has it.
@@ -138,7 +150,10 @@ class Court:
         await self._carry_out()
 
     def _spared(self) -> set[Life]:
-        return self._terms.spared(self._store.clock.now())
+        """The lives that may not be evicted now, for what is known of each."""
+        now, refused = self._store.clock.now(), self.jury.refused_lives
+        spared = self._terms.spared(now)
+        return spared - (refused - self._terms.spared(now, is_proven=True)) if refused else spared
 
     async def _decide(self) -> None:
         # What others have decided in their turn takes accusations away.
@@ -152,10 +167,10 @@ class Court:
     async def _carry_out(self) -> None:
         """End the lives that are over, all together: each group gets one term for them."""
         over = {}
-        for life, (how, is_proven) in list(self._verdicts.items()):
-            if await self._may_evict(life, is_proven):
-                over[life] = how
-            elif not is_proven:
+        for life, verdict in list(self._verdicts.items()):
+            if await self._may_evict(life, verdict.is_proven or verdict.is_refused):
+                over[life] = verdict.lives[life]
+            elif not verdict.is_proven:
                 del self._verdicts[life]
                 self._let_accuse_again(life)
         await self._evict(over)
@@ -163,14 +178,11 @@ class Court:
             self._verdicts.pop(life, None)
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
+        groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}
+        found = [term_record(await self._store.groups.read(group)) for group in groups]
+        records = [record for record in found if record is not None and record.has(life)]
         now = self._store.clock.now()
-        for group in self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}:
-            record = term_record(await self._store.groups.read(group))
-            if record is None or not record.has(life):
-                continue
-            if not may_evict(record, life[0], is_proven=is_proven, now=now):
-                return False
-        return True
+        return may_evict(records, life[0], is_proven=is_proven, now=now)
 
     async def _evict(self, lives: Mapping[Life, str]) -> None:
         """End lives: first in the store, so that any replica finishes what this one begins."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -52,11 +52,18 @@ class KnownTerms:
         """The nodes that lead a group."""
         return {record.term.leader for record in self.records.values()}
 
-    def spared(self, now: float) -> set[Life]:
-        """Return the lives that may not be evicted for silence, as a record may lack their term."""
+    def spared(self, now: float, *, is_proven: bool = False) -> set[Life]:
+        """Return the lives that may not be evicted, as a record may lack their term.
+
+        Args:
+            is_proven: they are known to be gone, and not only silent.
+        """
+        records = defaultdict(list)
+        for record in self.records.values():
+            for life in record.lives:
+                records[life].append(record)
         return {
             life
-            for record in self.records.values()
-            for life in record.lives
-            if not may_evict(record, life[0], is_proven=False, now=now)
+            for life, found in records.items()
+            if not may_evict(found, life[0], is_proven=is_proven, now=now)
         }

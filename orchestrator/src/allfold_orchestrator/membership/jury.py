@@ -5,9 +5,10 @@ belongs to one replica; what it decides is written by compare-and-set, so two of
 twice.
 
 A life is over on *proof*: it says so itself, or it refuses connections at a replica that had
-reached it before and on a second path. Or for *silence*: accused, probed, and not heard by anybody
-until ``confirm`` is over. Where both ends of a link are alive and nothing passes between them for
-as long, the *link* is dead, and the fewest nodes go that have an end of every such link.
+reached it before and on a second path, or a new life of the node has its address. Or for *silence*:
+accused, probed, and not heard by anybody until ``confirm`` is over. Where both ends of a link are
+alive and nothing passes between them for as long, the *link* is dead, and the fewest nodes go that
+have an end of every such link.
 """
 
 from __future__ import annotations
@@ -58,10 +59,16 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """These lives are over, all at once; each with how that is known."""
+    """These lives are over, all at once; each with how that is known.
+
+    Attributes:
+        is_refused: they refuse connections here and at an accuser. This replica has not reached
+            them before, so it is no proof, but it is more than silence.
+    """
 
     lives: Mapping[Life, str]
     is_proven: bool
+    is_refused: bool = False
 
 
 Instruction = Probe | Cleared | Evict
@@ -88,6 +95,11 @@ class _Case(_Open):
         """True if a second path confirms what this replica found itself."""
         confirmed = self.link_ended or Charge.REFUSED in self.charges.values()
         return self.dial_refused and confirmed
+
+    @property
+    def is_refused_to_all(self) -> bool:
+        """True if those who were linked to the node are refused now, as this replica is."""
+        return self.dial_refused and Charge.REFUSED in self.charges.values()
 
     @property
     def is_charged(self) -> bool:
@@ -164,7 +176,7 @@ class Jury:
     def dial_refused(self, life: Life) -> list[Instruction]:
         """The node refuses connections of this replica."""
         case = self._cases.get(life)
-        if case is None or life not in self._reached:
+        if case is None:
             return []
         case.dial_refused = True
         return self._proof(life, case)
@@ -235,6 +247,11 @@ class Jury:
         """The lives of which a sign is looked for."""
         return set(self._cases)
 
+    @property
+    def refused_lives(self) -> set[Life]:
+        """The accused that refuse connections here and at an accuser."""
+        return {life for life, case in self._cases.items() if case.is_refused_to_all}
+
     def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
         cases = (case.until for life, case in self._cases.items() if life not in spared)
@@ -253,10 +270,13 @@ class Jury:
         Args:
             ranks: how many each node has.
             leaders: the nodes that lead a group.
-            spared: lives that may not be evicted for silence now; their cases stay open.
+            spared: lives that may not be evicted now; their cases stay open.
         """
-        over = dict(self._silent(now, spared))
-        for life in over:
+        refused = self.refused_lives
+        silent = dict(self._silent(now, spared))
+        over = {life: how for life, how in silent.items() if life not in refused}
+        gone = {life: how for life, how in silent.items() if life in refused}
+        for life in silent:
             self.over(life)
         dead = [pair for pair in self._dead_links(now) if not {*pair} & {*spared}]
         names = {life[0]: life for pair in dead for life in pair}
@@ -264,7 +284,8 @@ class Jury:
         for name in sorted(cover):
             over[names[name]] = _cut_off(name, dead)
             self.over(names[name])
-        return [Evict(over, is_proven=False)] if over else []
+        verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
+        return [each for each in verdicts if each.lives]
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
@@ -331,7 +352,7 @@ class Jury:
         return max(CONFIRM_SECONDS, self.patience(life, now))
 
     def _proof(self, life: Life, case: _Case) -> list[Instruction]:
-        if not case.is_refused_twice:
+        if not case.is_refused_twice or life not in self._reached:
             return []
         return self.gone(life, "refuses connections of the orchestrator and of others")
 

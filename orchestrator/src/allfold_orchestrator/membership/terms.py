@@ -193,17 +193,27 @@ def _said_so(report: Registration) -> dict[Life, str]:
     return {report.life: "said that it is out of the group"}
 
 
-def may_evict(record: TermRecord, node: str, *, is_proven: bool, now: float) -> bool:
-    """Return True if a voter may be evicted; after a loss of the record that takes more.
+def may_evict(records: Collection[TermRecord], node: str, *, is_proven: bool, now: float) -> bool:
+    """Return True if a node may be evicted; after a loss of its groups' records that takes more.
 
     Args:
+        records: of all groups in which the node votes. Its life ends in all of them, so those who
+            have registered in one group speak for the others, too.
         is_proven: the node is known to be gone, and not only silent.
     """
-    recall = record.recall
-    if recall is None:
-        return True
-    if node in recall.registered:
-        return is_proven or now >= recall.until
-    if now < recall.until:
+    recalls = [record.recall for record in records if record.recall is not None]
+    missed = [recall for recall in recalls if node not in recall.registered]
+    if any(now < recall.until for recall in missed):
         return False
-    return is_proven or 2 * len(recall.registered & set(record.voters)) > len(record.voters)
+    if is_proven or not missed:
+        return is_proven or all(now >= recall.until for recall in recalls)
+    voters = {name for record in records for name in record.voters}
+    registered = {name for record in records for name in _registered(record)}
+    return 2 * len(registered) > len(voters)
+
+
+def _registered(record: TermRecord) -> Set[str]:
+    """Return the voters that are known to have registered since the record was lost."""
+    return record.voters.keys() & (
+        record.voters if record.recall is None else record.recall.registered
+    )
