@@ -146,3 +146,8 @@ def test_a_message_that_is_too_long_is_not_made() -> None:
 def test_a_body_that_says_nothing_is_refused(kind: int, body: bytes, why: str) -> None:
     with pytest.raises(FrameError, match=why):
         read(message_with(kind, body))
+
+
+def test_an_answer_to_a_ping_says_how_far_all_are_and_whom_rounds_wait_for() -> None:
+    pong = Pong(7, 0.25, (Floor("train", 3, 11, ("b", "näher")), Floor("other", 4, -1, ())))
+    assert list(LinkReader().feed(pong.pack())) == [pong]

@@ -78,7 +78,5 @@ def test_a_node_that_lives_is_ended_by_its_own_incarnation_alone() -> None:
 
 def test_how_a_life_has_ended_is_known_from_the_record_of_its_node() -> None:
     assert HERE.end_of("1") == LEASE_ENDED
-    assert replace(HERE, lost_at=7.0, lost_how="its agent was stopped").end_of("1") == (
-        "its agent was stopped"
-    )
-    assert RESTARTED.end_of("1") == "its agent was started anew"
+    assert replace(HERE, lost_at=7.0, lost_how="was stopped").end_of("1") == "was stopped"
+    assert RESTARTED.end_of("1") == "was started anew"

@@ -295,3 +295,10 @@ def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> No
     assert not record.follows(newer)
     assert not record.follows(record)
     assert replace(record, epoch=record.epoch + 1).follows(newer)
+
+
+def test_the_lives_of_a_record_are_its_voters_each_in_its_incarnation() -> None:
+    record = first(2)
+    assert record.lives == {("a", "1"), ("b", "1")}
+    assert all(map(record.has, record.lives))
+    assert not record.has(("a", "2"))
