@@ -56,9 +56,10 @@ test: lint types $(BEFORE) ## check style and types, then run all tests
 chaos: .venv/.installed-dev ## ten minutes of faults on real processes; every op is compared afterwards
 	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
 
-# Without the long proofs, which run no line that others do not: tracing makes them three times longer.
+# Without the long ones, which run no line that others do not: tracing makes them three times longer.
+LONG := right_for or stays_right or switched_off or at_scale
 coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k 'not right_for' \
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k 'not ($(LONG))' \
 	  --cov --cov-report=term:skip-covered tests/core tests/orchestrator/membership
 
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
