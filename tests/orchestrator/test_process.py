@@ -205,8 +205,8 @@ def test_a_wrong_setting_is_one_line(
 def test_settings_that_contradict_each_other_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--lease-seconds", "1"]) == 2
-    assert capsys.readouterr().err.startswith("allfold-orchestrator: a lease of 1 s is over")
+    assert main(["--lease-seconds", "0.9"]) == 2
+    assert capsys.readouterr().err.startswith("allfold-orchestrator: a lease of 0.9 s is over")
 
 
 def test_the_help_explains_every_flag_and_names_its_variable(
