@@ -31,7 +31,8 @@ class Plan:
 
     Attributes:
         seconds: of play, about.
-        timeout: of every op; one that takes longer than this and a little is a hang.
+        timeout: of every op. While nodes wait for the orchestrator, its deadline stands still for
+            as long once more; an op that takes longer than both and a little is a hang.
         logs: a folder for the logs of all processes; by default they are removed.
     """
 
@@ -83,8 +84,8 @@ def _live(
     found.stop_file.touch()
     losses = [done.loss for done in injector.done if done.loss is not None]
     lost = frozenset[int]().union(*(loss.seats for loss in losses))
-    logs = found.await_end(lost, plan.timeout + _END_SECONDS)
-    life = Life(name, logs, losses, plan.on_loss, plan.timeout + 1.0)
+    logs = found.await_end(lost, 2 * plan.timeout + _END_SECONDS)
+    life = Life(name, logs, losses, plan.on_loss, 2 * plan.timeout + 1.0)
     findings = judge(life)
     tally.add(life, injector.done, findings)
     counts = [len(log.records) for log in life.survivors]

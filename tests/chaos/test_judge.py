@@ -270,3 +270,17 @@ def test_the_ending_that_a_rank_has_written_counts(tmp_path: Path) -> None:
     writer.write(op(0))
     writer.end(FINISHED)
     assert records.read(path, 0, "node0", CRASHED) == RankLog(0, "node0", FINISHED, [op(0)])
+
+
+def test_the_newest_whole_record_tells_the_size_of_the_group(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    writer = records.Writer(path)
+    assert records.last_world(path) == 0
+    writer.write(replace(op(0), world=8))
+    writer.write(replace(op(1), world=6))
+    writer.write(replace(op(2, group="even"), world=3))
+    assert records.last_world(path) == 6
+    writer.close()
+    with path.open("a") as file:
+        file.write('{"group": "world", "wor')
+    assert records.last_world(path) == 6
