@@ -175,7 +175,7 @@ async def test_everything_at_once_over_three_replicas_leaves_one_truth(real: Rea
         views = [await replica.group() for replica in replicas]
         assert views[0] == views[1] == views[2]
         view = views[0]
-        assert (view["phase"], view["epoch"]) == ("broken", 1)
+        assert (view["phase"], view["epoch"]) == ("reduced", 1)
         assert [place["rank"] for place in view["left"]] == leaving
         assert {place["node"] for place in view["lost"]} == {f"n{n}" for n in lost}
         assert len(view["present"]) + len(view["left"]) + len(view["lost"]) == world_size

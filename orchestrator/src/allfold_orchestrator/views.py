@@ -66,9 +66,7 @@ def phase_of(state: GroupState) -> Phase:
         return "recalled"
     if current is None or current.closed:
         return "gone" if state.forming is None else "forming"
-    if current.intact:
-        return "ready"
-    return "broken" if current.broken else "reduced"
+    return "ready" if current.intact else "reduced"
 
 
 def _term_view(record: TermRecord, now: float) -> TermView:

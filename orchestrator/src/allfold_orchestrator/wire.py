@@ -276,7 +276,7 @@ class TermView(Shown):
     )
 
 
-Phase = Literal["forming", "ready", "reduced", "broken", "recalled", "gone", "unreadable"]
+Phase = Literal["forming", "ready", "reduced", "recalled", "gone", "unreadable"]
 
 
 class GroupView(Shown):
@@ -290,7 +290,7 @@ class GroupView(Shown):
     group: str
     phase: Phase = Field(
         description="forming: waits for the missing ranks. ready: all ranks are there. reduced: "
-        "it goes on without some, which have left or were lost. broken: a node was lost. "
+        "it goes on without some, which have left or were lost, alone or with their node. "
         "recalled: its agents run it, and the orchestrator, which lost the record of it, knows no "
         "more than its nodes. gone: nobody is there. unreadable: the record is damaged or of "
         "another version; the log says more."

@@ -284,12 +284,13 @@ def test_once_a_rank_has_left_the_next_epoch_can_form() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_a_rank_that_leaves_breaks_nothing_and_the_name_stays_taken(reason: Reason) -> None:
+def test_a_group_goes_on_without_a_rank_that_leaves_and_its_name_stays_taken(
+    reason: Reason,
+) -> None:
     state, _ = play([leave(0, reason)], ready(3))
     assert state.current is not None
     assert sorted(state.current.present) == [1, 2]
     assert not state.is_free
-    assert state.current.broken is (reason is Reason.NODE_LOST)
     assert reason.is_loss is (reason in (Reason.LOST, Reason.NODE_LOST))
 
 
@@ -363,12 +364,11 @@ def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
     assert state == EMPTY
 
 
-def test_a_lost_node_breaks_the_epoch_it_sits_in() -> None:
+def test_a_lost_node_takes_its_ranks_out_of_the_epoch_and_the_others_stay() -> None:
     state, instructions = play([lost("b")], ready(3))
     assert instructions == (RanksDeparted(1, (1,), Reason.NODE_LOST),)
     assert state.current is not None
-    assert state.current.broken
-    assert not state.current.closed
+    assert sorted(state.current.present) == [0, 2]
 
 
 def test_a_lost_node_does_not_change_why_a_rank_left() -> None:

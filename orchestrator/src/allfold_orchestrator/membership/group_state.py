@@ -170,11 +170,6 @@ class Epoch:
         return len(self.departed) == len(self.seats)
 
     @property
-    def broken(self) -> bool:
-        """True once a node was lost: its ranks cannot go on without it."""
-        return Reason.NODE_LOST in self.departed.values()
-
-    @property
     def present(self) -> dict[int, RankSeat]:
         """The seats of the ranks that have not left."""
         return {rank: seat for rank, seat in self.seats.items() if rank not in self.departed}
