@@ -186,8 +186,8 @@ class Work:
         error = PeerMissing(
             f"{self._name}, with a timeout of {self._timeout:g} s, is not decided: the group waits "
             f"for {epochs.waits_for}, for {epochs.held_for:.0f} s now. The op is still open and "
-            "uses its tensors. Wait again for its outcome: call wait() of its handle, which is "
-            "the attribute 'work' of this error.",
+            "uses its tensors. Bring back what it waits for, and wait again for its outcome: call "
+            "wait() of its handle, which is the attribute 'work' of this error.",
             timeout=self._timeout,
             decided=False,
             waits_for=epochs.waits_for,

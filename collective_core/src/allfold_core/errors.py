@@ -157,18 +157,18 @@ class PeerLost(PeerError):
 
     code = "AF301"
     advice = (
-        "Look at what the lost rank or its agent printed last. After the loss of a rank the group "
-        "is usable with those that are left; after that of a node, restart the job."
+        "Look at what the lost rank or its agent printed last. The group is usable with the ranks "
+        "that are left."
     )
 
 
 class Evicted(PeerLost):
-    """The group has gone on without this node, which it could not reach for too long."""
+    """The group goes on without this node, which lives, but was cut off or silent for too long."""
 
     code = "AF304"
     advice = (
-        "Nothing was changed in this rank's inputs. Call shutdown and init to join anew, and look "
-        "at the network and the load of this node at that time."
+        "This rank's inputs are unchanged. Look at the load and the network of this node at that "
+        "time. To have all ranks again, restart the job, or call shutdown and init on all of them."
     )
 
 
@@ -190,7 +190,7 @@ class BelowMinWorld(PeerLost):
     """Fewer ranks are left than ``min_world``."""
 
     code = "AF307"
-    advice = "Start ranks again, or open the group with a smaller min_world."
+    advice = "Restart the job, or open the group with a smaller min_world."
 
 
 class PeerMissing(PeerError, TimeoutError):
@@ -245,8 +245,9 @@ class AgentLost(ServiceError):
 
     code = "AF403"
     advice = (
-        "Look at the agent's log, and start it again; then restart the job, or call shutdown and "
-        "init on all ranks."
+        "Look at the agent's log, and start it again. Ranks on other nodes go on without those of "
+        "this one. To have all ranks again, restart the job, or call shutdown and init on all of "
+        "them."
     )
 
 

@@ -327,9 +327,9 @@ class Agent:
         if self.registry.remove(group):
             self.group_links.over(group)
 
-    def _end_life(self) -> None:
+    def _end_life(self, how: str) -> None:
         """The orchestrator has evicted this node, so its groups go on without it."""
-        self.terms.evicted()
+        self.terms.evicted(how)
         self.links.renew(self.registration.incarnation)
 
     # Connections between agents

@@ -28,6 +28,7 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     RankSeat,
+    Reason,
     Rejected,
     Seated,
     SeatsFreed,
@@ -40,6 +41,13 @@ from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
 log = logging.getLogger(__name__)
+
+_DEPARTURES = {
+    Reason.FINISHED: "ranks left the group",
+    Reason.WITHDRAWN: "ranks withdrew: they do not wait for the group any more",
+    Reason.LOST: "ranks lost: they ended without leaving the group",
+    Reason.NODE_LOST: "ranks lost with their node",
+}
 
 # How often the first waiter of a group reads it again without a notification, and how old the
 # state may be that it reads. It notifies the other waiters: if each of them read every second, the
@@ -269,7 +277,7 @@ class Orchestrator:
             case SeatsFreed(epoch, ranks, reason) | RanksDeparted(epoch, ranks, reason):
                 level = logging.WARNING if reason.is_loss else logging.INFO
                 facts = {"group": group, "epoch": epoch, "ranks": list(ranks)}
-                log.log(level, "ranks %s", reason.value, extra=facts)
+                log.log(level, "%s", _DEPARTURES[reason], extra=facts)
             case _:
                 return
         self._store.notifications.notify(group)

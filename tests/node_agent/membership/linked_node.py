@@ -43,8 +43,8 @@ class NotedByListener:
     def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
         self.calls.append(("term", generation, group, record))
 
-    def evicted(self) -> None:
-        self.calls.append(("evicted", self.incarnation()))
+    def evicted(self, how: str) -> None:
+        self.calls.append(("evicted", self.incarnation(), how))
 
     def cleared(self, node: str, incarnation: str, patience: float) -> None:
         self.calls.append(("cleared", node, incarnation, patience))

@@ -20,6 +20,9 @@ from tests.support.waiting import until
 
 Json = dict[str, Any]
 
+SILENT = "was silent to b, and gave no sign of life"
+"""How the orchestrator knows that a life is over."""
+
 
 class _Server(uvicorn.Server):
     @contextmanager
@@ -173,7 +176,8 @@ class ScriptedOrchestrator:
             await link.socket.close(4404, "node a is not registered: POST /v1/nodes comes first")
             return
         gone = incarnation in self.evicted
-        await link.say("registered", generation=self.generation, is_evicted=gone, out=[])
+        said = {"generation": self.generation, "is_evicted": gone, "out": []}
+        await link.say("registered", **said, **({"how": SILENT} if gone else {}))
         if gone:
             await link.socket.close(1000, "the link is over")
 

@@ -13,6 +13,7 @@ from allfold_agent.membership.control_link import _FIRST_PAUSE
 from allfold_core.errors import ServiceError
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
+    SILENT,
     ScriptedOrchestrator,
     scripted_orchestrators,
 )
@@ -225,9 +226,12 @@ async def test_an_evicted_node_begins_another_life_on_its_own(
         assert new != old
         assert [each["incarnation"] for each in one.registrations] == [old, new]
         assert third.received("register")[0]["incarnation"] == new
-        assert node.listener.of("evicted") == [[new]], "told once, with the new name in place"
+        assert node.listener.of("evicted") == [[new, SILENT]], (
+            "told once, with the new name in place"
+        )
     (warning,) = [each for each in caplog.messages if "evicted" in each]
     assert "registers again as a new incarnation" in warning
+    assert f"was evicted, as it {SILENT}" in warning
 
 
 async def test_ranks_do_not_join_as_a_life_that_is_over(one: ScriptedOrchestrator) -> None:

@@ -94,7 +94,8 @@ async def test_a_life_that_is_over_is_told_so(one: Replica) -> None:
         await agent.register()
         await one.http.delete("/v1/nodes/a", params={"incarnation": "1"})
         await agent.link()
-        assert (await agent.hears("registered"))["is_evicted"] is True
+        told = await agent.hears("registered")
+        assert (told["is_evicted"], told["how"]) == (True, "signed off")
         await agent.closed()
 
 
@@ -104,7 +105,7 @@ async def test_beats_are_answered_and_end_where_the_life_is_over(one: Replica) -
         await agent.link()
         await agent.hears("beat", number=2)
         await one.http.delete("/v1/nodes/a", params={"incarnation": "1"})
-        await agent.hears("registered", is_evicted=True)
+        await agent.hears("registered", is_evicted=True, how="signed off")
         await agent.closed()
 
 

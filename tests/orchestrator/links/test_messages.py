@@ -59,7 +59,8 @@ def test_another_schema_is_refused() -> None:
 def test_what_goes_down_has_a_type_and_the_schema() -> None:
     assert RECORD is not None
     sent = [
-        messages.registered(1, is_evicted=False, out=["g"]),
+        messages.registered(1, out=["g"]),
+        messages.life_is_over("signed off"),
         messages.beat(1),
         messages.term(1, "train", RECORD),
         messages.probe("n"),

@@ -170,7 +170,7 @@ def _ranks_here(group: Json) -> str:
 def _how_many(group: Json) -> str:
     """``4``, or ``3 of 4`` of a group that goes on without some."""
     size, present = group["world_size"], len(group["present"])
-    if group["phase"] in ("reduced", "broken"):
+    if group["phase"] == "reduced":
         return f"{present} of {size}"
     return str(size or "-")
 

@@ -45,6 +45,7 @@ class EdgeOpener:
         self._closed = closed
         self._damaged_frame = -1
         self._damaged_tries = 0
+        self._refusal = ""
         self._opened = float("-inf")
 
     def open(self, from_frame: int) -> tuple[socket.socket, bytes]:
@@ -64,20 +65,27 @@ class EdgeOpener:
             try:
                 opened = self._dial(from_frame)
                 self._opened = monotonic()
+                self._refusal = ""
                 break
             except PeerLost as error:
                 pause = next(pauses)
                 if pause == _LONG_RETRY_SECONDS:
-                    log.info("edge %s cannot be opened: %s", self._name, error)
+                    self._note_refusal(error.message)
                 if self._closed.wait(pause):
                     raise
             except ServiceError as error:
-                log.info("edge %s cannot be opened yet: %s", self._name, error)
+                self._note_refusal(error.message)
                 if self._closed.wait(_BUSY_RETRY_SECONDS) or monotonic() > began + _BUSY_SECONDS:
                     raise
         if from_frame:
             log.info("edge %s is open again, from frame %d on", self._name, from_frame)
         return opened
+
+    def _note_refusal(self, reason: str) -> None:
+        """Log why the edge cannot be opened yet, once per reason: a peer may be gone for long."""
+        if reason != self._refusal:
+            log.info("edge %s cannot be opened yet: %s", self._name, reason)
+        self._refusal = reason
 
     def note_damage(self, frame: int, error: ValueError) -> None:
         """Let a damaged frame come again, on a new connection; not without end.

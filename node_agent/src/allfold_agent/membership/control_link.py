@@ -46,8 +46,12 @@ class ControlListener(Protocol):
     def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
         """Take the term of a group, announced in the generation of the last registration."""
 
-    def evicted(self) -> None:
-        """The node's life is over in all its groups; the registration has a new incarnation."""
+    def evicted(self, how: str) -> None:
+        """The node's life is over in all its groups; the registration has a new incarnation.
+
+        Args:
+            how: that is known; a phrase to follow the node's name.
+        """
 
     def cleared(self, node: str, incarnation: str, patience: float) -> None:
         """An accused node lives, and may be silent for this long from now on."""
@@ -63,7 +67,7 @@ class ControlListener(Protocol):
 
 
 class _LifeIsOver(Exception):
-    """The orchestrator has evicted this incarnation of the node."""
+    """The orchestrator has evicted this incarnation of the node; says how that is known."""
 
 
 class _Pauses:
@@ -131,8 +135,8 @@ class ControlLink:
                 await self._link(self._client.url)
             except Forgotten as error:
                 self._registration.forgotten(str(error))
-            except _LifeIsOver:
-                self._begin_new_life()
+            except _LifeIsOver as error:
+                self._begin_new_life(str(error))
             except AllfoldError as error:
                 self._registration.hindered(error)
             except Exception as error:  # noqa: BLE001 - it is logged
@@ -146,14 +150,15 @@ class ControlLink:
         if self._socket is not None:
             await self._socket.close()
 
-    def _begin_new_life(self) -> None:
+    def _begin_new_life(self, how: str) -> None:
         log.warning(
-            "node %s was evicted: its groups go on without it, and its ranks get an error; it "
-            "registers again as a new incarnation, so that new ranks can join",
+            "node %s was evicted, as it %s: its groups go on without it, and its ranks get an "
+            "error; it registers again as a new incarnation, so that new ranks can join",
             self._registration.node,
+            how,
         )
         self._registration.renew()
-        self._listener.evicted()
+        self._listener.evicted(how)
 
     # One connection
 
@@ -237,7 +242,7 @@ class ControlLink:
 
     def _on_registered(self, url: str, answer: messages.Registered) -> None:
         if answer.is_evicted:
-            raise _LifeIsOver
+            raise _LifeIsOver(answer.how)
         self._session.registered(answer.generation, self._loop.time())
         self._failures.clear()
         self._registration.linked(url)

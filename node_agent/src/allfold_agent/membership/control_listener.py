@@ -17,7 +17,7 @@ class NodeOnControlLink:
         terms: of the groups.
         witness: of the other nodes.
         groups: returns the groups that are open on this node.
-        end_life: called when the orchestrator has evicted this node.
+        end_life: called when the orchestrator has evicted this node, with how that is known.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class NodeOnControlLink:
         terms: GroupTerms,
         witness: Witness,
         groups: Callable[[], list[Group]],
-        end_life: Callable[[], None],
+        end_life: Callable[[str], None],
     ) -> None:
         self.held = terms.held
         self.term = terms.term

@@ -18,12 +18,14 @@ class Registered(BaseModel):
     Attributes:
         is_evicted: this life of the node is over; nothing else counts then.
         out: the groups that go on without this node.
+        how: it is known that this life is over; a phrase to follow the node's name.
     """
 
     type: Literal["registered"]
     generation: int
     is_evicted: bool
     out: list[str]
+    how: str = "was evicted by the orchestrator"
 
 
 class BeatAnswered(BaseModel):

@@ -17,7 +17,6 @@ from allfold_core.wire.frames import FrameError
 
 log = logging.getLogger(__name__)
 
-_LOST = "did not answer in time and was taken for dead"
 _UNKNOWN = "is not in the newest term that the orchestrator knows"
 
 
@@ -89,10 +88,14 @@ class GroupTerms:
 
         self._notices.apply(name, int(record["epoch"]), take)
 
-    def evicted(self) -> None:
-        """This life of the node is over: so are all its groups here."""
-        self._reactor.call(self._evict_all)
+    def evicted(self, how: str) -> None:
+        """This life of the node is over: so are all its groups here.
 
-    def _evict_all(self) -> None:
+        Args:
+            how: that is known; a phrase to follow the node's name.
+        """
+        self._reactor.call(partial(self._evict_all, how))
+
+    def _evict_all(self, how: str) -> None:
         for group in self._registry.all():
-            group.evict(evicted(group.name, self._node, _LOST))
+            group.evict(evicted(group.name, self._node, how))

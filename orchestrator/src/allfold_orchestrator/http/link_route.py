@@ -36,8 +36,8 @@ async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PA
     try:
         await _serve(socket, links, await _opened(socket, links, node))
     except LifeIsOver as error:
-        await socket.send_text(messages.registered(0, is_evicted=True, out=[]))
-        await _close(socket, POLICY, str(error))
+        await socket.send_text(messages.life_is_over(str(error)))
+        await _close(socket, POLICY, f"the life of node {node} is over: it {error}")
     except UnknownNode as error:
         await _close(socket, UNKNOWN, str(error))
     except (ValueError, TypeError, TimeoutError) as error:

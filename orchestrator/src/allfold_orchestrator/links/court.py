@@ -191,9 +191,9 @@ class Court:
                 log.warning("node lost: %s", how, extra={"node": life[0]})
         groups = {group for life in lives for group in self._terms.groups_of(life)}
         await self._orchestrator.clear_up(lives, groups)
-        for life in lives:
+        for life, how in lives.items():
             if life in self._links:
-                self._links[life].end_life()
+                self._links[life].end_life(how)
 
     def _let_accuse_again(self, life: Life) -> None:
         """Drop a verdict that may not be carried out: the record was lost at this moment."""

@@ -41,7 +41,7 @@ class UnknownNode(ValueError):
 
 
 class LifeIsOver(ValueError):
-    """A node that was evicted, or that has another incarnation by now."""
+    """A node that was evicted, or that has another incarnation by now; says how that is known."""
 
 
 class Links:
@@ -76,7 +76,7 @@ class Links:
         if record is None:
             raise UnknownNode(f"node {node} is not registered: POST /v1/nodes comes first")
         if not record.is_alive_as(request.incarnation):
-            raise LifeIsOver(f"node {node} is not registered in this incarnation any more")
+            raise LifeIsOver(record.end_of(request.incarnation))
         link = Link(life)
         earlier = self._links.get(life)
         if earlier is not None:
@@ -140,7 +140,7 @@ class Links:
                 out.append(held.group)
         link.generation = life.generation
         link.groups = dict.fromkeys(link.groups)  # it drops what comes before this answer
-        link.send(messages.registered(life.generation, is_evicted=False, out=out))
+        link.send(messages.registered(life.generation, out=out))
         self._recall_if_new(life)
         if life.generation < self._generation:  # it has changed while the agent registered
             link.send(messages.recall(self._generation))
@@ -169,7 +169,7 @@ class Links:
         record = await self._store.nodes.get(link.life[0])
         if record is None:
             raise UnknownNode(f"node {link.life[0]} is not registered (any more)")
-        link.end_life()
+        link.end_life(record.end_of(link.life[1]))
 
     async def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
         accused = (accusation.node, accusation.incarnation)
@@ -180,8 +180,8 @@ class Links:
         members = self._terms.members_with(accused)
         if link.life in members and accused != link.life:
             charge, by = Charge(accusation.charge), link.life
-            facts = {"node": accused[0], "by": by[0], "since_seconds": accusation.since}
-            log.info("a node is accused: %s", charge.value, extra=facts)
+            facts = {"node": accused[0], "by": by[0], "seconds": round(accusation.since, 3)}
+            log.info("node accused: %s", charge.value, extra=facts)
             self._court.follow(
                 self._court.jury.accused(monotonic(), by, accused, charge, members, accusation.lag)
             )

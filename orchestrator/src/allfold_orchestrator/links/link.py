@@ -63,9 +63,9 @@ class Link:
         self.probes.add(nonce)
         self.send(messages.probe(nonce))
 
-    def end_life(self) -> None:
-        """Tell the agent that its life is over, and close the link."""
-        self.send(messages.registered(self.generation, is_evicted=True, out=[]))
+    def end_life(self, how: str) -> None:
+        """Tell the agent that its life is over, and how that is known, and close the link."""
+        self.send(messages.life_is_over(how))
         self.close()
 
 

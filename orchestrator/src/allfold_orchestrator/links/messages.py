@@ -151,9 +151,14 @@ def _message(kind: str, fields: Mapping[str, Any]) -> str:
     return json.dumps(MESSAGE.stamp({"type": kind, **fields}), separators=(",", ":"))
 
 
-def registered(generation: int, *, is_evicted: bool, out: list[str]) -> str:
+def registered(generation: int, *, out: list[str]) -> str:
     """Return the answer to REGISTER; ``out``: the groups that go on without the agent."""
-    return _message("registered", {"generation": generation, "is_evicted": is_evicted, "out": out})
+    return _message("registered", {"generation": generation, "is_evicted": False, "out": out})
+
+
+def life_is_over(how: str) -> str:
+    """Return the news, also in answer to REGISTER, that the agent was evicted; ``how``: why."""
+    return _message("registered", {"generation": 0, "is_evicted": True, "out": [], "how": how})
 
 
 def beat(number: int) -> str:
