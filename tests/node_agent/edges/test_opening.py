@@ -1,5 +1,6 @@
 """Edges begin as an HTTP request on the data port, which hands its socket over."""
 
+import logging
 import socket
 from itertools import pairwise
 from queue import SimpleQueue
@@ -127,6 +128,26 @@ def test_an_edge_that_cannot_be_opened_is_asked_for_again_after_short_pauses() -
     with ours, theirs:
         assert EdgeOpener("test-a-b", dial, pauses).open(0) == (ours, b"")
     assert pauses.taken == [0.0, 0.02, 0.04, 0.05, 0.05, 0.05]
+
+
+def test_why_an_edge_cannot_be_opened_is_logged_once_per_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = socket.socketpair()
+    answers = iter(["refused"] * 30 + ["timed out"] * 2 + [None])
+
+    def dial(_from_frame: int) -> tuple[socket.socket, bytes]:
+        problem = next(answers)
+        if problem is not None:
+            raise PeerLost(problem)
+        return ours, b""
+
+    with ours, theirs, caplog.at_level(logging.INFO):
+        EdgeOpener("test-a-b", dial, Pauses()).open(0)
+    assert caplog.messages == [
+        "edge test-a-b cannot be opened yet: refused",
+        "edge test-a-b cannot be opened yet: timed out",
+    ]
 
 
 def test_the_right_token_opens_an_edge() -> None:

@@ -72,6 +72,7 @@ def test_what_goes_down_has_a_type_and_the_schema() -> None:
     assert {each["schema"] for each in found} == {1}
     assert [each["type"] for each in found] == [
         "registered",
+        "registered",
         "beat",
         "term",
         "probe",
