@@ -59,7 +59,7 @@ class OnItsWay:
 def group() -> Iterator[Group]:
     """Of a node with two ranks, and another node."""
     reactor, workers = Reactor("test"), WorkerPool(1)
-    nothing: Any = SimpleNamespace()
+    nothing: Any = SimpleNamespace(left_out=None)
     resources = NodeResources(
         "node0",
         workers=workers,
