@@ -56,6 +56,16 @@ def test_no_node_is_accused_of_silence_that_was_not_asked() -> None:
     assert [action for _, action in done] == [Action.DIAL_AGAIN]
 
 
+def test_a_node_is_silent_when_it_neither_answers_nor_says_anything_for_its_patience() -> None:
+    over = LONG_AGO + PATIENCE_SECONDS + MOMENT
+    silent = Observation(LONG_AGO, UNANSWERED_PINGS)
+    assert silent.is_silent(over)
+    assert not silent.is_silent(over - TICK)
+    assert not Observation(LONG_AGO, UNANSWERED_PINGS - 1).is_silent(over)
+    assert not Observation(LONG_AGO, UNANSWERED_PINGS, own_lag=TICK).is_silent(over)
+    assert not Observation(LONG_AGO, UNANSWERED_PINGS, worst_pong=TICK).is_silent(over)
+
+
 def test_slow_answers_lengthen_the_patience_up_to_a_bound() -> None:
     assert actions(Suspicion(), 5.0, worst_pong=0.2)[-1] == (1.2, Action.ACCUSE_SILENT)
     bounded = actions(Suspicion(), 5.0, worst_pong=50.0)[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -18,6 +19,7 @@ from allfold_core.errors import PeerLost
 from allfold_core.survival import codec
 from allfold_core.survival.overdue import Awaited
 from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.survival.suspicion import Observation
 from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import no_outcome
@@ -151,6 +153,27 @@ def test_a_node_was_heard_when_the_latest_byte_came_on_an_edge_of_any_group(
     assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
     ops = links.links.last_heard("node1")
     assert ops == local.groups[0].edges.last_heard("node1") > float("-inf")
+
+
+def test_a_node_is_missing_when_it_refuses_connections_or_is_silent_everywhere(
+    local: LocalGroups, links: Links
+) -> None:
+    group = local.groups[0]
+    now, long_ago = monotonic(), monotonic() - 60.0
+
+    def missing(**seen: Any) -> dict[str, str]:
+        links.peers.observe.return_value = Observation(own_lag=30.0, **seen)
+        return dict(links.links.missing(group))
+
+    assert missing(last_heard=now) == {}
+    assert missing(last_heard=now, refused=True) == {"node1": "refuses connections"}
+    assert missing(last_heard=long_ago, unanswered=9) == {"node1": "is silent"}
+    assert missing(last_heard=now, unanswered=9) == {}, "its answers are only slow"
+    links.peers.observe.return_value = None
+    assert links.links.missing(group) == {}
+    local.call_all(0, [[1.0], [2.0]])
+    assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+    assert missing(last_heard=long_ago, unanswered=9) == {}, "it was heard on an edge just now"
 
 
 def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allfold_agent.membership.witness import TICK_SECONDS
 from allfold_core.survival.overdue import STUCK_SECONDS, Awaited
-from allfold_core.survival.suspicion import PATIENCE_SECONDS
+from allfold_core.survival.suspicion import PATIENCE_SECONDS, UNANSWERED_PINGS
 from allfold_core.wire.peer_link import Floor
 from tests.node_agent.membership.scripted_links import PING_SECONDS, ScriptedLinks
 
@@ -198,6 +198,18 @@ def test_a_node_that_answers_no_pings_is_silent_and_not_stuck() -> None:
     assert links.charges.made == [("b", "silent")]
     links.run(1.0)
     assert links.charges.made == [("b", "silent"), ("b", "stuck")]
+
+
+def test_a_node_that_is_only_slow_to_answer_pings_is_stuck_like_any_other() -> None:
+    links = ScriptedLinks("b")
+    links.run(1.0)
+    links.nodes["b"].answers = lambda _: False
+    links.awaited = [REPORT]
+    for _ in range(round((STUCK_SECONDS + 1.0) / PING_SECONDS)):
+        links.nodes["b"].last_heard = links.now
+        links.run(PING_SECONDS)
+    assert links.nodes["b"].pings.unanswered > UNANSWERED_PINGS
+    assert links.charges.made == [("b", "stuck")]
 
 
 def test_a_node_without_a_link_is_not_stuck() -> None:

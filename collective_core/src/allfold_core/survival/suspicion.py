@@ -18,6 +18,11 @@ CLEARED_SECONDS = 30.0
 UNANSWERED_PINGS = 3
 
 
+def patience_for(worst_pong: float) -> float:
+    """Return how long a node may be silent whose slowest answer of late took so long."""
+    return min(max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong), LONGEST_PATIENCE_SECONDS)
+
+
 Charge = Literal["refused", "silent", "stuck"]
 """What one node accuses another one of."""
 
@@ -59,6 +64,14 @@ class Observation:
     worst_pong: float = 0.0
     own_lag: float = 0.0
     refused: bool = False
+
+    def is_silent(self, now: float) -> bool:
+        """Return True if the node leaves pings unanswered, and has said nothing else for too long.
+
+        Unanswered pings alone are no silence: its answers may only be slow.
+        """
+        window = patience_for(self.worst_pong) + self.own_lag
+        return self.unanswered >= UNANSWERED_PINGS and now - self.last_heard >= window
 
 
 class Action(Enum):
@@ -102,8 +115,7 @@ class Suspicion:
 
     def patience(self, now: float, worst_pong: float) -> float:
         """Return how long the node may be silent before it is accused."""
-        patience = max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong)
-        patience = min(patience, LONGEST_PATIENCE_SECONDS)
+        patience = patience_for(worst_pong)
         if now >= self._cleared + CLEARED_SECONDS:
             return patience
         return max(2 * patience, self._granted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
@@ -14,7 +16,7 @@ from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_core.survival import codec
 from allfold_core.survival.overdue import Awaited
-from allfold_core.survival.suspicion import UNANSWERED_PINGS
+from allfold_core.survival.suspicion import Observation
 from allfold_core.wire.frames import FrameError
 from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 
@@ -73,13 +75,20 @@ class GroupLinks(LinkListener):
     def missing(self, group: AgreeingGroup) -> Mapping[str, str]:
         """The nodes of a group's term that cannot be reached, each with a phrase that says so."""
         missing: dict[str, str] = {}
+        now = monotonic()
         for node in group.agreement.term.voters:
             seen = None if node == self._node else self._links.observe(node)
             if seen is not None and seen.refused:
                 missing[node] = "refuses connections"
-            elif seen is not None and seen.unanswered >= UNANSWERED_PINGS:
+            elif seen is not None and self._is_silent(node, seen, now):
                 missing[node] = "is silent"
         return missing
+
+    def _is_silent(self, node: str, seen: Observation, now: float) -> bool:
+        if not seen.is_silent(now):
+            return False
+        heard = max(seen.last_heard, self.last_heard(node))
+        return replace(seen, last_heard=heard).is_silent(now)
 
     def last_heard(self, node: str) -> float:
         """Return when the last byte came from a node on any edge (monotonic)."""

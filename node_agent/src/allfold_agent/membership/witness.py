@@ -16,13 +16,7 @@ from typing import NamedTuple, Protocol
 from allfold_agent.membership.links import PING_SECONDS, PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.survival.overdue import Awaited, OverdueRounds
-from allfold_core.survival.suspicion import (
-    UNANSWERED_PINGS,
-    Action,
-    Charge,
-    Observation,
-    Suspicion,
-)
+from allfold_core.survival.suspicion import Action, Charge, Observation, Suspicion
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +194,8 @@ class Witness:
     def _has_excuse(self, awaited: Awaited) -> bool:
         """Return True for a node that is silent, and for a leader that waits for others itself."""
         node, group = awaited.node, (awaited.group, awaited.opening)
-        seen = self._links.observe(node)
-        if seen is None or seen.unanswered >= UNANSWERED_PINGS or not self._links.is_up(node):
+        seen = self._observe(node)
+        if seen is None or seen.is_silent(self._clock()) or not self._links.is_up(node):
             return True
         return any(
             (each.group, each.opening) == group and {*each.waits_for} - {node}
