@@ -6,10 +6,17 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from allfold_core.errors import ServiceError
+from allfold_orchestrator import background
 from allfold_orchestrator.links import hub
+from allfold_orchestrator.links.hub import Links
+from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
@@ -146,6 +153,43 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         later = a.messages[before:]
         assert [m["generation"] for m in later if m["type"] == "term"] == [old + 1]
         assert [m["generation"] for m in later if m["type"] == "recall"] == [old + 1]
+
+
+# A store that fails
+
+
+async def test_while_the_store_does_not_answer_it_is_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+
+    async def read(*_: object) -> GroupState:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        raise ServiceError("the store does not answer")
+
+    store: Any = SimpleNamespace(
+        on_change=[],
+        on_probe=[],
+        lives=SimpleNamespace(read=AsyncMock(return_value=StoreLife(1, "x"))),
+        groups=SimpleNamespace(read=read),
+    )
+    monkeypatch.setattr(hub, "TICK_SECONDS", 3600)
+    links = Links(store, AsyncMock())
+    running = asyncio.create_task(links.run())
+    links._hear("train")
+
+    async def was_asked(times: int) -> None:
+        await until(lambda: asked == times, "the store was asked")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert asked == times, "it waits for the next tick, or for news"
+
+    await was_asked(1)
+    links._hear("train")
+    await was_asked(2)
+    await background.end(running)
 
 
 # The loss of the record

@@ -262,12 +262,13 @@ class Links:
                 self._has_failed = True  # the sweeper tells people
                 log.debug("terms cannot be announced: %s", error.message)
             except Exception:
+                self._has_failed = True
                 log.exception("the control links failed")
 
     async def _pause(self) -> float:
         """Wait for something to do; return how much longer it took than it had to."""
         self._wake.clear()
-        if self._changed:  # heard of while the court sat
+        if self._changed and not self._has_failed:  # heard of while the court sat
             return 0.0
         begun = monotonic()
         is_busy = self._has_failed or not self._court.is_idle
