@@ -246,8 +246,10 @@ def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> 
 
 def test_nodes_that_keep_results_for_others_are_named() -> None:
     groups = [{"name": "dp", "retained_bytes": 3 << 19}, {"name": "tp", "retained_bytes": 0}]
+    groups.append({"name": "ep", "retained_bytes": 4096})
     assert kept_results([{"node": "a", "groups": groups}]) == [
-        "node a keeps 1.5 MiB of results of group dp, until every node has them"
+        "node a keeps 1.5 MiB of results of group dp, until every node has them",
+        "node a keeps 4.0 KiB of results of group ep, until every node has them",
     ]
 
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from allfold.torch._creation import create
 from allfold.torch._process_group import ProcessGroup
-from allfold_core.errors import PeerLost, RootLost, WorldChanged
+from allfold_core.errors import Evicted, PeerLost, RootLost, WorldChanged
 from tests.support.fakes.fake_agent import FakeAgent
 
 LOST = PeerLost("rank 2 is lost")
@@ -71,6 +71,17 @@ def test_the_error_of_a_loss_says_what_users_of_torch_can_do(
         work.wait()
     assert "make a new group of the ranks that are left, or let torchrun" in str(raised.value)
     assert "usable" not in str(raised.value)
+
+
+def test_a_rank_that_was_evicted_is_not_told_to_go_on_with_the_others(
+    agent: FakeAgent, group: ProcessGroup
+) -> None:
+    work = group.barrier()
+    agent.conclude(agent.next_op(), epoch=0, error=Evicted("the group goes on without node b"))
+    with pytest.raises(Evicted) as raised:
+        work.wait()
+    assert "let torchrun start them anew" in str(raised.value)
+    assert "ranks that are left" not in str(raised.value)
 
 
 def _root(rank: int) -> dist.BroadcastOptions:

@@ -331,8 +331,8 @@ async def test_beginning_and_end_of_an_outage_are_logged_once(
         assert len(one.requests) == tries
     told = [each.getMessage() for each in caplog.records if each.name.startswith("allfold")]
     assert told[1:] == [
-        "not ready, trying again: the store is away",
-        "not ready, trying again: the store cannot be reached",
+        "new ranks cannot join for now, trying again: the store is away",
+        "new ranks cannot join for now, trying again: the store cannot be reached",
         f"the orchestrator at {one.url} answers again",
     ]
 

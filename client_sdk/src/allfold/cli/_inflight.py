@@ -109,12 +109,16 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
 def kept_results(statuses: Iterable[Json]) -> list[str]:
     """What nodes keep for others: ``node a keeps 12.0 MiB of results of group dp, until ...``."""
     return [
-        f"node {status['node']} keeps {group['retained_bytes'] / (1 << 20):.1f} MiB of results of "
+        f"node {status['node']} keeps {_size(group['retained_bytes'])} of results of "
         f"group {group['name']}, until every node has them"
         for status in statuses
         for group in status["groups"]
         if group["retained_bytes"]
     ]
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 20 else f"{count / 1024:.1f} KiB"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,9 @@ class Registration:
     def hindered(self, obstacle: AllfoldError, bug: Exception | None = None) -> None:
         """Note that the orchestrator cannot be reached; a problem that lasts is logged once."""
         if obstacle.message not in self._outage:
-            log.warning("not ready, trying again: %s", obstacle.message, exc_info=bug)
+            log.warning(
+                "new ranks cannot join for now, trying again: %s", obstacle.message, exc_info=bug
+            )
         self._outage.add(obstacle.message)
         self._obstacle = obstacle
 
