@@ -116,6 +116,21 @@ def test_a_new_standstill_is_counted_from_its_own_beginning(local: LocalGroups) 
     assert [seconds for seconds, _ in told(local.ranks[0])] == [1.25, 1.25]
 
 
+def test_a_time_in_which_no_op_waited_extends_no_deadline(local: LocalGroups) -> None:
+    group = local.groups[1]
+    local.links.cut("node2")
+    group.deferred.add((local.ranks[1].session, 0))
+    group.check_deadlines(monotonic() - 100.0)
+    group.deferred.clear()
+    group.check_deadlines(monotonic() - 99.0)  # the last look, as nothing waits any more
+    began = call(local)
+    wait_until(lambda: group.table.in_flight, "the op is there")
+    for after in (0.0, 2.0):
+        group.check_deadlines(began + after)
+    (op,) = group.table.in_flight.values()
+    assert op.extension == pytest.approx(2.0)
+
+
 def test_in_a_round_ranks_hear_whose_word_it_needs(local: LocalGroups) -> None:
     local.links.hold(LinkMessageType.FROZEN)
     began = call(local)

@@ -238,7 +238,7 @@ class Group(AgreeingGroup):
         """
         waits_for = self.waits_for()
         with self.table.lock:
-            if not waits_for:
+            if not waits_for or not self.waiting:  # nobody looks again until there is a call
                 self._standstill.end()
                 return False
             waiting = [op for op in self.table.in_flight.values() if not op.ended]
