@@ -20,6 +20,7 @@ from tests.support.waiting import wait_until
 STAMP = Stamp(3, 1, 0)
 REQUEST = ResultRequest("group/ü", 3, 17, STAMP.pack())
 TOKEN = "a-join-token"
+NEVER, PAST = float("inf"), float("-inf")
 SIZE = 3_000_001
 GIVEN = (np.arange(SIZE) % 251).astype(np.uint8)
 
@@ -52,11 +53,13 @@ def port(keeper: Keeper) -> Iterator[Port]:
         wait_until(lambda: keeper.pool.held == 0, "the result is let go of")
 
 
-def fetch(addresses: list[str], tries: int = 10, patience: float = 60.0) -> bytes | None:
+def fetch(addresses: list[str], tries: int = 10, deadline: float = NEVER) -> bytes | None:
     """The result, of the first address that gives it; ``None`` if nobody does."""
     memory, left = bytearray(SIZE), count()
     with memoryview(memory) as view:
-        found = fetch_result(TOKEN, addresses, REQUEST, view, lambda: next(left) < tries, patience)
+        found = fetch_result(
+            TOKEN, addresses, REQUEST, view, lambda: next(left) < tries, lambda: deadline
+        )
     return bytes(memory) if found else None
 
 
@@ -91,14 +94,14 @@ def test_a_node_that_is_gone_is_asked_again_for_as_long_as_its_result_is_wanted(
 def test_a_result_that_all_refuse_although_they_answer_is_given_up_in_the_end() -> None:
     with serving(find_result=lambda _: None, token=TOKEN) as port:
         with pytest.raises(LocalError, match="does not keep such a result"):
-            fetch([port.address, port.address], patience=0.0)
+            fetch([port.address, port.address], deadline=PAST)
         assert fetch([port.address], tries=3) is None, "it may keep the result in a moment"
 
 
 def test_a_result_is_not_given_up_as_long_as_one_of_its_keepers_is_gone() -> None:
     """What it died with, the others will agree upon anew."""
     with serving(find_result=lambda _: None, token=TOKEN) as port:
-        assert fetch([port.address, "127.0.0.1:1"], tries=6, patience=0.0) is None
+        assert fetch([port.address, "127.0.0.1:1"], tries=6, deadline=PAST) is None
 
 
 def test_a_result_that_nobody_wants_any_more_is_not_asked_for(keeper: Keeper, port: Port) -> None:

@@ -123,7 +123,7 @@ class LocalLinks:
         request: ResultRequest,
         view: memoryview,
         is_wanted: Callable[[], bool],
-        patience: float,
+        deadline: Callable[[], float],
     ) -> bool:
         """Get the result of an op from a node; the name of a node is its address here."""
         while is_wanted():

@@ -28,7 +28,9 @@ from allfold_core.survival.plans import plan_of
 from allfold_core.survival.reports import Call
 from allfold_core.wire.local_wire import OpMessage, check_timeout
 
-FetchResult = Callable[[Sequence[str], ResultRequest, memoryview, Callable[[], bool], float], bool]
+FetchResult = Callable[
+    [Sequence[str], ResultRequest, memoryview, Callable[[], bool], Callable[[], float]], bool
+]
 
 log = logging.getLogger(__name__)
 

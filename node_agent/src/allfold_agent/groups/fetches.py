@@ -75,10 +75,12 @@ class Fetches:
         request = ResultRequest(group, opening, order.seq, order.stamp.pack())
         addresses = [self._members[node].data_address for node in self._in_turn(order.holders)]
         wanted = partial(is_wanted, op, order)
-        patience = max(op.deadline - monotonic(), _LEAST_PATIENCE)
+        least = monotonic() + _LEAST_PATIENCE
         view = buffer.view[:nbytes]
         try:
-            is_here = self._resources.fetch(addresses, request, view, wanted, patience)
+            is_here = self._resources.fetch(
+                addresses, request, view, wanted, lambda: max(op.deadline, least)
+            )
         except AllfoldError as error:
             buffer.release()
             self.fail(op, order, error)

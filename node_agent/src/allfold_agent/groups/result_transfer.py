@@ -52,7 +52,7 @@ def fetch_result(
     request: ResultRequest,
     view: memoryview,
     is_wanted: Callable[[], bool],
-    patience: float,
+    deadline: Callable[[], float],
 ) -> bool:
     """Get a result from one of several nodes, whichever gives it, for as long as it is wanted.
 
@@ -61,13 +61,13 @@ def fetch_result(
 
     Args:
         view: where it goes; exactly as long as it is.
-        patience: seconds in which nodes that answer may all refuse it, as they may be behind.
+        deadline: until when nodes that answer may all refuse it, as they may be behind (monotonic);
+            asked each time, since deadlines stand still while nothing can be decided.
 
     Raises:
         MismatchError: on all of them it has another size: a rank here has called something else.
         AllfoldError: all of them have refused it for too long; what one of them said.
     """
-    deadline = monotonic() + patience
     while True:
         refusals: list[AllfoldError] = []
         for address in addresses:
@@ -83,7 +83,7 @@ def fetch_result(
         if len(refusals) == len(addresses):
             if all(isinstance(each, MismatchError) for each in refusals):
                 raise refusals[0]
-            if monotonic() >= deadline:
+            if monotonic() >= deadline():
                 raise refusals[-1]
         sleep(_RETRY_SECONDS)
 
