@@ -16,7 +16,7 @@ from allfold_core.errors import ServiceError
 from allfold_orchestrator import background
 from allfold_orchestrator.links import hub
 from allfold_orchestrator.links.hub import Links
-from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
@@ -225,6 +225,28 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
         await c.die()
         for agent in (a, b):
             assert (await agent.holds("a", "b"))["term"]["generation"] == 2
+
+
+async def test_agents_that_registered_before_a_record_was_recalled_are_asked_once_more(
+    make_store: MakeStore,
+) -> None:
+    """Else they count as nodes that never came back."""
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b = await agents(stack, served, "ab")
+        orchestrator = served[0].links._orchestrator
+        await orchestrator.leave("train", Leave(0, "s0", Reason.FINISHED))
+        await a.join(0, 2, session="next0")
+        await b.join(1, 2, session="next1")
+        await served[0].store.lives.outgrow(1)
+        for agent in (a, b):
+            await agent.hears("term", generation=2)
+        await orchestrator.leave("train", Leave(1, "s1", Reason.FINISHED))
+        await until(lambda: {each.held["train"]["epoch"] for each in (a, b)} == {2}, "it is open")
+        await a.link()
+        terms = [each.links._terms.records for each in served]
+        await until(lambda: all(each["train"].generation == 2 for each in terms), "it is recalled")
+        await until(lambda: not any(each["train"].recall for each in terms), "all have registered")
 
 
 async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Real) -> None:

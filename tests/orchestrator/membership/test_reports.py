@@ -51,6 +51,22 @@ def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generati
     assert record.seats == (Seat("s0", "a"), Seat("s1", "b"))
 
 
+def test_a_group_that_opens_after_its_agents_registered_anew_is_of_that_generation() -> None:
+    """Its formation was opened before, and nobody registers once more."""
+    first, last = join(0, "a"), replace(join(1, "b"), generation=2)
+    state, _ = play([replace(first, generation=1), last])
+    assert (record_of(state).generation, record_of(state).recall) == (2, None)
+    again = play([registers("a", record_of(state), generation=2)], state)[0]
+    assert record_of(again).recall is None
+
+
+def test_a_formation_that_a_report_completes_is_of_the_generation_of_that_report() -> None:
+    waiting = replace(join(0, "b", of=1, session="next"), generation=1)
+    full, _ = play([leave(0), waiting], ready(2))
+    state, _ = play([registers("b", record_of(full), out=True)], full)
+    assert (record_of(state).epoch, record_of(state).generation) == (2, LATER.generation)
+
+
 def test_ranks_that_leave_are_not_in_the_record_and_the_last_one_ends_the_term() -> None:
     state, _ = play([leave(0)], ready(2))
     assert record_of(state).seats == (Seat("s1", "b"),)

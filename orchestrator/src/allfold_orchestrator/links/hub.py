@@ -211,6 +211,9 @@ class Links:
                 text = messages.term(self._generation, group, record)
                 for link in due:
                     link.send(text)
+            for link in linked:
+                if link.is_missed(group, record):
+                    link.send(messages.recall(self._generation))
 
     async def _take_up(self, group: str) -> None:
         """Note the present term of a group, and drop all charges of and by those it leaves out."""

@@ -24,12 +24,14 @@ class Link:
     Attributes:
         generation: of the store with which it registered on this link.
         groups: of the agent, with the terms that it was told of.
+        recalled: groups, and generations of their record, for which it was asked to register again.
         is_over: the link is to be closed once everything in ``waiting`` is sent.
     """
 
     life: Life
     generation: int = 0
     groups: dict[str, Told | None] = field(default_factory=dict)
+    recalled: set[tuple[str, int]] = field(default_factory=set)
     probes: set[str] = field(default_factory=set)
     is_over: bool = False
     waiting: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
@@ -55,6 +57,18 @@ class Link:
         if not concerned or self.groups.get(group) == told:
             return False
         self.groups[group] = told
+        return True
+
+    def is_missed(self, group: str, record: TermRecord) -> bool:
+        """Return True, once, if the record waits for the agent to register again.
+
+        It may have done so before the group had a record that was recalled.
+        """
+        recall, key = record.recall, (group, record.generation)
+        is_awaited = recall is not None and self.life[0] not in recall.registered
+        if not is_awaited or not record.has(self.life) or key in self.recalled:
+            return False
+        self.recalled.add(key)
         return True
 
     def ask(self) -> None:

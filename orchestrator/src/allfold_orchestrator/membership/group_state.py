@@ -107,7 +107,7 @@ class Formation:
     """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
 
     ``departed`` are the ranks that had a seat, gave it up, and have not come again.
-    ``generation`` is that of the store when the formation was opened.
+    ``generation`` is that of the store when the last rank of them all came.
     """
 
     epoch: int
@@ -216,7 +216,7 @@ class GroupState:
 class Join:
     """A rank asks for its seat.
 
-    ``links``, and the ``generation`` of the store, are used if this join opens a formation.
+    ``links`` are used if this join opens a formation; ``generation`` is that of the store.
     """
 
     rank: int

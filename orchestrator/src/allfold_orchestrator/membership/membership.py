@@ -61,7 +61,7 @@ def step(state: GroupState, event: Event) -> Outcome:
         return _nodes_lost(state, event)
     if isinstance(event, AgentRegisters):
         state, said = agent_registers(state, event)
-        state, completed = _complete_if_possible(state)
+        state, completed = _complete_if_possible(state, event.store.generation)
         return state, said + completed
     return node_holds(state, event)
 
@@ -118,16 +118,23 @@ def _take_seat(state: GroupState, join: Join) -> Outcome:
         forming,
         seats=forming.seats.updated({join.rank: join.seat}),
         departed=forming.departed.without((join.rank,)),
+        generation=max(forming.generation, join.generation),
     )
     state, completed = _complete_if_possible(replace(state, forming=forming))
     return state, (Seated(join.rank, forming.epoch, ready=bool(completed)), *completed)
 
 
-def _complete_if_possible(state: GroupState) -> Outcome:
-    """Make an epoch of a formation that has all its ranks, once the name is free."""
+def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
+    """Make an epoch of a formation that has all its ranks, once the name is free.
+
+    Args:
+        generation: of the store now, where it is known; agents that wait for the plan may have
+            registered with it already, and do not do so again.
+    """
     forming = state.forming
     if forming is None or not forming.full or not state.is_free:
         return state, ()
+    forming = replace(forming, generation=max(forming.generation, generation))
     plan = make_plan(state.group, forming)
     completed = replace(
         state,
