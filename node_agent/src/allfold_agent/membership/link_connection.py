@@ -66,12 +66,14 @@ class LinkConnection:
         self._outbox_bytes = 0
         self._waits_for_room = False
         self._is_over = False  # nothing is sent any more
+        self._is_served = False
         self._closed = False
 
     def open(self, greeting: bytes, early: bytes) -> None:
         """Say the first words and begin to read; ``early`` is what has come already."""
         self._socket.setblocking(False)
         self._reactor.register(self._socket, self._serve, _READING)
+        self._is_served = True
         self.send(greeting)
         if early:
             self._take(early)
@@ -102,12 +104,14 @@ class LinkConnection:
         self._closed = True
         with self._lock:
             self._break()
-        if self._reactor.running:
+        if self._is_served and self._reactor.running:
             self._reactor.unregister(self._socket)
         self._socket.close()
 
     def end(self, reason: str) -> None:
-        """Close, and tell the owner why."""
+        """Close, and tell the owner why, unless that was done before."""
+        if self._closed:
+            return
         self.close()
         self._owner.on_end(self, reason)
 

@@ -205,7 +205,11 @@ class PeerLinks:
         connection = LinkConnection(connected, self._reactor, self, dialled)
         self._connections.add(connection)
         self._reactor.later(_HANDSHAKE_SECONDS, lambda: self._check(connection))
-        connection.open(self._context.me.pack(), early)
+        try:
+            connection.open(self._context.me.pack(), early)
+        except Exception as error:  # else the link would wait for this dial for ever
+            log.exception("a connection of a link cannot be served")
+            connection.end(str(error))
 
     def _check(self, connection: LinkConnection) -> None:
         if connection in self._connections and not connection.settled:
