@@ -72,10 +72,12 @@ def test_an_op_whose_root_was_lost_before_the_call_tells_of_that_loss() -> None:
     assert error.details == {**loss.details, "seq": 7}
 
 
-def test_too_few_ranks_are_counted() -> None:
-    error = below_min_world("g", 7, 2, 3)
+def test_too_few_ranks_are_counted_and_the_loss_before_is_told() -> None:
+    loss = describe_loss("g", EPOCH, {R4: "died"}, 2)
+    error = below_min_world("g", 7, 2, 3, packed(loss))
     assert type(error) is BelowMinWorld
-    assert "2 ranks are left, and min_world is 3" in error.message
+    assert error.message.endswith("as 2 ranks are left and min_world is 3: " + loss.message)
+    assert below_min_world("g", 7, 2, 3, "").message.endswith("min_world is 3")
     assert (error.details["left"], error.details["min_world"]) == (2, 3)
 
 

@@ -231,7 +231,8 @@ class _Round:
     def _run_with_those_left(self, seq: int) -> Outcome:
         left, least = len(self.epoch.seats), self.policy.min_world
         if left < least:
-            return self._fail(below_min_world(self.policy.group, seq, left, least))
+            group, loss = self.policy.group, self.epoch.loss
+            return self._fail(below_min_world(group, seq, left, least, loss))
         return Run(self.epoch.stamp)
 
     def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:

@@ -89,11 +89,16 @@ def root_lost_before(group: str, seq: int, call: Call, loss: AllfoldError) -> Ro
     )
 
 
-def below_min_world(group: str, seq: int, left: int, min_world: int) -> BelowMinWorld:
-    """The error of an op that waits for more ranks than are left."""
+def below_min_world(group: str, seq: int, left: int, min_world: int, loss: str) -> BelowMinWorld:
+    """The error of an op that needs more ranks than are left.
+
+    Args:
+        loss: the packed error of the newest loss; empty if there was none.
+    """
+    why = f": {unpacked(loss).message}" if loss else ""
     return BelowMinWorld(
-        f"op {seq} of group '{group}' cannot be done: {left} ranks are left, and min_world is "
-        f"{min_world}",
+        f"op {seq} of group '{group}' cannot be done, as {left} ranks are left and min_world is "
+        f"{min_world}{why}",
         seq=seq,
         group=group,
         left=left,
