@@ -93,6 +93,7 @@ def reports(draw: st.DrawFn) -> Report:
         draw(st.dictionaries(TEXTS, SEQS, max_size=2)),
         draw(st.dictionaries(SEQS, ops, max_size=3)),
         draw(st.dictionaries(TEXTS, SEQS, max_size=2)),
+        draw(SMALL),
     )
 
 
@@ -259,8 +260,8 @@ def test_that_a_group_is_closed_says_nothing_but_how_it_is_read() -> None:
 
 @given(TERMS, SEQS)
 def test_a_term_comes_out_with_the_generation_that_announced_it(term: Term, announced: int) -> None:
-    sent = json.loads(json.dumps(codec.pack_out(term, announced)))
-    assert codec.unpack_out(sent) == (term, announced)
+    sent = json.loads(json.dumps(codec.pack_announced(term, announced)))
+    assert codec.unpack_announced(sent) == (term, announced)
 
 
 @given(TERMS)

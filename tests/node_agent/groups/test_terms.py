@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -134,17 +135,75 @@ def test_a_second_node_is_lost_while_the_first_one_is_got_over() -> None:
             assert rank.told[0].participants == 2
 
 
-def test_a_report_that_comes_before_its_leader_knows_the_term_counts() -> None:
+def test_a_report_that_comes_before_its_leader_may_take_the_term_counts() -> None:
+    """The leader has yet to register with the store that has announced it."""
     with opened("shrink", [[0], [1], [2]]) as local:
         left = survivors_of(local, 0)
         call(left, 0)
         local.kill(0)
         local.links.cut("node0")
         term = local.term_without(0)
+        generation = term.generation + 1
+        local.groups[2].registered(generation)
+        local.announce(term, 2, generation=generation)
+        wait_until(lambda: local.links.count(LinkMessageType.FROZEN) == 1, "node2 has reported")
+        assert no_outcome(left[1], 0.02)
+        local.groups[1].registered(generation)
+        local.announce(term, 1, generation=generation)
+        for rank in left:
+            assert rank.outcome() == (0, None)
+
+
+@pytest.mark.parametrize("told", [1, 2], ids=["the leader", "another"])
+def test_a_node_that_the_orchestrator_cannot_tell_of_a_term_learns_of_it_from_the_others(
+    told: int,
+) -> None:
+    with opened("shrink", [[0], [1], [2]]) as local:
+        left = survivors_of(local, 0)
+        call(left, 0)
+        local.kill(0)
+        local.links.cut("node0")
+        local.announce(local.term_without(0), told)
+        for rank in left:
+            assert rank.outcome() == (0, None)
+            assert rank.told[0].participants == 2
+
+
+@pytest.mark.parametrize("told", [1, 2], ids=["the leader", "another"])
+def test_what_others_say_of_a_term_is_repeated_when_the_link_is_up_again(told: int) -> None:
+    with opened("shrink", [[0], [1], [2], [3]]) as local:
+        left = survivors_of(local, 0)
+        call(left, 0)
+        local.kill(0)
+        local.links.cut("node0")
+        local.links.hold(LinkMessageType.TERM, LinkMessageType.FROZEN)
+        local.announce(local.term_without(0), told, 3)
+        kinds = (LinkMessageType.TERM, LinkMessageType.FROZEN)
+        expected = [2, 1] if told == 1 else [0, 2]
+        wait_until(lambda: [*map(local.links.count, kinds)] == expected, "the others tell of it")
+        local.links.drop()
+        assert no_outcome(left[0], 0.02)
+        local.links.mend(f"node{3 - told}")
+        local.links.mend("node3")
+        for rank in left:
+            assert rank.outcome() == (0, None)
+
+
+def test_the_generation_of_a_store_that_announces_a_term_again_is_passed_on() -> None:
+    with opened("shrink", [[0], [1], [2]]) as local:
+        left = survivors_of(local, 0)
+        call(left, 0)
+        local.kill(0)
+        local.links.cut("node0")
+        term = local.term_without(0)
+        local.groups[1].registered(term.generation + 1)
         local.announce(term, 2)
         wait_until(lambda: local.links.count(LinkMessageType.FROZEN) == 1, "node2 has reported")
         assert no_outcome(left[1], 0.02)
-        local.announce(term, 1)
+        local.groups[2].registered(term.generation + 1)
+        local.announce(term, 2, generation=term.generation + 1)
+        wait_until(lambda: local.groups[2].agreement.announced > term.generation, "it is known")
+        local.links.mend("node2")
         for rank in left:
             assert rank.outcome() == (0, None)
 
@@ -253,6 +312,26 @@ def test_the_record_of_a_term_is_kept_as_soon_as_the_term_is_taken() -> None:
         local.announce(term, 0)
         wait_until(lambda: bool(local.groups[0].record), "it is taken")
         assert local.groups[0].record["term"]["voters"] == ["node0", "node1"]
+
+
+def test_the_record_of_a_term_that_another_node_told_of_is_made_from_the_last_one() -> None:
+    with opened("shrink", [[0], [1], [2]]) as local:
+        first = local.groups[0].agreement.term
+        voters = {node: {"incarnation": f"life of {node}"} for node in first.voters}
+        known = {"epoch": first.number, "term": asdict(first), "voters": voters, "generation": 0}
+        group = local.groups[2]
+        group.record = known
+        generation = first.generation + 1
+        for each in local.groups:
+            each.registered(generation)
+        local.announce(local.term_without(0), 1, generation=generation)
+        wait_until(lambda: group.record is not known, "node2 has learned of the term")
+        assert group.record == {
+            "epoch": first.number,
+            "term": asdict(group.agreement.term),
+            "voters": {node: voters[node] for node in ("node1", "node2")},
+            "generation": generation,
+        }
 
 
 def test_the_edges_of_a_lost_node_are_closed_and_it_gets_no_new_ones() -> None:

@@ -180,11 +180,25 @@ def test_a_node_that_answers_pings_but_does_not_report_is_stuck_until_it_does() 
     awaiting(links)
     links.run(5.0)
     assert links.charges.made == [("b", "stuck")]
-    links.witness.again()
-    assert links.charges.made == [("b", "stuck")] * 2
     links.awaited = []
     links.run(1.0)
     assert links.charges.withdrawn == ["b"]
+
+
+def test_for_how_long_others_were_waited_for_counts_from_the_last_registration_on() -> None:
+    """Until then this node may have lacked a term, and waited for those who are in it."""
+    links = ScriptedLinks("b")
+    awaiting(links)
+    links.witness.again()
+    links.run(STUCK_SECONDS - TICK_SECONDS)
+    assert links.charges.made == []
+    assert links.charges.withdrawn == []
+    links.run(1.0)
+    assert links.charges.made == [("b", "stuck")]
+    links.witness.again()
+    assert links.charges.withdrawn == ["b"]
+    links.run(STUCK_SECONDS + 1.0)
+    assert links.charges.made == [("b", "stuck")] * 2
 
 
 def test_a_node_that_answers_no_pings_is_silent_and_not_stuck() -> None:

@@ -150,8 +150,8 @@ def unpack_held(data: dict[str, Any]) -> tuple[int, Stamp]:
     return _seq(data["seq"]), _stamp(data["stamp"])
 
 
-def pack_out(term: Term, announced: int) -> dict[str, Any]:
-    """The JSON form of OUT: a term that the receiver is not in, and who has announced it.
+def pack_announced(term: Term, announced: int) -> dict[str, Any]:
+    """The JSON form of TERM: a term that the receiver may not know, and who has announced it.
 
     Args:
         announced: the generation of that store.
@@ -160,8 +160,8 @@ def pack_out(term: Term, announced: int) -> dict[str, Any]:
 
 
 @_refusing_nonsense
-def unpack_out(data: dict[str, Any]) -> tuple[Term, int]:
-    """The inverse of :func:`pack_out`."""
+def unpack_announced(data: dict[str, Any]) -> tuple[Term, int]:
+    """The inverse of :func:`pack_announced`."""
     return _term(data["term"]), _number(data["announced"])
 
 
@@ -179,6 +179,7 @@ def pack_report(report: Report) -> dict[str, Any]:
             "called": dict(report.called),
             "ops": [_pack_op(seq, op) for seq, op in report.ops.items()],
             "deferred": dict(report.deferred),
+            "announced": report.announced,
         }
     )
 
@@ -201,6 +202,7 @@ def unpack_report(data: dict[str, Any]) -> Report:
         _mapping(data["called"], _seq),
         ops,
         _mapping(data["deferred"], _seq),
+        _number(data["announced"]),
     )
 
 

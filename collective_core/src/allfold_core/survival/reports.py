@@ -91,6 +91,7 @@ class Report:
         called: by local session, the last op that it has called.
         ops: above the floor, by number.
         deferred: by local session, its first call that waits for the session's GPU.
+        announced: the generation of the store that has announced the term there.
     """
 
     node: str
@@ -103,6 +104,7 @@ class Report:
     called: Mapping[str, int]
     ops: Mapping[int, OpReport]
     deferred: Mapping[str, int] = field(default_factory=dict)
+    announced: int = 0
 
 
 class Reason(IntEnum):

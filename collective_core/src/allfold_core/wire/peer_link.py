@@ -48,7 +48,7 @@ class LinkMessageType(IntEnum):
     INSTALLED   a node has applied it
     DOWN        ranks of the sending node are dead, or have left
     DOUBT       an op cannot go on
-    OUT         the term that leaves the receiver out
+    TERM        a term that the receiver may not know, or that leaves it out
     HELD        the sender holds its part of the result of an op
     CLOSED      the group is over on the sending node
     ==========  =====================================================================
@@ -64,7 +64,7 @@ class LinkMessageType(IntEnum):
     INSTALLED = 8
     DOWN = 9
     DOUBT = 10
-    OUT = 11
+    TERM = 11
     HELD = 12
     CLOSED = 13
 

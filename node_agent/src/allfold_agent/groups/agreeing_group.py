@@ -22,6 +22,7 @@ from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, refuse
 from allfold_agent.groups.results import Results
+from allfold_agent.groups.term_record import record_of
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
 from allfold_core.survival import codec, records
@@ -182,6 +183,9 @@ class AgreeingGroup:
             if self.evicted is None:
                 before = self.agreement.term
                 news()
+                if self.agreement.term is not before:
+                    now, announced = self.agreement.term, self.agreement.announced
+                    self.record = record_of(now, announced, self.record)
                 frozen = self.agreement.machine.frozen
                 for action in self._left_out.note(before, self.agreement.term, frozen=frozen):
                     self._runs.add_due(action)

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
 _ARRIVAL_SECONDS = 0.3
+# The orchestrator tells all nodes of a term at once; one that has not reported by then may have
+# no way to it.
+_TEACH_SECONDS = 0.5
 _FOR_EVERY_OP = (Start, HandOut)
 
 Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
@@ -69,6 +72,9 @@ class Agreement:
         epoch: the first of the group.
         effects: does what the machines say.
         send: sends another node a message; it may be lost with the link, see :meth:`link_up`.
+
+    Attributes:
+        announced: the newest generation of the store that is known to have announced the term.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Agreement:
         send: Send,
     ) -> None:
         self.machine = AgentMachine(node, policy, term, epoch)
+        self.announced = term.generation
         self._node = node
         self._policy = policy
         self._effects = effects
@@ -157,20 +164,41 @@ class Agreement:
     def take_term(self, term: Term, announced: int) -> bool:
         """A term was announced, by a store of this generation; return True if it is taken."""
         instructions = self.machine.take_term(term, announced)
-        if self.machine.term is term:
+        taken = self.machine.term is term
+        if taken:
             self._begin_term(term)
+        if self.machine.term == term and self.machine.generation == announced:
+            self.announced = announced
         self._follow(instructions)
-        for report in [each for each in self._early.values() if each.term.number == term.number]:
+        early = self._early.values() if taken else ()
+        for report in [each for each in early if each.term.number == term.number]:
             self._take_report(report)
-        return self.machine.term is term
+        return taken
 
     def _begin_term(self, term: Term) -> None:
         self._asked = self._decided = None
         self._judged = frozenset()
         self._leader = self._leader_of(term, gathering=True)
+        if self._leader is not None:
+            self._effects.later(_TEACH_SECONDS, partial(self._teach_missing, term))
         self._early = {
             node: each for node, each in self._early.items() if each.term.number >= term.number
         }
+
+    def _teach_missing(self, term: Term) -> None:
+        """Tell those of a term who have not reported to it."""
+        if self.term is term:
+            for node in set(self._untaught()) - {self._node}:
+                self._teach(node)
+
+    def _untaught(self) -> tuple[str, ...]:
+        """The nodes that may not know the term that this node leads: its round 0 lacks them."""
+        leader = self._leader
+        return () if leader is None or leader.round else leader.missing
+
+    def _teach(self, node: str) -> None:
+        told = codec.pack_announced(self.term, self.announced)
+        self._send(node, LinkMessageType.TERM, told)
 
     def learn_floor(self, floor: int) -> None:
         """Every op up to this one is final on all nodes."""
@@ -185,12 +213,11 @@ class Agreement:
 
     def receive(self, node: str, kind: LinkMessageType, body: Mapping[str, Any]) -> None:
         """Take in a message; ``ValueError`` where it is none."""
-        if kind is LinkMessageType.OUT:
-            self.take_term(*codec.unpack_out(body))
+        if kind is LinkMessageType.TERM:
+            self.take_term(*codec.unpack_announced(body))
             return
         if node not in self.term.voters:  # it has yet to hear that a term leaves it out
-            told = codec.pack_out(self.term, self.machine.generation)
-            self._send(node, LinkMessageType.OUT, told)
+            self._teach(node)
             return
         match kind:
             case LinkMessageType.FREEZE:
@@ -213,13 +240,16 @@ class Agreement:
         machine, leader = self.machine, self._leader
         if node == self.term.leader:
             if machine.frozen and self._report is not None:
-                self._send(node, LinkMessageType.FROZEN, codec.pack_report(self._report))
+                report = replace(self._report, announced=self.announced)
+                self._send(node, LinkMessageType.FROZEN, codec.pack_report(report))
             gone = self._gone()
             if gone:
                 self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
             for doubt in self._doubts.values():
                 self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
-        if leader is not None and leader.gathering and node in leader.missing:
+        if node in self._untaught():
+            self._teach(node)
+        elif leader is not None and node in leader.missing:
             self._send(node, LinkMessageType.FREEZE, self._freeze_body(leader))
         if leader is not None and self._decided is not None:
             self._send(node, LinkMessageType.INSTALL, codec.pack_install(self._decided))
@@ -299,7 +329,8 @@ class Agreement:
         self._follow(self.machine.freeze(term, number))
 
     def _send_report(self, report: Report) -> None:
-        report = replace(report, deferred=dict(self._effects.deferred_calls()))
+        deferred = dict(self._effects.deferred_calls())
+        report = replace(report, deferred=deferred, announced=self.announced)
         self._report = report
         if self._leader is not None:
             self._take_report(report)
@@ -352,6 +383,7 @@ class Agreement:
     def _take_report(self, report: Report) -> None:
         if report.term.number > self.term.number:  # its node has heard of the term earlier
             self._early[report.node] = report
+            self.take_term(report.term, report.announced)
             return
         leader, decided = self._leader, self._decided
         if leader is None:

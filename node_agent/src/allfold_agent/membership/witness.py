@@ -103,7 +103,11 @@ class Witness:
         self._reactor.call(lambda: self._clear((node, incarnation), patience))
 
     def again(self) -> None:
-        """Accuse all again who are still suspected: the orchestrator may not know of it."""
+        """Accuse all again who are still suspected: the orchestrator may not know of it.
+
+        Of rounds nothing is suspected then: this node may have waited for lack of a term that it
+        is told of now.
+        """
         self._reactor.call(self._accuse_again)
 
     # In the reactor's thread
@@ -170,14 +174,15 @@ class Witness:
             self._suspicions[life].clear(self._clock(), patience)
 
     def _accuse_again(self) -> None:
+        for life in self._stuck:
+            self._accuser.withdraw(*life)
+        self._overdue, self._stuck = OverdueRounds(), {}
         for life, suspicion in list(self._suspicions.items()):
             charge = suspicion.charge
             self._judge(life)
             seen = self._observe(life[0])
             if seen is not None and charge is not None and charge == suspicion.charge:
                 self._accuse(life, charge, self._clock() - seen.last_heard)
-        for life, seconds in self._stuck.items():
-            self._accuse(life, "stuck", seconds)
 
     # Rounds
 

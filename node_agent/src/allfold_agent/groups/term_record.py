@@ -1,0 +1,24 @@
+"""The record of a term, which the orchestrator may lose and then asks its nodes for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from allfold_core.survival.records import Term
+
+
+def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of a term that a node may have learned of from another one.
+
+    What it does not say is as in the record that is known, whose nodes are its own and others.
+
+    Args:
+        announced: the generation of the store that has announced the term.
+        known: of this term or an earlier one; empty if there is none.
+    """
+    if not known or known["term"]["number"] >= term.number:
+        return known
+    voters = {node: known["voters"][node] for node in term.voters}
+    return {**known, "term": asdict(term), "voters": voters, "generation": announced}
