@@ -39,12 +39,14 @@ class Route:
 
     Attributes:
         framed: its bytes have checksums, so that they may be flipped.
+        was_reached: the agent has listened there. Before, others may dial the one that was there.
     """
 
     node: str
     listener: socket.socket
     target: tuple[str, int]
     framed: bool
+    was_reached: bool = False
 
 
 @dataclass(eq=False)
@@ -157,11 +159,13 @@ class Proxy:
         try:
             server.connect(route.target)
         except OSError:
-            # As when there were no proxy: this dial is refused, and so is every later one.
             server.close()
-            self._stop_listening(route)
+            if route.was_reached:
+                # As when there were no proxy: this dial is refused, and so is every later one.
+                self._stop_listening(route)
             _reset(client)
             return
+        route.was_reached = True
         for each in (client, server):
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

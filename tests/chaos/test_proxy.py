@@ -165,14 +165,28 @@ def test_a_rate_limits_how_fast_bytes_pass(bench: Bench) -> None:
 
 def test_a_port_refuses_once_it_is_told_to_or_its_server_is_gone(bench: Bench) -> None:
     host, _, port = bench.address.rpartition(":")
+    bench.connected()
     bench.server.close()
-    with (
-        pytest.raises(ConnectionResetError),
-        socket.create_connection((host, int(port)), SECONDS) as one,
-    ):
-        one.recv(1)
+    with pytest.raises(ConnectionResetError):
+        dial_in_vain(host, int(port))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), SECONDS)
+
+
+def test_a_port_whose_server_does_not_listen_yet_is_there_once_it_does(bench: Bench) -> None:
+    host, _, port = bench.address.rpartition(":")
+    later = bench.server.getsockname()
+    bench.server.close()
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            dial_in_vain(host, int(port))
+    with socket.create_server(later) as bench.server:
+        bench.connected()
+
+
+def dial_in_vain(host: str, port: int) -> None:
+    with socket.create_connection((host, port), SECONDS) as one:
+        one.recv(1)
 
 
 def test_the_node_that_dialled_is_known_by_its_process() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.jury import Charge, Evict, Jury
+from allfold_orchestrator.membership.jury import Evict, Jury
 from tests.orchestrator.membership.test_jury import (
     AFTER,
     MEMBERS,
@@ -13,6 +14,7 @@ from tests.orchestrator.membership.test_jury import (
     C,
     D,
     decided,
+    evicted,
     silent,
 )
 
@@ -55,7 +57,7 @@ def test_a_dead_link_of_a_node_that_may_not_be_evicted_now_waits() -> None:
     silent(jury, 0.0, A, B)
     jury.answered(0.1, B, 0.0)
     jury.told(AFTER, A, {B: 2.0})
-    assert jury.decide(AFTER, RANKS, "a", {B}) == []
+    assert evicted(jury.decide(AFTER, RANKS, "a", {B})) == {}
     assert decided(jury, AFTER, "a") == {"b"}
 
 

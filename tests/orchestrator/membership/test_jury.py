@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allfold_orchestrator.membership.cases import ASK_AHEAD_SECONDS, Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import (
     CONFIRM_SECONDS,
-    Charge,
+    Ask,
     Cleared,
     Evict,
     Instruction,
@@ -125,11 +126,32 @@ def test_an_answer_clears_the_node_and_its_accusers_are_twice_as_patient_for_a_w
 
 def test_patience_has_an_end() -> None:
     jury = Jury()
-    for _ in range(10):
-        silent(jury, 0.0, B, A)
-        (cleared,) = jury.answered(0.0, A, 0.3)
+    for number in range(10):
+        now = 3.0 * number
+        silent(jury, now, B, A)
+        (cleared,) = jury.answered(now, A, 0.3)
     assert isinstance(cleared, Cleared)
     assert cleared.patience == 3.0
+
+
+def test_those_who_accuse_a_node_one_after_the_other_wait_as_long_as_each_other() -> None:
+    jury = Jury()
+    for now, accuser in ((0.0, B), (0.1, C), (0.2, D)):
+        silent(jury, now, accuser, A)
+        assert jury.answered(now, A, 0.3) == [Cleared(accuser, A, 0.8)]
+    silent(jury, 0.3, B, A)
+    assert decided(jury, 0.3 + AFTER) == {"a"}, "the patience is for the next time"
+
+
+def test_an_accuser_is_asked_before_its_charge_is_decided() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    jury.answered(0.0, A, 0.0)
+    asked = CONFIRM_SECONDS - ASK_AHEAD_SECONDS
+    assert not jury.is_due(asked - 0.01)
+    assert jury.is_due(asked)
+    assert jury.decide(asked, RANKS) == [Ask(B, A)]
+    assert not jury.is_due(asked), "once"
 
 
 def test_a_member_that_hears_the_node_after_the_accusation_clears_it() -> None:
@@ -153,7 +175,7 @@ def test_a_node_that_may_not_be_evicted_now_stays_accused_until_it_may_or_is_hea
     silent(jury, 0.0, B, A)
     silent(jury, 0.0, C, D)
     assert jury.accused_lives == {A, D}
-    assert not jury.is_due(CONFIRM_SECONDS - 0.01)
+    assert not jury.is_due(CONFIRM_SECONDS - ASK_AHEAD_SECONDS - 0.01)
     assert jury.is_due(AFTER, {A})
     assert set(evicted(jury.decide(AFTER, RANKS, spared={A}))) == {D}
     assert not jury.is_due(AFTER, {A})

@@ -14,7 +14,7 @@ from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.jury import Cleared, Evict, Instruction, Jury, Probe
+from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
@@ -69,6 +69,8 @@ class Court:
             match instruction:
                 case Probe(accused, members):
                     self._probe(accused, members)
+                case Ask(accuser, accused):
+                    self._links.send(accuser, messages.ping_for(accused))
                 case Cleared(accuser, accused, patience):
                     self._links.send(accuser, messages.cleared(accused, patience))
                 case Evict(lives):

@@ -17,13 +17,13 @@ from allfold_orchestrator.links.court import Court, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected, Link
+from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
     Life,
     LossShown,
 )
-from allfold_orchestrator.membership.jury import Charge
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.service import Orchestrator

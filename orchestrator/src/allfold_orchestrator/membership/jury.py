@@ -14,14 +14,13 @@ have an end of every such link.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
 from allfold_core.survival.suspicion import (
-    CLEARED_SECONDS,
     LONGEST_PATIENCE_SECONDS,
     PATIENCE_SECONDS,
 )
+from allfold_orchestrator.membership.cases import Case, Charge, Granted, Open, SilentLink
 from allfold_orchestrator.membership.cover import smallest_cover
 from allfold_orchestrator.membership.group_state import Life
 
@@ -32,20 +31,20 @@ PROMPT_SECONDS = 0.1
 """A node whose thread for the links lags no more than this is not itself why they are silent."""
 
 
-class Charge(Enum):
-    """What an agent accuses another one of."""
-
-    REFUSED = "refused"
-    SILENT = "silent"
-    STUCK = "stuck"
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Look for a sign of life: ask the node, dial it, let ``members`` ping it."""
 
     accused: Life
     members: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Have an accuser say at once if it has heard the accused meanwhile."""
+
+    accuser: Life
+    accused: Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,62 +70,25 @@ class Evict:
     is_refused: bool = False
 
 
-Instruction = Probe | Cleared | Evict
-
-
-@dataclass(slots=True)
-class _Open:
-    """A question that is open from ``begun`` to ``until``."""
-
-    begun: float
-    until: float
-
-
-@dataclass(slots=True)
-class _Case(_Open):
-    """The accusations of one life that are not decided yet; without accusers it is our own."""
-
-    charges: dict[Life, Charge] = field(default_factory=dict)
-    link_ended: bool = False
-    dial_refused: bool = False
-
-    @property
-    def is_refused_twice(self) -> bool:
-        """True if a second path confirms what this replica found itself."""
-        confirmed = self.link_ended or Charge.REFUSED in self.charges.values()
-        return self.dial_refused and confirmed
-
-    @property
-    def is_refused_to_all(self) -> bool:
-        """True if those who were linked to the node are refused now, as this replica is."""
-        return self.dial_refused and Charge.REFUSED in self.charges.values()
-
-    @property
-    def is_charged(self) -> bool:
-        """True while there is a reason to ask whether the node lives."""
-        return bool(self.charges) or self.link_ended
-
-    @property
-    def is_stuck(self) -> bool:
-        return Charge.STUCK in self.charges.values()
+Instruction = Probe | Ask | Cleared | Evict
 
 
 class Jury:
     """All cases of one replica."""
 
     def __init__(self) -> None:
-        self._cases: dict[Life, _Case] = {}
-        self._links: dict[tuple[Life, Life], _Open] = {}  # by accuser and accused
+        self._cases: dict[Life, Case] = {}
+        self._links: dict[tuple[Life, Life], SilentLink] = {}  # by accuser and accused
         self._reached: set[Life] = set()
         self._prompt: dict[Life, float] = {}
         self._heard: dict[Life, dict[Life, float]] = {}
         self._told: dict[Life, float] = {}
-        self._patience: dict[Life, tuple[float, float]] = {}
+        self._granted: dict[Life, Granted] = {}
 
     def patience(self, life: Life, now: float) -> float:
         """Return how long a node may be silent; twice as long after each false accusation."""
-        value, until = self._patience.get(life, (PATIENCE_SECONDS, now))
-        return value if now < until else PATIENCE_SECONDS
+        granted = self._granted.get(life)
+        return granted.patience if granted and granted.holds(now) else PATIENCE_SECONDS
 
     # What happens
 
@@ -154,7 +116,7 @@ class Jury:
         case.charges[accuser] = charge
         if charge is not Charge.STUCK:
             until = now + self._confirm(life, now) + lag
-            self._links.setdefault((accuser, life), _Open(now, until))
+            self._links.setdefault((accuser, life), SilentLink(now, until))
         return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
 
     def withdrawn(self, accuser: Life, life: Life) -> None:
@@ -230,7 +192,7 @@ class Jury:
         for case in self._cases.values():
             case.charges.pop(life, None)
         self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
-        for table in (self._prompt, self._heard, self._told, self._patience):
+        for table in (self._prompt, self._heard, self._told, self._granted):
             table.pop(life, None)
         for heard in self._heard.values():
             heard.pop(life, None)
@@ -255,7 +217,7 @@ class Jury:
     def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
         cases = (case.until for life, case in self._cases.items() if life not in spared)
-        links = (link.until for pair, link in self._links.items() if not {*pair} & {*spared})
+        links = (link.due for pair, link in self._links.items() if not {*pair} & {*spared})
         return now >= min((*cases, *links), default=float("inf"))
 
     def decide(
@@ -285,7 +247,14 @@ class Jury:
             over[names[name]] = _cut_off(name, dead)
             self.over(names[name])
         verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
-        return [each for each in verdicts if each.lives]
+        return [*(each for each in verdicts if each.lives), *self._questions(now)]
+
+    def _questions(self, now: float) -> Iterator[Ask]:
+        """Ask the accusers whose next word decides: it would come with their next BEAT only."""
+        for pair, link in self._links.items():
+            if now >= link.due and not link.is_asked:
+                link.is_asked = True
+                yield Ask(*pair)
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
@@ -321,7 +290,7 @@ class Jury:
         ]
         return [] if undecided else list(dead)
 
-    def _is_dead(self, pair: tuple[Life, Life], link: _Open) -> bool:
+    def _is_dead(self, pair: tuple[Life, Life], link: Open) -> bool:
         """Return True if the accuser says after the time that it has heard nothing since."""
         accuser, accused = pair
         heard = self._heard.get(accuser, {}).get(accused, float("-inf"))
@@ -338,20 +307,27 @@ class Jury:
 
     # Cases
 
-    def _open_questions(self) -> Iterator[_Open]:
+    def _open_questions(self) -> Iterator[Open]:
         yield from self._cases.values()
         yield from self._links.values()
 
-    def _open(self, now: float, life: Life, lag: float = 0.0) -> _Case:
+    def _open(self, now: float, life: Life, lag: float = 0.0) -> Case:
         case = self._cases.get(life)
         if case is None:
-            case = self._cases[life] = _Case(now, now + self._confirm(life, now) + lag)
+            case = self._cases[life] = Case(now, now + self._confirm(life, now) + lag)
         return case
 
     def _confirm(self, life: Life, now: float) -> float:
+        """Return how long a sign of life is waited for.
+
+        Those who accuse a node at the same time are not told of its patience one after the other.
+        """
+        granted = self._granted.get(life)
+        if granted is not None and granted.is_new(now):
+            return max(CONFIRM_SECONDS, granted.before)
         return max(CONFIRM_SECONDS, self.patience(life, now))
 
-    def _proof(self, life: Life, case: _Case) -> list[Instruction]:
+    def _proof(self, life: Life, case: Case) -> list[Instruction]:
         if not case.is_refused_twice or life not in self._reached:
             return []
         return self.gone(life, "refuses connections of the orchestrator and of others")
@@ -364,9 +340,12 @@ class Jury:
         del self._cases[life]
         if not case.charges:
             return []  # we have only looked for it
-        patience = min(2 * self.patience(life, now), LONGEST_PATIENCE_SECONDS)
-        self._patience[life] = patience, now + CLEARED_SECONDS
-        return [Cleared(accuser, life, patience) for accuser in case.charges]
+        granted = self._granted.get(life)
+        if granted is None or not granted.is_new(now):
+            before = self.patience(life, now)
+            granted = Granted(min(2 * before, LONGEST_PATIENCE_SECONDS), before, now)
+            self._granted[life] = granted
+        return [Cleared(accuser, life, granted.patience) for accuser in case.charges]
 
     @staticmethod
     def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:
