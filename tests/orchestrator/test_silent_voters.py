@@ -10,6 +10,7 @@ from allfold_orchestrator.membership.group_state import (
     Life,
     Reason,
 )
+from allfold_orchestrator.store import keys
 from allfold_orchestrator.sweeper import (
     ABANDONED_SECONDS,
     LOOK_AGAIN_SECONDS,
@@ -17,7 +18,7 @@ from allfold_orchestrator.sweeper import (
     Sweeper,
 )
 from tests.orchestrator.builders import GROUP
-from tests.orchestrator.conftest import LEASE_SECONDS, MakeStore, ManualClock
+from tests.orchestrator.conftest import LEASE_SECONDS, Backend, MakeStore, ManualClock
 from tests.orchestrator.sweeping import Replica, run_for
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,19 @@ async def test_a_silent_node_with_a_vote_in_a_group_stays_and_is_looked_for_now_
     await replica.service.leave(GROUP, Leave(0, "s0", Reason.FINISHED))
     await replica.service.leave(GROUP, Leave(1, "s1", Reason.FINISHED))
     assert await run_for(replica, clock, LOOK_AGAIN_SECONDS, "a") == ["b"], "the group is over"
+
+
+async def test_a_silent_node_in_a_group_that_cannot_be_read_may_have_a_vote_and_stays(
+    replica: Replica, clock: ManualClock, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank, node in enumerate("ab"):
+        await replica.register(node)
+        await replica.join(rank, node)
+    client = backend.client()
+    await client.hset(keys.group(GROUP), mapping={"version": "x", "meta": "{"})
+    await client.aclose()
+    assert await run_for(replica, clock, LEASE_SECONDS + 2 * LOOK_AGAIN_SECONDS, "a") == []
+    assert len([m for m in caplog.messages if "it is damaged" in m]) == 1
 
 
 async def test_a_group_of_which_nobody_is_heard_frees_its_name_when_another_one_wants_it(

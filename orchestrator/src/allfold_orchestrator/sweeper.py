@@ -124,11 +124,17 @@ class Sweeper:
             return None
 
     async def _end(self, life: Life, now: float) -> bool:
-        """End the life of a silent node, unless it has a vote in a group that may be well."""
-        voting = await self._groups_with_vote(life)
+        """End the life of a silent node, unless it has a vote in a group that may be well.
+
+        In a group whose record cannot be read it may have one.
+        """
+        groups = self._store.groups
+        names = await self._store.nodes.groups_of(*life)
+        states = [await groups.read_if_possible(name) for name in names]
+        voting = [state for state in states if state and state.term and state.term.has(life)]
         how = LEASE_ENDED
-        if voting:
-            if not await self._are_abandoned(voting, now):
+        if voting or None in states:
+            if None in states or not await self._are_abandoned(voting, now):
                 self._look_again[life] = now + LOOK_AGAIN_SECONDS
                 await self._on_silent(life)
                 return False
@@ -138,16 +144,6 @@ class Sweeper:
             log.warning("node lost: %s", how, extra={"node": life[0]})
             await self._orchestrator.clear_up([life])
         return first
-
-    async def _groups_with_vote(self, life: Life) -> list[GroupState]:
-        states = []
-        for name in await self._store.nodes.groups_of(*life):
-            try:
-                states.append(await self._store.groups.read(name))
-            except ServiceError as error:
-                if not error.details.get("unreadable"):
-                    raise  # who clears up after the node logs it
-        return [state for state in states if state.term and state.term.has(life)]
 
     async def _are_abandoned(self, groups: Sequence[GroupState], now: float) -> bool:
         """Return True if nobody in these groups was heard for so long that they must be over."""

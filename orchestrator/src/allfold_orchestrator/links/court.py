@@ -16,6 +16,7 @@ from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
@@ -181,10 +182,15 @@ class Court:
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
         groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}
-        found = [term_record(await self._store.groups.read(group)) for group in groups]
+        found = [await self._record(group) for group in groups]
         records = [record for record in found if record is not None and record.has(life)]
         now = self._store.clock.now()
         return may_evict(records, life[0], is_proven=is_proven, now=now)
+
+    async def _record(self, group: str) -> TermRecord | None:
+        """Return the term of a group; as it was known last, where it cannot be read."""
+        state = await self._store.groups.read_if_possible(group)
+        return self._terms.records.get(group) if state is None else term_record(state)
 
     async def _evict(self, lives: Mapping[Life, str]) -> None:
         """End lives: first in the store, so that any replica finishes what this one begins."""

@@ -152,7 +152,12 @@ class Links:
         self, group: str, report: Registration, life: StoreLife
     ) -> AgentRegistered | LossShown:
         until = self._store.clock.now() + self._store.nodes.lease_seconds
-        said = await self._store.groups.submit(group, AgentRegisters(report, life, until))
+        try:
+            said = await self._store.groups.submit(group, AgentRegisters(report, life, until))
+        except ServiceError as error:
+            if not error.details.get("unreadable"):
+                raise
+            return AgentRegistered(is_out=False)  # for all that is known
         for each in said or ():
             if isinstance(each, AgentRegistered | LossShown):
                 return each
@@ -216,8 +221,14 @@ class Links:
                     link.send(messages.recall(self._generation))
 
     async def _take_up(self, group: str) -> None:
-        """Note the present term of a group, and drop all charges of and by those it leaves out."""
-        record = term_record(await self._store.groups.read(group))
+        """Note the present term of a group, and drop all charges of and by those it leaves out.
+
+        Where its record cannot be read it stays as it was known last.
+        """
+        state = await self._store.groups.read_if_possible(group)
+        if state is None:
+            return
+        record = term_record(state)
         concerns_us = record is not None and self._concerns_us(group, record)
         for life in self._terms.replace(group, record if concerns_us else None):
             if life in self._links:

@@ -9,6 +9,7 @@ one, so ten thousand joins at once cost far fewer than ten thousand writes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from time import monotonic
 
 from redis.exceptions import WatchError
 
+from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -42,6 +44,8 @@ from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.node_records import readable
 from allfold_orchestrator.store.records import Snapshot, load, queue_write
 from allfold_orchestrator.store.redis_client import Client, Commands
+
+log = logging.getLogger(__name__)
 
 MAX_CACHED_GROUPS = 1024
 PRUNED_AT_ONCE = 16
@@ -148,6 +152,7 @@ class GroupStore:
         self._client = client
         self._clock = clock
         self._slots: dict[str, _Slot] = {}
+        self._unreadable: set[str] = set()  # of which it has been logged
 
     async def names(self) -> list[str]:
         """Return the sorted names of the groups that have a record."""
@@ -166,6 +171,26 @@ class GroupStore:
                 with store_errors():
                     return (await self._load(self._client, group, slot)).state
             return slot.snapshot.state
+
+    async def read_if_possible(self, group: str) -> GroupState | None:
+        """Return the group's state; ``None``, which is logged once, if its record is unreadable.
+
+        One record that is damaged, or of a newer version, must not stop the work on other groups.
+
+        Raises:
+            ServiceError: Redis does not answer.
+        """
+        try:
+            state = await self.read(group)
+        except ServiceError as error:
+            if not error.details.get("unreadable"):
+                raise
+            if group not in self._unreadable:
+                log.error("%s", error.message, extra={"group": group})
+                self._unreadable.add(group)
+            return None
+        self._unreadable.discard(group)
+        return state
 
     def finders(self, group: str) -> Finders:
         """Return the index of this group's seats."""
