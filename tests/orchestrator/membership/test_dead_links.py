@@ -61,6 +61,12 @@ def test_a_dead_link_of_a_node_that_may_not_be_evicted_now_waits() -> None:
     assert decided(jury, AFTER, "a") == {"b"}
 
 
+def test_nobody_waits_longer_for_a_node_for_what_one_behind_dead_links_said_of_it() -> None:
+    jury = Jury()
+    assert cut(jury, 5.0, (A, B), (A, C), leaders="b") == {"a"}
+    assert jury.patience(B, 6.0) == jury.patience(C, 6.0) == 0.4
+
+
 def test_a_link_that_came_back_is_not_dead() -> None:
     jury = Jury()
     silent(jury, 0.0, A, B)

@@ -246,6 +246,9 @@ class Jury:
         for name in sorted(cover):
             over[names[name]] = _cut_off(name, dead)
             self.over(names[name])
+        for pair in dead:  # these accusations were not false
+            for life in pair:
+                self._granted.pop(life, None)
         verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
         return [*(each for each in verdicts if each.lives), *self._questions(now)]
 
