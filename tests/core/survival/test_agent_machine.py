@@ -249,11 +249,15 @@ def test_a_term_with_one_who_was_left_out_before_is_not_taken() -> None:
     assert report(me.take_term(Term(3, 0, ("a", "b"), (2, 0)), 0)).term.number == 3
 
 
-def test_a_node_that_a_term_leaves_out_does_nothing_any_more() -> None:
+@pytest.mark.parametrize("by_term", [True, False])
+def test_a_node_that_the_group_goes_on_without_does_nothing_any_more(by_term: bool) -> None:
     me = machine()
     me.call(0, "r1", SUM)
     newer = Term(1, 0, ("a",), (0,), (("b", "silent"),))
-    assert me.take_term(newer, 0) == [Evicted(newer)]
+    if by_term:
+        assert me.take_term(newer, 0) == [Evicted(newer)]
+    else:
+        me.evict()
     assert me.out
     assert me.completed(0, EPOCH.stamp) == []
     assert me.closed(0, EPOCH.stamp) == []

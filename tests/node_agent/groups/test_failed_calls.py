@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from allfold_agent.arithmetic.kernels import Arithmetic
-from allfold_core.errors import InvalidArgument, ServiceError
+from allfold_agent.groups.op_runs import OpRuns
+from allfold_core.errors import Evicted, InvalidArgument, PeerLost, ServiceError
+from allfold_core.survival.instructions import Refuse
 from allfold_core.wire.local_wire import MAX_OPEN_OPS
 from tests.support.fakes.local_groups import local_groups
 
@@ -61,6 +63,39 @@ def test_a_rank_is_told_when_its_call_cannot_even_be_looked_at(
         local.call_all(1, [[1.0], [2.0]])
         assert first.outcome() == second.outcome() == (1, None)
         assert first.result(1) == [3.0]
+
+
+def test_what_an_event_has_led_to_is_done_even_if_the_event_fails() -> None:
+    with local_groups([[0], [1]]) as local:
+        group = local.groups[0]
+
+        def fail_at_last() -> None:
+            group.evict(Evicted("it goes on without this node"))
+            raise ZeroDivisionError("a mistake of ours")
+
+        local.ranks[0].call(0, [1.0])
+        with pytest.raises(ZeroDivisionError):
+            group.event(fail_at_last)
+        assert isinstance(local.ranks[0].outcome()[1], Evicted)
+
+
+def test_the_other_ops_of_a_decision_go_on_when_one_cannot_be_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse = OpRuns.refuse
+
+    def fail_for_one(self: OpRuns, each: Refuse) -> None:
+        if each.seq == 0:
+            raise ZeroDivisionError("a mistake of ours")
+        refuse(self, each)
+
+    monkeypatch.setattr(OpRuns, "refuse", fail_for_one)
+    with local_groups([[0], [1]]) as local:
+        for seq in range(3):
+            local.ranks[0].call(seq, [1.0])
+        local.lose(1)
+        outcomes = [local.ranks[0].outcome() for _ in range(2)]
+        assert [(seq, type(error)) for seq, error in outcomes] == [(1, PeerLost), (2, PeerLost)]
 
 
 @pytest.mark.parametrize("numel", [1, 300_000])

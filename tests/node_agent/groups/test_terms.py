@@ -291,6 +291,18 @@ def test_a_node_that_has_not_heard_of_it_learns_from_the_others_that_it_is_left_
         works(local, 0, local.ranks[:3])
 
 
+def test_what_becomes_complete_on_a_node_that_is_left_out_has_failed_already() -> None:
+    with opened("shrink", [[0], [1]]) as local:
+        rank, group = local.ranks[0], local.groups[0]
+        call([rank], 0)
+        group.evict(Evicted("the group goes on without this node"))
+        assert isinstance(rank.outcome()[1], Evicted)
+        group.completed(0, group.current.record.stamp, -1)
+        assert no_outcome(rank, 0.02)
+        call([rank], 1)
+        assert isinstance(rank.outcome()[1], Evicted)
+
+
 def test_a_term_that_an_earlier_store_announces_is_not_taken() -> None:
     with opened("shrink") as local:
         term = local.term_without(2)

@@ -54,7 +54,7 @@ class AgentMachine:
         generation: of the orchestrator's store with which the node has registered last.
         round: the newest of that term that was reported to.
         frozen: it was reported to, and its decision has not come.
-        out: a term was decided without this node.
+        out: the group goes on without this node.
         epoch: the current one.
         epochs: by stamp: the current one, and older ones that some op has not left yet.
         ops: by number, those above the floor, and failed ones that a local rank has yet to call.
@@ -348,11 +348,15 @@ class AgentMachine:
         if self.out or announced != self.generation or not term.may_follow(self.term):
             return []
         if self.node not in term.voters:
-            self.out = True
+            self.evict()
             return [Evicted(term)]
         self.term = term
         self._watermarks = {each: self._watermarks.get(each, -1) for each in term.voters}
         return self._report(0)
+
+    def evict(self) -> None:
+        """The group goes on without this node, which takes part in nothing from here on."""
+        self.out = True
 
     def _report(self, number: int) -> Instructions:
         self.round, self.frozen = number, True

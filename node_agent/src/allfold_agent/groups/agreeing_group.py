@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -134,13 +134,19 @@ class AgreeingGroup:
 
     def event(self, event: Callable[[], None]) -> None:
         """Let the agreement know something, and do what follows from it."""
-        with self.table.lock:
-            self._depth += 1
-            try:
-                event()
-            finally:
-                self._depth -= 1
-                due = self._runs.take_due() if not self._depth else ()
+        due: Sequence[Callable[[], None]] = ()
+        try:
+            with self.table.lock:
+                self._depth += 1
+                try:
+                    event()
+                finally:
+                    self._depth -= 1
+                    due = self._runs.take_due() if not self._depth else ()
+        finally:
+            self._do(due)
+
+    def _do(self, due: Iterable[Callable[[], None]]) -> None:
         for action in due:
             try:
                 action()
@@ -386,6 +392,7 @@ class AgreeingGroup:
         if self.evicted is not None:
             return
         self.evicted = error
+        self.agreement.machine.evict()
         log.warning("%s", error.message)
         for op in list(self.table.in_flight.values()):
             self._runs.fail(op, error)

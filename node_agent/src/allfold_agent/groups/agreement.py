@@ -266,15 +266,16 @@ class Agreement:
         if self._busy:
             return
         self._busy = True
-        try:
-            while self._todo:
-                each = self._todo.popleft()
+        while self._todo:
+            each = self._todo.popleft()
+            try:
                 if isinstance(each, _FOR_EVERY_OP):
                     self._effects.carry_out(each)
                 else:
                     self._carry_out(each)
-        finally:
-            self._busy = False
+            except Exception:  # the machine goes by all of them, the next ones too
+                log.exception("group '%s': %s could not be carried out", self._policy.group, each)
+        self._busy = False
 
     def _carry_out(self, each: Instruction) -> None:
         match each:

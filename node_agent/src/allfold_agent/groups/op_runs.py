@@ -197,7 +197,9 @@ class OpRuns:
 
     def hand_out(self, each: HandOut) -> None:
         """Write the result to the local ranks, and keep it for other nodes."""
-        op = self._table.in_flight[each.seq]
+        op = self._table.in_flight.get(each.seq)
+        if op is None or op.ended:
+            return
         op.ended = True
         if op.error is not None:  # the others have the result, and this node cannot take it
             self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
