@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from allfold_core.errors import Evicted, PeerLost, ServiceError, WorldChanged
+from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.survival.losses import packed
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
+from allfold_core.wire.local_wire import Message
 from allfold_core.wire.peer_link import LinkMessageType
 from tests.node_agent.groups.test_losses import errors_of, shrinking, works
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
@@ -344,6 +346,19 @@ def test_the_record_of_a_term_that_another_node_told_of_is_made_from_the_last_on
             "voters": {node: voters[node] for node in ("node1", "node2")},
             "generation": generation,
         }
+
+
+def test_a_receive_from_any_rank_opens_no_edge_to_a_lost_node() -> None:
+    with opened("shrink", [[0], [1], [2]]) as local:
+        left, group = local.ranks[:2], local.groups[0]
+        local.lose_node(2)
+        wait_until(lambda: "node2" in group.p2p._dropped, "the edges are closed")
+        left[0].exchange(Message.RECV, 0, [0.0], ANY_SOURCE)
+        left[1].exchange(Message.SEND, 0, [7.0], 0)
+        assert [rank.outcome()[1] for rank in left] == [None, None]
+        assert "node2" not in group.p2p.edges._in
+        group._edges.edge_lost("node2", PeerLost("it refuses connections"))
+        works(local, 0, left)
 
 
 def test_the_edges_of_a_lost_node_are_closed_and_it_gets_no_new_ones() -> None:

@@ -162,7 +162,7 @@ class GroupEdges:
     def edge_lost(self, source: str, error: AllfoldError) -> None:
         """Nothing more can be received from a node, although it can be reached."""
         with self._group.table.lock:
-            if self._closing:
+            if self._closing or source in self._dropped:
                 return
         log.error("group '%s': %s", self._group.name, error)
         self._group.edge_failed(source, error)
@@ -181,7 +181,7 @@ class GroupEdges:
 
         def close() -> None:  # waits for threads that may be dialling
             self.ops.drop(nodes)
-            self.p2p.edges.drop(nodes)
+            self.p2p.drop(nodes)
 
         start_thread(close, f"allfold-drop-{self._group.name}")
 

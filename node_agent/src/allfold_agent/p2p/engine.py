@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from allfold_agent.edges.edge_request import Lane
@@ -80,6 +80,7 @@ class P2PEngine(MessageMatching):
         self._plan = plan
         self._me = me
         self._touched: set[str] = set()
+        self._dropped: set[str] = set()
         self._outbox = Outbox(plan, self.edges, self._enqueue, self._end)
         self._gone = GoneSeats(plan.group, plan.world_size)
         self._broken: AllfoldError | None = None
@@ -172,7 +173,7 @@ class P2PEngine(MessageMatching):
         nodes = [member.node for member in self._plan.members]
         if peer != ANY_SOURCE:
             nodes = [self._plan.node_of_rank(peer)]
-        return [node for node in nodes if node != self._me]
+        return [node for node in nodes if node != self._me and node not in self._dropped]
 
     # Frames
 
@@ -338,6 +339,12 @@ class P2PEngine(MessageMatching):
             self._inbox = Inbox()
             self._outbox.conclude_all(self._broken)
             self._transfers.clear()
+
+    def drop(self, nodes: Collection[str]) -> None:
+        """End the edges to and from nodes without which the group goes on."""
+        with self._lock:
+            self._dropped.update(nodes)
+        self.edges.drop(nodes)
 
     def finish(self, deadline: float) -> None:
         """Let peers hear what they are owed, until ``deadline`` (monotonic)."""
