@@ -40,6 +40,7 @@ class GroupTerms:
         self._lock = make_lock("terms")
         self._registrations = 0
         self._generation = 0
+        self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
 
     def opened(self, group: Group) -> None:
         """Let a new group know with which store this node has registered."""
@@ -50,6 +51,7 @@ class GroupTerms:
         with self._lock:
             self._registrations += 1
             newest = {group.name: group for group in self._registry.all()}
+            self._said = {name: group.opening for name, group in newest.items()}
             return [
                 {"group": name, "record": group.record, "is_out": group.evicted is not None}
                 for name, group in newest.items()
@@ -68,7 +70,7 @@ class GroupTerms:
     def _registered(self, generation: int, out: Collection[str]) -> None:
         for group in self._registry.all():
             group.registered(generation)
-            if group.name in out:
+            if group.name in out and self._said.get(group.name) == group.opening:
                 group.evict(evicted(group.name, self._node, _UNKNOWN))
 
     def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
