@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -16,6 +17,7 @@ from allfold_agent.gpu.operands import GpuRange, Nowhere
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
@@ -59,7 +61,7 @@ class OnItsWay:
 def group() -> Iterator[Group]:
     """Of a node with two ranks, and another node."""
     reactor, workers = Reactor("test"), WorkerPool(1)
-    nothing: Any = SimpleNamespace(left_out=None)
+    nothing: Any = create_autospec(Neighbours, instance=True)
     resources = NodeResources(
         "node0",
         workers=workers,
