@@ -300,6 +300,7 @@ def test_what_becomes_complete_on_a_node_that_is_left_out_has_failed_already() -
         group.evict(Evicted("the group goes on without this node"))
         assert isinstance(rank.outcome()[1], Evicted)
         group.completed(0, group.current.record.stamp, -1)
+        assert group.watermark() == -1
         assert no_outcome(rank, 0.02)
         call([rank], 1)
         assert isinstance(rank.outcome()[1], Evicted)
