@@ -70,6 +70,15 @@ def test_a_refused_dial_and_an_accuser_that_was_refused_are_proof_in_either_orde
     assert set(evicted(jury.accused(0.1, B, A, Charge.REFUSED, MEMBERS))) == {A}
 
 
+def test_a_node_that_is_doubted_before_its_members_are_known_is_judged_when_they_are() -> None:
+    jury = Jury()
+    jury.reached(A)
+    silent(jury, 0.0, C, A)
+    assert jury.dial_refused(A) == []
+    jury.doubted(0.1, A)
+    assert set(evicted(jury.link_ended(0.1, A, MEMBERS))) == {A}
+
+
 def test_a_refused_dial_of_a_node_that_was_never_reached_says_nothing() -> None:
     jury = Jury()
     jury.accused(0.0, B, A, Charge.REFUSED, MEMBERS)

@@ -54,6 +54,7 @@ class Links:
         self._terms = KnownTerms()
         self._generation = 0
         self._changed: set[str] = set()
+        self._has_missed = False  # changes of any group
         self._wake = asyncio.Event()
         self._has_failed = False
         self._court = Court(
@@ -100,7 +101,7 @@ class Links:
     async def doubt(self, life: Life) -> None:
         """Look for a node that has a vote and beats at no replica any more."""
         jury = self._court.jury
-        jury.link_ended(monotonic(), life, ())  # from here on its groups concern us
+        jury.doubted(monotonic(), life)  # from here on its groups concern us
         for group in await self._store.nodes.groups_of(*life):
             await self._take_up(group)
         members = self._terms.members_with(life)
@@ -194,19 +195,35 @@ class Links:
     # Terms
 
     def _hear(self, group: str | None) -> None:
-        self._changed.update([*self._terms.records] if group is None else [group])
+        if group is None:
+            self._has_missed = True
+        else:
+            self._changed.add(group)
         self._wake.set()
+
+    @property
+    def _is_due(self) -> bool:
+        return self._has_missed or bool(self._changed)
+
+    async def _possibly_changed(self) -> set[str]:
+        """Return the groups that are known here, and those that linked agents may be in by now."""
+        lives = [*self._links]
+        seated = await asyncio.gather(*(self._store.nodes.groups_of(*life) for life in lives))
+        return set(self._terms.records).union(*seated)
 
     async def _announce(self) -> None:
         """Tell the agents of terms that have changed, if the store is still the one they know."""
-        groups = self._changed
-        self._changed = set()
+        groups, has_missed = self._changed, self._has_missed
+        self._changed, self._has_missed = set(), False
         try:
+            if has_missed:
+                groups |= await self._possibly_changed()
             for group in groups:
                 await self._take_up(group)
             self._recall_if_new(await self._store.lives.read())
         except BaseException:
             self._changed |= groups
+            self._has_missed |= has_missed
             raise
         for group in groups & self._terms.records.keys():
             record = self._terms.records[group]
@@ -268,7 +285,7 @@ class Links:
                 if monotonic() - looked >= LIFE_SECONDS:
                     self._recall_if_new(await self._store.lives.read())
                     looked = monotonic()
-                if self._changed:
+                if self._is_due:
                     await self._announce()
                 await self._court.sit()
                 self._has_failed = False
@@ -282,7 +299,7 @@ class Links:
     async def _pause(self) -> float:
         """Wait for something to do; return how much longer it took than it had to."""
         self._wake.clear()
-        if self._changed and not self._has_failed:  # heard of while the court sat
+        if self._is_due and not self._has_failed:  # heard of while the court sat
             return 0.0
         begun = monotonic()
         is_busy = self._has_failed or not self._court.is_idle

@@ -129,10 +129,14 @@ class Jury:
         if not case.is_charged:
             del self._cases[life]
 
+    def doubted(self, now: float, life: Life) -> None:
+        """It is linked to no replica; :meth:`link_ended` follows once it is known who hears it."""
+        self._open(now, life).link_ended = True
+
     def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
         """This replica's own control link to the node has ended."""
-        case = self._open(now, life)
-        case.link_ended = True
+        self.doubted(now, life)
+        case = self._cases[life]
         return self._proof(life, case) or [Probe(life, self._others(life, life, members))]
 
     def dial_refused(self, life: Life) -> list[Instruction]:
