@@ -17,7 +17,7 @@ from tests.support.require import requires
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT = 1.0
+TIMEOUT = 2.0
 OP_SECONDS = 15.0
 
 services = services_with("node0", "node1")

@@ -173,7 +173,7 @@ async def test_while_the_store_does_not_answer_it_is_not_asked_without_a_pause(
         on_change=[],
         on_probe=[],
         lives=SimpleNamespace(read=AsyncMock(return_value=StoreLife(1, "x"))),
-        groups=SimpleNamespace(read=read),
+        groups=SimpleNamespace(read_if_possible=read),
     )
     monkeypatch.setattr(hub, "TICK_SECONDS", 3600)
     links = Links(store, AsyncMock())
