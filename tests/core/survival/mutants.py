@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from allfold_core.survival import decision
-from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
+from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
     Instructions,
@@ -18,6 +18,7 @@ from allfold_core.survival.instructions import (
 )
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.op_entry import OpEntry
+from allfold_core.survival.op_machine import NOTHING_OPEN
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import (
     Call,

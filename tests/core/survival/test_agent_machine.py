@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.operations import Kind
-from allfold_core.survival.agent_machine import NOTHING_OPEN, AgentMachine
+from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
 from allfold_core.survival.instructions import (
     Cancel,
@@ -23,6 +23,7 @@ from allfold_core.survival.instructions import (
     SendReport,
     Start,
 )
+from allfold_core.survival.op_machine import NOTHING_OPEN
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,

@@ -8,7 +8,7 @@ from allfold_agent.execution.op import Op
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.survival.agent_machine import NOTHING_OPEN
+from allfold_core.survival.op_machine import NOTHING_OPEN
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import is_replicated
 

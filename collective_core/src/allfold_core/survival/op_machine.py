@@ -1,0 +1,318 @@
+"""The ops of one group on one node, between rounds. Pure: no I/O, no clock, no threads.
+
+An op is called, begun, held, handed out and, once all nodes have it, forgotten. That is all there
+is to it as long as nothing is lost. Rounds are in :mod:`allfold_core.survival.agent_machine`.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from allfold_core.survival.decision import GroupPolicy
+from allfold_core.survival.instructions import (
+    Drop,
+    Fetch,
+    HandOut,
+    Instructions,
+    Release,
+    SendClosing,
+    SendDoubt,
+    SendDown,
+    Start,
+)
+from allfold_core.survival.op_entry import OpEntry
+from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.reports import Call, Doubt, Fail, OpState, Reason
+
+NOTHING_OPEN = 2**63 - 1
+"""The watermark of a node that has no rank in the group any more and no op to finish."""
+
+
+class OpMachine:
+    """The state of one group on one node, and the course of its ops while no round is needed.
+
+    Every method is an event; it changes the state and returns what is to be done about it, in
+    order. While the node is frozen no op goes on: what becomes complete is noted for afterwards.
+
+    Attributes:
+        term: the newest that was taken.
+        generation: of the orchestrator's store with which the node has registered last.
+        round: the newest of that term that was reported to.
+        frozen: it was reported to, and its decision has not come.
+        out: the group goes on without this node.
+        epoch: the current one.
+        epochs: by stamp: the current one, and older ones that some op has not left yet.
+        ops: by number, those above the floor, and failed ones that a local rank has yet to call.
+        floor: every op up to it is known to be final on all nodes.
+        dead: the local sessions that are over, each with how that is known.
+        called: by local session, its last op.
+    """
+
+    def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
+        self.node = node
+        self.policy = policy
+        self.term = term
+        self.generation = term.generation
+        self.round = 0
+        self.frozen = False
+        self.out = False
+        self.epoch = epoch
+        self.epochs = {epoch.stamp: epoch}
+        self.ops: dict[int, OpEntry] = {}
+        self.floor = -1
+        self.dead: dict[str, str] = {}
+        self.called: dict[str, int] = {}
+        self._abandoned: set[tuple[int, str]] = set()
+        self._withdrawn: frozenset[str] = frozenset()
+        self._reached = -1
+        self._watermarks = dict.fromkeys(term.voters, -1)
+
+    def copy(self) -> Self:
+        """Return an independent machine in the same state."""
+        other = object.__new__(type(self))  # copy.copy takes three times as long
+        other.__dict__.update(self.__dict__)
+        other.epochs = dict(self.epochs)
+        other.ops = {seq: entry.copy() for seq, entry in self.ops.items()}
+        other.dead = dict(self.dead)
+        other.called = dict(self.called)
+        other._abandoned = set(self._abandoned)
+        other._watermarks = dict(self._watermarks)
+        return other
+
+    # The local ranks
+
+    def call(self, seq: int, session: str, call: Call) -> Instructions:
+        """A local rank has called an op."""
+        entry = self.ops.get(seq)
+        if entry is None:
+            entry = self.ops[seq] = OpEntry()
+        entry.calls[session] = call
+        if seq > self.called.get(session, -1):
+            self.called[session] = seq
+        if seq <= self.floor:
+            self._forget()
+        return self._advance(seq, entry)
+
+    def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
+        """A local rank is dead or has left. What it has called stays.
+
+        Args:
+            how: a phrase to follow "rank 3".
+            withdraws: it lives, and does not wait for its ops: an op that needs its input cannot go
+                on, since the memory may change.
+        """
+        if session in self.dead or self.out:
+            return []
+        if withdraws:
+            self._withdrawn |= {session}
+        self.dead[session] = how
+        return [SendDown(((session, how),))]
+
+    def abandon(self, seq: int, session: str) -> Instructions:
+        """A call of a local rank was refused: the rank goes on, and will not call the op again."""
+        self.called[session] = max(seq, self.called.get(session, -1))
+        self._abandoned.add((seq, session))
+        entry = self.ops.get(seq)
+        if entry is None or not entry.fetch:
+            return []
+        return self._advance(seq, entry) if self._takers(seq, entry) else [self._drop(seq)]
+
+    # Questions
+
+    def failure(self, seq: int) -> Fail | None:
+        """The error of an op that has failed; ``None`` of any other."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.state is not OpState.FAILED:
+            return None
+        return Fail(entry.error, entry.ordinal)
+
+    def is_open(self, seq: int) -> bool:
+        """Return True if an op may still get an outcome; nobody here may have called it yet."""
+        entry = self.ops.get(seq)
+        return seq > self.floor if entry is None else entry.state is OpState.OPEN
+
+    def expected_stamp(self, seq: int) -> Stamp | None:
+        """The epoch from which frames of an op are wanted; ``None`` if none are, or none any more.
+
+        Of an op that nothing is known of yet, it is the current one.
+        """
+        entry = self.ops.get(seq)
+        if entry is None:
+            wanted = seq > self.floor and self.node in self.epoch.nodes
+            return self.epoch.stamp if wanted else None
+        if entry.state is not OpState.OPEN or entry.complete or entry.fetch:
+            return None
+        return entry.stamp or self.epoch.stamp
+
+    def unclosed(self) -> list[tuple[int, Stamp]]:
+        """The ops of which this node holds its part, as others may not have heard yet."""
+        return [
+            (seq, entry.stamp)
+            for seq, entry in self.ops.items()
+            if entry.state in (OpState.HELD, OpState.HANDED)
+            and entry.stamp is not None
+            and not entry.is_replicated
+        ]
+
+    # The runs of ops
+
+    def completed(self, seq: int, stamp: Stamp) -> Instructions:
+        """Every task of an attempt is done."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or not entry.started or self.out:
+            return []  # of an attempt that was cancelled
+        entry.complete = True
+        return self._advance(seq, entry)
+
+    def closed(self, seq: int, stamp: Stamp) -> Instructions:
+        """Every other node of the epoch has said that it holds its part of the result."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or self.out:
+            return []
+        entry.closed = True
+        return self._advance(seq, entry)
+
+    def fetched(self, seq: int, stamp: Stamp) -> Instructions:
+        """The result of an op has come from a holder."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.stamp != stamp or not entry.fetch or self.out:
+            return []
+        entry.complete = True
+        return self._advance(seq, entry)
+
+    def _advance(self, seq: int, entry: OpEntry) -> Instructions:
+        """Do with an op what may be done now."""
+        if self.frozen or self.out:
+            return []
+        if entry.state is OpState.OPEN:
+            return self._advance_open(seq, entry)
+        return self._advance_held(seq, entry) if entry.state is OpState.HELD else []
+
+    def _advance_open(self, seq: int, entry: OpEntry) -> Instructions:
+        if entry.complete:
+            entry.state = OpState.HELD
+            if self._must_close(entry):
+                return [SendClosing(seq), *self._advance_held(seq, entry)]
+            return self._hand_out(seq, entry)
+        if entry.fetch:
+            if entry.fetching or not self._takers(seq, entry) <= entry.calls.keys():
+                return []
+            entry.fetching = True
+            assert entry.stamp is not None
+            return [Fetch(seq, entry.stamp, entry.fetch)]
+        return [] if entry.started else self._begin_if_called(seq, entry)
+
+    def _advance_held(self, seq: int, entry: OpEntry) -> Instructions:
+        if entry.closed or not self._must_close(entry):
+            return self._hand_out(seq, entry)
+        return self._settle()
+
+    def _hand_out(self, seq: int, entry: OpEntry) -> Instructions:
+        entry.state = OpState.HANDED
+        assert entry.stamp is not None
+        return [HandOut(seq, entry.stamp), *self._settle()]
+
+    def _must_close(self, entry: OpEntry) -> bool:
+        if entry.forward or entry.is_replicated:
+            return False
+        assert entry.stamp is not None
+        return len(self.epochs[entry.stamp].nodes) > 1
+
+    def _epoch_of(self, entry: OpEntry) -> Epoch:
+        """The epoch in which an op runs, or would run if it began now."""
+        return self.epoch if entry.stamp is None else self.epochs[entry.stamp]
+
+    def _begin_if_called(self, seq: int, entry: OpEntry) -> Instructions:
+        epoch = self._epoch_of(entry)
+        ours = epoch.sessions_on(self.node)
+        if not ours or not ours <= entry.calls.keys():
+            return []  # some rank here has yet to call it, or none is in the epoch
+        if not self._may_begin(entry, epoch):
+            if entry.doubted:
+                return []
+            entry.doubted = True
+            return [SendDoubt(Doubt(seq, Reason.STALE))]
+        entry.stamp, entry.started = epoch.stamp, True
+        return [Start(seq, epoch)]
+
+    def _may_begin(self, entry: OpEntry, epoch: Epoch) -> bool:
+        """Return False where the op has to fail: the round that is asked for says so to all."""
+        for call in entry.calls.values():
+            if self.policy.is_stale(call, epoch):
+                return False
+            if call.root and call.root not in epoch.sessions:
+                return False
+        return len(epoch.seats) >= self.policy.min_world
+
+    def _takers(self, seq: int, entry: OpEntry) -> frozenset[str]:
+        """The local ranks that a fetched result is for: those that live and call the op."""
+        epoch = self._epoch_of(entry)
+        gone = {session for at, session in self._abandoned if at == seq}
+        return epoch.sessions_on(self.node).difference(self.dead, gone)
+
+    def _drop(self, seq: int) -> Drop:
+        del self.ops[seq]
+        return Drop(seq)
+
+    # Watermarks
+
+    @property
+    def watermark(self) -> int:
+        """The highest op up to which every one is final here."""
+        if self.node in self.epoch.nodes:
+            return self._reached
+        return min((s for s, e in self.ops.items() if not e.is_final), default=NOTHING_OPEN) - 1
+
+    def learn_watermark(self, node: str, watermark: int) -> Instructions:
+        """Another node has said how far it is."""
+        if watermark > self._watermarks.get(node, watermark):
+            self._watermarks[node] = watermark
+            return self._settle()
+        return []
+
+    def learn_floor(self, floor: int) -> Instructions:
+        """Every op up to this one is final on all nodes."""
+        for node, known in self._watermarks.items():
+            if known < floor:
+                self._watermarks[node] = floor
+        return self._settle()
+
+    def _settle(self) -> Instructions:
+        """Raise the watermark and the floor, and forget what nobody will ask for."""
+        if self.frozen:
+            return []
+        while (entry := self.ops.get(self._reached + 1)) is not None and entry.is_final:
+            self._reached += 1
+        floor = self.watermark
+        for node, known in self._watermarks.items():
+            if known < floor and node != self.node:
+                floor = known
+        if floor <= self.floor:
+            return []
+        self.floor = floor
+        self._forget()
+        return [Release(floor)]
+
+    def _forget(self) -> None:
+        floor = self.floor
+        for seq in [seq for seq in self.ops if seq <= floor]:
+            entry = self.ops[seq]
+            if entry.state is not OpState.FAILED or self._all_know(seq, entry):
+                del self.ops[seq]
+                if self._abandoned:
+                    self._abandoned = {each for each in self._abandoned if each[0] != seq}
+        if len(self.epochs) > 1:
+            used = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
+            told = {e.ordinal for e in self.ops.values() if e.state is OpState.FAILED}
+            self.epochs = {
+                stamp: epoch
+                for stamp, epoch in self.epochs.items()
+                if stamp in used or epoch.ordinal in told
+            }
+
+    def _all_know(self, seq: int, entry: OpEntry) -> bool:
+        """Return True if each rank here has called a failed op, or never will."""
+        return all(
+            session in entry.calls or session in self.dead or (seq, session) in self._abandoned
+            for session in self.epoch.sessions_on(self.node)
+        )
