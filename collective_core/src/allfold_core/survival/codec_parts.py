@@ -1,0 +1,156 @@
+"""The JSON form of what messages are made of: terms, epochs, ops and their outcomes.
+
+Reading raises ``ValueError`` or ``TypeError`` for what the machines could not work with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allfold_core.operations import Fingerprint
+from allfold_core.survival.json_values import (
+    read_error,
+    read_list,
+    read_mapping,
+    read_number,
+    read_seq,
+    read_text,
+)
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import Call, Fail, Forward, OpReport, OpState, Outcome, Run
+
+
+def pack_term(term: Term) -> dict[str, Any]:
+    """The JSON form of a term."""
+    return {
+        "number": term.number,
+        "generation": term.generation,
+        "voters": [list(each) for each in zip(term.voters, term.joined, strict=True)],
+        "lost": [list(each) for each in term.lost],
+    }
+
+
+def read_term(data: Any) -> Term:
+    """The inverse of :func:`pack_term`."""
+    voters = [(read_text(node), read_number(joined)) for node, joined in read_list(data["voters"])]
+    if not voters:
+        raise ValueError("a term without voters")
+    stamp = _checked(Stamp(read_number(data["number"]), 0, read_number(data["generation"])))
+    return Term(
+        stamp.term,
+        stamp.generation,
+        tuple(node for node, _ in voters),
+        tuple(joined for _, joined in voters),
+        tuple((read_text(node), read_text(how)) for node, how in read_list(data["lost"])),
+    )
+
+
+def pack_epoch(epoch: Epoch) -> dict[str, Any]:
+    """The JSON form of an epoch."""
+    return {
+        "stamp": epoch.stamp.pack(),
+        "ordinal": epoch.ordinal,
+        "seats": [list(seat) for seat in epoch.seats],
+        "loss": epoch.loss,
+    }
+
+
+def read_epoch(data: Any) -> Epoch:
+    """The inverse of :func:`pack_epoch`."""
+    seats = (
+        Seat(read_text(session), read_text(node)) for session, node in read_list(data["seats"])
+    )
+    ordinal, loss = read_number(data["ordinal"]), read_error(data["loss"])
+    if ordinal and not loss:
+        raise ValueError("an epoch after a loss that it does not tell")
+    return Epoch(read_stamp(data["stamp"]), ordinal, tuple(seats), loss)
+
+
+def read_epochs(data: Any) -> tuple[Epoch, ...]:
+    """Each of a list of epochs."""
+    return tuple(map(read_epoch, read_list(data)))
+
+
+def read_stamp(packed: Any) -> Stamp:
+    """A stamp from its 64 bits."""
+    return _checked(Stamp.unpack(read_number(packed)))
+
+
+def _checked(stamp: Stamp) -> Stamp:
+    """Return a stamp that fits into its 64 bits; ``ValueError`` for any other."""
+    if Stamp.unpack(stamp.pack()) != stamp or stamp.pack() >> 64:
+        raise ValueError(f"{stamp} has no room in 64 bits")
+    return stamp
+
+
+def check_named(named: set[Stamp], known: set[Stamp]) -> None:
+    """Refuse ops of epochs that their message does not describe."""
+    if not named <= known:
+        raise ValueError(f"ops of epochs that are not in the message: {sorted(named - known)}")
+
+
+# Ops
+
+
+def pack_op(seq: int, op: OpReport) -> list[Any]:
+    """The JSON form of the report of one op."""
+    stamp = None if op.stamp is None else op.stamp.pack()
+    calls = {
+        session: [call.view, call.fingerprint.pack().hex(), call.root]
+        for session, call in op.calls.items()
+    }
+    return [seq, op.state.name, stamp, calls, op.error, op.ordinal]
+
+
+def read_op(data: Any) -> tuple[int, OpReport]:
+    """The inverse of :func:`pack_op`: the number of the op, and its report."""
+    seq, state_name, packed, calls, text, ordinal = read_list(data)
+    state, error = OpState[read_text(state_name)], read_error(text)
+    stamp = None if packed is None else read_stamp(packed)
+    if (state is OpState.FAILED) != bool(error):
+        raise ValueError(f"op {seq} is {state.name}, with the error '{error}'")
+    if state in (OpState.HELD, OpState.HANDED) and stamp is None:
+        raise ValueError(f"op {seq} has a result of no epoch")
+    return read_seq(seq), OpReport(
+        state, stamp, read_mapping(calls, _read_call), error, read_number(ordinal)
+    )
+
+
+def _read_call(data: Any) -> Call:
+    view, fingerprint, root = read_list(data)
+    return Call(
+        read_number(view),
+        Fingerprint.unpack(bytes.fromhex(read_text(fingerprint))),
+        read_text(root),
+    )
+
+
+def pack_outcome(seq: int, outcome: Outcome) -> list[Any]:
+    """The JSON form of the outcome of one op."""
+    if isinstance(outcome, Fail):
+        return [seq, "fail", outcome.error, outcome.ordinal]
+    if isinstance(outcome, Forward):
+        return [seq, "forward", outcome.stamp.pack(), list(outcome.holders)]
+    return [seq, "run", outcome.stamp.pack()]
+
+
+def read_outcome(data: Any) -> tuple[int, Outcome]:
+    """The inverse of :func:`pack_outcome`: the number of the op, and its outcome."""
+    seq, what, *rest = read_list(data)
+    number = read_seq(seq)
+    if what == "fail":
+        text, ordinal = rest
+        error = read_error(text)
+        if not error:
+            raise ValueError(f"op {seq} fails without an error")
+        return number, Fail(error, read_number(ordinal))
+    if what == "forward":
+        stamp, holders = rest
+        nodes = tuple(map(read_text, read_list(holders)))
+        if not nodes:
+            raise ValueError(f"op {seq} has a result that nobody holds")
+        return number, Forward(read_stamp(stamp), nodes)
+    if what == "run":
+        (stamp,) = rest
+        return number, Run(read_stamp(stamp))
+    raise ValueError(f"an unknown outcome: {what}")
