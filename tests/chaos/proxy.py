@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from tests.chaos.diallers import diallers
+from tests.chaos.diallers import Ends, diallers
 
 Pair = tuple[str, str]
 """A direction: from one node to another; the name is empty where no node is known."""
 
 _CHUNK = 1 << 16
 _BUFFER_BYTES = 1 << 18
-_LOOKS = 2
 _TICK_SECONDS = 0.01
 # What comes before is the head of an HTTP request or response, which has no checksum of its own.
 _HEAD_BYTES = 2048
@@ -67,12 +66,12 @@ class Connection:
     """Two sockets, and the bytes between them in both directions.
 
     Attributes:
-        port: of the one who has dialled.
+        ends: the address of the one who has dialled, and the one that he has dialled.
         flows: away from him, and to him.
     """
 
     route: Route
-    port: int
+    ends: Ends
     flows: tuple[Flow, Flow]
     is_known: bool = False
 
@@ -171,22 +170,19 @@ class Proxy:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         forth, back = ("", route.node), (route.node, "")
         flows = Flow(client, server, forth), Flow(server, client, back)
-        connection = Connection(route, address[1], flows)
+        connection = Connection(route, (address, client.getsockname()), flows)
         self._connections.add(connection)
         if self._rules.in_force:
             self._find_diallers()
         self._watch(connection)
 
     def _find_diallers(self) -> None:
-        """Note who has dialled what. A look at the kernel's tables may miss one of them."""
-        for _ in range(_LOOKS):
-            unknown = [each for each in self._connections if not each.is_known]
-            if not unknown:
-                return
-            found = diallers([each.port for each in unknown], self._pids)
-            for connection in unknown:
-                if connection.port in found:
-                    connection.dialled_by(found[connection.port])
+        """Note who has dialled what."""
+        unknown = [each for each in self._connections if not each.is_known]
+        found = diallers([each.ends for each in unknown], self._pids)
+        for connection in unknown:
+            if connection.ends in found:
+                connection.dialled_by(found[connection.ends])
 
     def _move(self, connection: Connection) -> None:
         try:

@@ -197,9 +197,21 @@ def test_the_node_that_dialled_is_known_by_its_process() -> None:
     )
     command = [sys.executable, "-c", program, str(listener.getsockname()[1])]
     with listener, subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        accepted, (_, port) = listener.accept()
+        accepted, dialler = listener.accept()
         with accepted:
-            assert diallers([port], {"x": os.getpid(), "y": child.pid}) == {port: "y"}
-            assert diallers([port], {"x": os.getpid()}) == {}
+            ends = (dialler, accepted.getsockname())
+            assert diallers([ends], {"x": os.getpid(), "y": child.pid}) == {ends: "y"}
+            assert diallers([ends], {"x": os.getpid()}) == {}
         assert child.stdin is not None
         child.stdin.close()
+
+
+def test_nobody_is_known_to_have_dialled_what_he_has_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialled = socket.create_connection(listener.getsockname())
+        accepted, dialler = listener.accept()
+        with accepted:
+            ends = (dialler, accepted.getsockname())
+            assert diallers([ends], {"x": os.getpid()}) == {ends: "x"}
+            dialled.close()
+            assert diallers([ends], {"x": os.getpid()}) == {}
