@@ -255,8 +255,8 @@ class Agent:
     def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
         self.control_link.accuse(node, incarnation, charge, since, lag)
 
-    def withdraw(self, node: str, incarnation: str) -> None:
-        self.control_link.withdraw(node, incarnation)
+    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
+        self.control_link.withdraw(node, incarnation, charge)
 
     # What groups ask for (any thread, without waiting)
 

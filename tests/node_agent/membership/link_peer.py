@@ -26,7 +26,7 @@ class Charges:
 
     def __init__(self, *, says: bool = False) -> None:
         self.made: list[tuple[str, str]] = []
-        self.withdrawn: list[str] = []
+        self.withdrawn: list[tuple[str, str]] = []
         self.news = Event()
         self._says = says
 
@@ -35,9 +35,9 @@ class Charges:
         self.made.append((node, charge))
         self._say(accused=node, charge=charge, since=since, lag=lag)
 
-    def withdraw(self, node: str, incarnation: str) -> None:
+    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
         assert incarnation == "life-1"
-        self.withdrawn.append(node)
+        self.withdrawn.append((node, charge))
         self._say(withdrawn=node)
 
     def _say(self, **news: Any) -> None:

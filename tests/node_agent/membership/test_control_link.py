@@ -79,9 +79,10 @@ async def test_an_accusation_goes_up_from_any_thread(one: ScriptedOrchestrator) 
 async def test_a_charge_is_withdrawn_from_any_thread(one: ScriptedOrchestrator) -> None:
     async with linked_node(one.url) as node:
         link = await one.is_linked()
-        await asyncio.to_thread(node.link.withdraw, "b", "1")
+        await asyncio.to_thread(node.link.withdraw, "b", "1", "stuck")
         withdrawn = await link.hears("withdraw")
         assert (withdrawn["node"], withdrawn["incarnation"]) == ("b", "1")
+        assert withdrawn["charge"] == "stuck"
 
 
 async def test_an_accusation_without_a_link_is_lost_and_the_next_registration_says_so() -> None:

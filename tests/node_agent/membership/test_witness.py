@@ -40,7 +40,7 @@ def test_the_end_of_the_silence_takes_the_charge_back() -> None:
     assert links.charges.withdrawn == []
     links.nodes["b"].answers = lambda _: True
     links.run(LONGEST)
-    assert links.charges.withdrawn == ["b"]
+    assert links.charges.withdrawn == [("b", "silent")]
 
 
 def test_bytes_on_an_edge_are_signs_of_life() -> None:
@@ -182,7 +182,7 @@ def test_a_node_that_answers_pings_but_does_not_report_is_stuck_until_it_does() 
     assert links.charges.made == [("b", "stuck")]
     links.awaited = []
     links.run(1.0)
-    assert links.charges.withdrawn == ["b"]
+    assert links.charges.withdrawn == [("b", "stuck")]
 
 
 def test_for_how_long_others_were_waited_for_counts_from_the_last_registration_on() -> None:
@@ -196,7 +196,7 @@ def test_for_how_long_others_were_waited_for_counts_from_the_last_registration_o
     links.run(1.0)
     assert links.charges.made == [("b", "stuck")]
     links.witness.again()
-    assert links.charges.withdrawn == ["b"]
+    assert links.charges.withdrawn == [("b", "stuck")]
     links.run(STUCK_SECONDS + 1.0)
     assert links.charges.made == [("b", "stuck")] * 2
 

@@ -16,7 +16,7 @@ from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership import jury
-from allfold_orchestrator.membership.jury import Instruction
+from allfold_orchestrator.membership.jury import Evict
 from allfold_orchestrator.membership.term_record import TermRecord
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
@@ -148,7 +148,7 @@ async def test_a_link_needs_the_token(make_store: MakeStore) -> None:
 async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        await until(lambda: len(one.links._court.jury._reached) == 3, "all were dialled")
+        await until(lambda: len(one.links._court.jury._evidence._reached) == 3, "all were dialled")
         await c.die()
         for agent in (a, b):
             term = (await agent.holds("a", "b"))["term"]
@@ -160,7 +160,7 @@ async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) 
 async def test_a_group_of_one_node_is_over_as_soon_as_that_node_is_killed(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         (a,) = await agents(stack, one, "a")
-        await until(lambda: one.links._court.jury._reached, "it was dialled")
+        await until(lambda: one.links._court.jury._evidence._reached, "it was dialled")
         await a.die()
         while (await one.group())["phase"] != "gone":
             await asyncio.sleep(0.01)
@@ -229,7 +229,7 @@ async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
         decide = one.links._court.jury.decide
         ready: list[bool] = []
 
-        def when_both_are_accused(*judged: Any) -> list[Instruction]:
+        def when_both_are_accused(*judged: Any) -> list[Evict]:
             return decide(*judged) if ready else []
 
         monkeypatch.setattr(one.links._court.jury, "decide", when_both_are_accused)
@@ -291,7 +291,7 @@ async def test_a_stuck_node_that_does_its_part_again_is_acquitted_by_its_accuser
         await b.hears("probe")
         await b.hears("beat", number=len(b.received("beat")) + 2)
         assert not court.jury.is_idle, "its answers do not save it"
-        await a.send("withdraw", node="b", incarnation="1")
+        await a.send("withdraw", node="b", incarnation="1", charge="stuck")
         await until(lambda: court.jury.is_idle, "it is acquitted")
         assert (await one.group())["phase"] == "ready"
 

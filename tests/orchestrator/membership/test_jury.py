@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def silent(jury: Jury, now: float, accuser: Life, accused: Life) -> list[Instruc
     return jury.accused(now, accuser, accused, Charge.SILENT, MEMBERS)
 
 
-def evicted(instructions: list[Instruction]) -> Mapping[Life, str]:
+def evicted(instructions: Sequence[Instruction]) -> Mapping[Life, str]:
     return {
         life: how
         for each in instructions
@@ -39,7 +39,11 @@ def evicted(instructions: list[Instruction]) -> Mapping[Life, str]:
 
 
 def decided(jury: Jury, now: float, leaders: str = "") -> set[str]:
-    return {name for name, _ in evicted(jury.decide(now, RANKS, leaders))}
+    """The nodes whose life is over by what is decided now, and is carried out at once."""
+    lives = evicted(jury.decide(now, RANKS, leaders))
+    for life in lives:
+        jury.over(life)
+    return {name for name, _ in lives}
 
 
 # Proof
@@ -117,7 +121,17 @@ def test_an_accused_node_is_probed_on_every_path_and_evicted_when_nobody_hears_i
     assert decided(jury, CONFIRM_SECONDS - 0.01) == set()
     (verdict,) = jury.decide(AFTER, RANKS)
     assert verdict == Evict({A: "was silent to b, and gave no sign of life"}, is_proven=False)
-    assert jury.is_idle
+
+
+def test_what_could_not_be_carried_out_is_decided_again_by_what_is_known_then() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    silent(jury, 0.0, A, C)
+    silent(jury, 0.3, A, D)
+    assert set(evicted(jury.decide(AFTER, RANKS))) == {A, C}
+    jury.over(C)
+    assert jury.answered(2 * AFTER, A, 0.3) == [Cleared(B, A, 0.8)], "it lives after all"
+    assert set(evicted(jury.decide(2 * AFTER, RANKS))) == {D}, "and its own charge still stands"
 
 
 def test_an_answer_clears_the_node_and_its_accusers_are_twice_as_patient_for_a_while() -> None:
@@ -159,7 +173,8 @@ def test_an_accuser_is_asked_before_its_charge_is_decided() -> None:
     asked = CONFIRM_SECONDS - ASK_AHEAD_SECONDS
     assert not jury.is_due(asked - 0.01)
     assert jury.is_due(asked)
-    assert jury.decide(asked, RANKS) == [Ask(B, A)]
+    assert jury.decide(asked, RANKS) == []
+    assert jury.questions(asked) == [Ask(B, A)]
     assert not jury.is_due(asked), "once"
 
 
@@ -187,6 +202,7 @@ def test_a_node_that_may_not_be_evicted_now_stays_accused_until_it_may_or_is_hea
     assert not jury.is_due(CONFIRM_SECONDS - ASK_AHEAD_SECONDS - 0.01)
     assert jury.is_due(AFTER, {A})
     assert set(evicted(jury.decide(AFTER, RANKS, spared={A}))) == {D}
+    jury.over(D)
     assert not jury.is_due(AFTER, {A})
     assert jury.is_due(AFTER)
     assert not jury.is_idle
@@ -204,14 +220,83 @@ def test_a_stuck_node_is_not_saved_by_its_answers() -> None:
     assert decided(jury, AFTER) == {"a"}
 
 
+def test_a_node_that_lives_is_silent_no_more_but_stuck_as_long_as_its_accuser_says_so() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
+    silent(jury, 0.1, B, A)
+    silent(jury, 0.1, C, A)
+    assert jury.answered(0.2, A, 0.3) == [Cleared(B, A, 0.8), Cleared(C, A, 0.8)]
+    assert jury.answered(0.3, A, 0.3) == []
+    (verdict,) = jury.decide(AFTER, RANKS)
+    assert verdict.lives == {A: "was stuck: it answered b, but did not do its part"}
+
+
+def test_a_charge_is_taken_back_alone() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    jury.accused(0.1, B, A, Charge.STUCK, MEMBERS)
+    jury.withdrawn(B, A, Charge.SILENT)
+    assert set(evicted(jury.decide(0.1 + AFTER, RANKS))) == {A}, "it is stuck"
+    silent(jury, 1.0, B, A)
+    jury.withdrawn(B, A, Charge.STUCK)
+    jury.answered(1.1, A, 0.0)
+    jury.told(1.0 + AFTER, B, {A: 5.0})
+    assert len(jury.decide(1.0 + AFTER, RANKS)) == 1, "nothing passes on the link"
+    jury.withdrawn(B, A, Charge.SILENT)
+    assert jury.is_idle
+
+
+def test_a_refusal_before_a_sign_of_life_proves_nothing_of_what_comes_after_it() -> None:
+    jury = Jury()
+    jury.reached(A)
+    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
+    assert jury.dial_refused(A) == []
+    jury.answered(0.1, A, 0.0)
+    assert jury.link_ended(0.2, A, MEMBERS) == [Probe(A, (B, C))]
+    assert set(evicted(jury.dial_refused(A))) == {A}
+
+
+def test_a_node_is_accused_of_being_stuck_for_as_long_whatever_it_was_accused_of_before() -> None:
+    jury = Jury()
+    silent(jury, 0.0, C, A)
+    jury.accused(0.4, B, A, Charge.STUCK, MEMBERS)
+    assert decided(jury, AFTER) == set()
+    assert decided(jury, 0.4 + AFTER) == {"a"}
+
+
+def test_a_sign_of_life_is_waited_for_from_when_all_replicas_were_asked_for_it() -> None:
+    jury = Jury()
+    silent(jury, 0.0, B, A)
+    jury.asked(5.0, A)
+    silent(jury, 5.4, C, A)
+    jury.asked(5.4, A)
+    jury.asked(5.4, D)
+    assert decided(jury, 5.0 + CONFIRM_SECONDS - 0.01) == set()
+    assert decided(jury, 5.0 + AFTER) == {"a"}, "from the first time"
+
+
+def test_nothing_is_kept_of_lives_that_are_over() -> None:
+    jury = Jury()
+    for life in MEMBERS:
+        jury.reached(life)
+        jury.answered(0.0, life, 0.0)
+        jury.told(0.0, life, dict.fromkeys(MEMBERS, 0.1))
+        silent(jury, 0.1, life, A)
+        jury.answered(0.2, A, 0.3)
+    for life in MEMBERS:
+        jury.over(life)
+    assert jury._evidence.lives == set()
+    assert (jury.is_idle, jury._granted) == (True, {})
+
+
 def test_a_stuck_node_is_acquitted_when_all_who_accused_it_take_that_back() -> None:
     jury = Jury()
     jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
     jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
-    jury.withdrawn(B, A)
-    jury.withdrawn(D, A)
+    jury.withdrawn(B, A, Charge.STUCK)
+    jury.withdrawn(D, A, Charge.STUCK)
     assert jury.accused_lives == {A}, "one of them has not"
-    jury.withdrawn(C, A)
+    jury.withdrawn(C, A, Charge.STUCK)
     assert jury.is_idle
     assert decided(jury, AFTER) == set()
 
@@ -220,7 +305,7 @@ def test_a_charge_that_was_taken_back_does_not_end_our_own_doubt() -> None:
     jury = Jury()
     jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
     jury.link_ended(0.0, A, MEMBERS)
-    jury.withdrawn(B, A)
+    jury.withdrawn(B, A, Charge.STUCK)
     assert jury.accused_lives == {A}
 
 
@@ -332,6 +417,7 @@ def test_nobody_is_evicted_unaccused_early_or_within_confirm_of_a_sign_of_life(
                 jury.lagged(pause)
             case "decide":
                 for life, how in evicted(jury.decide(now, RANKS)).items():
+                    jury.over(life)
                     if "has no connection" in how:
                         assert any(life in link for link in links)
                     else:

@@ -14,11 +14,12 @@ from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import conflicts, keys
 from allfold_orchestrator.store.clock import StoreClock
 from allfold_orchestrator.store.groups import Guard
+from allfold_orchestrator.store.judging import TurnIsOver
 from allfold_orchestrator.store.node_store import NodeStatus, NodeStore
 from allfold_orchestrator.store.retention import DEPARTED_SECONDS
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, node
-from tests.orchestrator.conftest import LEASE_SECONDS, Backend, MakeStore, ManualClock
+from tests.orchestrator.conftest import LEASE_SECONDS, Backend, MakeStore, ManualClock, register
 from tests.support.waiting import within
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +89,22 @@ async def test_a_lease_that_was_extended_at_the_last_moment_is_not_ended(
     assert await store.nodes.heartbeat("a", "1", [])
     assert not await store.nodes.evict("a", "1", expired_at=clock.time)
     assert await store.nodes.evict("a", "1")
+
+
+async def test_what_was_decided_in_a_turn_that_is_over_changes_nothing(
+    store: Store, make_store: MakeStore, backend: Backend
+) -> None:
+    await register(store, node("a"))
+    other, client = make_store(), backend.client()
+    async with store.judging.turn() as mine:
+        await client.delete(keys.JURY)  # it was stopped for longer than a turn
+        with pytest.raises(TurnIsOver):
+            await store.nodes.evict("a", "1", turn=mine)
+        async with other.judging.turn() as others:
+            with pytest.raises(TurnIsOver):
+                await store.nodes.evict("a", "1", turn=mine)
+            assert await other.nodes.evict("a", "1", turn=others)
+    await client.aclose()
 
 
 async def test_a_node_that_is_gone_stays_in_the_list_for_an_hour(

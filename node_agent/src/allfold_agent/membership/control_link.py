@@ -119,9 +119,9 @@ class ControlLink:
         text = messages.accuse(node, incarnation, charge, since, lag)
         self._loop.call_soon_threadsafe(self._send, text)
 
-    def withdraw(self, node: str, incarnation: str) -> None:
-        """Take back that another node is stuck: it does its part again."""
-        text = messages.withdraw(node, incarnation)
+    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
+        """Take a charge back: the node was heard, or does its part again."""
+        text = messages.withdraw(node, incarnation, charge)
         self._loop.call_soon_threadsafe(self._send, text)
 
     async def keep(self) -> None:

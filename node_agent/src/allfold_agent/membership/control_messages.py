@@ -115,9 +115,9 @@ def accuse(node: str, incarnation: str, charge: Charge, since: float, lag: float
     return _message("accuse", {**life, "charge": charge, "since": since, "lag": lag})
 
 
-def withdraw(node: str, incarnation: str) -> str:
-    """Return that what another node was accused of is over: it does its part again."""
-    return _message("withdraw", {"node": node, "incarnation": incarnation})
+def withdraw(node: str, incarnation: str, charge: Charge) -> str:
+    """Return that what another node was accused of is over."""
+    return _message("withdraw", {"node": node, "incarnation": incarnation, "charge": charge})
 
 
 def alive(nonce: str, lag: float) -> str:

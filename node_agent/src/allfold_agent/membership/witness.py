@@ -39,7 +39,7 @@ class Accuser(Protocol):
             lag: how late this agent's own thread was of late.
         """
 
-    def withdraw(self, node: str, incarnation: str) -> None:
+    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
         """Take a charge back: the node was heard again, or does its part again."""
 
 
@@ -147,7 +147,7 @@ class Witness:
         action = suspicion.judge(self._clock(), seen)
         charge = suspicion.charge
         if charge is None and before is not None:
-            self._accuser.withdraw(*life)
+            self._accuser.withdraw(*life, before)
         if action is Action.DIAL_AGAIN:
             self._links.dial_again(node)
         elif action is not Action.NOTHING and charge is not None:
@@ -175,7 +175,7 @@ class Witness:
 
     def _accuse_again(self) -> None:
         for life in self._stuck:
-            self._accuser.withdraw(*life)
+            self._accuser.withdraw(*life, "stuck")
         self._overdue, self._stuck = OverdueRounds(), {}
         for life, suspicion in list(self._suspicions.items()):
             charge = suspicion.charge
@@ -193,7 +193,7 @@ class Witness:
         for life in stuck.keys() - self._stuck.keys():
             self._accuse(life, "stuck", stuck[life])
         for life in self._stuck.keys() - stuck.keys():
-            self._accuser.withdraw(*life)
+            self._accuser.withdraw(*life, "stuck")
         self._stuck = stuck
 
     def _has_excuse(self, awaited: Awaited) -> bool:

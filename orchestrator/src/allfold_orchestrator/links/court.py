@@ -19,11 +19,14 @@ from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
+from allfold_orchestrator.store.judging import TurnIsOver
 from allfold_orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 0.02
+TICK_SECONDS = 0.05
+"""How often is looked for what is to be decided."""
 
 Dial = Callable[[str], Awaitable[Dialled]]
 Refresh = Callable[[str], Awaitable[None]]
@@ -54,15 +57,22 @@ class Court:
         self._dial = dial
         self._refresh = refresh
         self._wake = wake
-        self._verdicts: dict[Life, Evict] = {}
+        self._proven: dict[Life, Evict] = {}  # and not carried out yet
+        self._unasked: set[Life] = set()  # of whom no replica knows yet that they are accused
         self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lag_watch: asyncio.Task[None] | None = None
         self.jury = Jury()
 
     @property
     def is_idle(self) -> bool:
         """True while nothing is to be decided or carried out."""
-        return self.jury.is_idle and not self._verdicts
+        return self.jury.is_idle and not self._proven
+
+    @property
+    def has_unasked(self) -> bool:
+        """True if other replicas do not know of all who are accused here."""
+        return bool(self._unasked)
 
     def follow(self, instructions: Iterable[Instruction]) -> None:
         """Do what the jury says."""
@@ -75,9 +85,19 @@ class Court:
                 case Cleared(accuser, accused, patience):
                     self._links.send(accuser, messages.cleared(accused, patience))
                 case Evict(lives):
-                    self._verdicts |= dict.fromkeys(lives, instruction)
+                    self._proven |= dict.fromkeys(lives, instruction)
         if not self.is_idle:
             self._wake.set()
+            if self._lag_watch is None or self._lag_watch.done():
+                self._lag_watch = self._spawn(self._watch_lag())
+
+    async def _watch_lag(self) -> None:
+        """Have the jury wait longer by as much as this process is late itself, or was frozen."""
+        while not self.is_idle:
+            begun = monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            late = monotonic() - begun - TICK_SECONDS
+            self.jury.lagged(max(0.0, late - 2 * TICK_SECONDS))
 
     # Signs of life
 
@@ -86,11 +106,13 @@ class Court:
         self._spawn(self._reach(life, url))
 
     async def _reach(self, life: Life, url: str) -> None:
-        if await self._dial(url) is not Dialled.REFUSED:
+        if await self._dial(url) is not Dialled.REFUSED and life in self._links:
             self.jury.reached(life)
 
     def _probe(self, life: Life, members: Iterable[Life]) -> None:
-        self._spawn(self._ask_other_replicas(life))
+        self._unasked.add(life)
+        if life in self._links:
+            self._links[life].ask()
         for member in members:
             self._links.send(member, messages.ping_for(life))
         url = self._terms.control_url(life)
@@ -123,14 +145,16 @@ class Court:
             info = record.info if record is not None else None
         return info is not None and info.incarnation != life[1] and info.control_url == url
 
-    async def _ask_other_replicas(self, life: Life) -> None:
-        """Let a node be probed on its link, whichever replica has it.
+    async def _ask_all_replicas(self) -> None:
+        """Let the accused be probed on their links, whichever replica has them.
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """
-        leases = await self._store.nodes.leases([life])
-        self._leases |= leases
-        await self._store.nodes.ask_all_to_probe(*life)
+        for life in [*self._unasked]:
+            self._leases |= await self._store.nodes.leases([life])
+            await self._store.nodes.ask_all_to_probe(*life)
+            self.jury.asked(monotonic(), life)
+            self._unasked.discard(life)
 
     async def _listen_to_others(self) -> None:
         """Take in the signs of life that other replicas have noted in the store."""
@@ -145,12 +169,13 @@ class Court:
 
     async def sit(self) -> None:
         """Decide what is due, if it is this replica's turn, and carry it out."""
+        await self._ask_all_replicas()
         await self._listen_to_others()
         if self.jury.is_due(monotonic(), self._spared()):
-            async with self._store.judging.turn() as is_ours:
-                if is_ours:
-                    await self._decide()
-        await self._carry_out()
+            async with self._store.judging.turn() as turn:
+                if turn is not None:
+                    await self._decide(turn)
+        await self._carry_out([*self._proven.values()])
 
     def _spared(self) -> set[Life]:
         """The lives that may not be evicted now, for what is known of each."""
@@ -158,27 +183,36 @@ class Court:
         spared = self._terms.spared(now)
         return spared - (refused - self._terms.spared(now, is_proven=True)) if refused else spared
 
-    async def _decide(self) -> None:
+    async def _decide(self, turn: str) -> None:
         # What others have decided in their turn takes accusations away.
-        for group in [*self._terms.records]:
+        for group in await self._groups_concerned():
             await self._refresh(group)
+        self.follow(self.jury.questions(monotonic()))
         terms = self._terms
         verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._spared())
-        self.follow(verdicts)
-        await self._carry_out()
+        await self._carry_out(verdicts, turn)
 
-    async def _carry_out(self) -> None:
-        """End the lives that are over, all together: each group gets one term for them."""
-        over = {}
-        for life, verdict in list(self._verdicts.items()):
-            if await self._may_evict(life, verdict.is_proven or verdict.is_refused):
-                over[life] = verdict.lives[life]
-            elif not verdict.is_proven:
-                del self._verdicts[life]
-                self._let_accuse_again(life)
-        await self._evict(over)
-        for life in over:
-            self._verdicts.pop(life, None)
+    async def _groups_concerned(self) -> set[str]:
+        """Return the groups that are known here, and those in which an accused node took a seat."""
+        accused = self.jury.accused_lives
+        seated = [await self._store.nodes.groups_of(*life) for life in accused]
+        return {*self._terms.records}.union(*seated)
+
+    async def _carry_out(self, verdicts: Iterable[Evict], turn: str | None = None) -> None:
+        """End the lives that are over, all together: each group gets one term for them.
+
+        A case whose life may not be ended now, as the record was lost at this moment, or as this
+        replica's turn is over, stays open.
+        """
+        over = {
+            life: how
+            for verdict in verdicts
+            for life, how in verdict.lives.items()
+            if await self._may_evict(life, verdict.is_proven or verdict.is_refused)
+        }
+        for life in await self._evict(over, turn):
+            self._proven.pop(life, None)
+            self.jury.over(life)
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
         groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}
@@ -192,27 +226,34 @@ class Court:
         state = await self._store.groups.read_if_possible(group)
         return self._terms.records.get(group) if state is None else term_record(state)
 
-    async def _evict(self, lives: Mapping[Life, str]) -> None:
-        """End lives: first in the store, so that any replica finishes what this one begins."""
-        for life, how in lives.items():
-            if await self._store.nodes.evict(*life, how):
-                log.warning("node lost: %s", how, extra={"node": life[0]})
-        groups = {group for life in lives for group in self._terms.groups_of(life)}
-        await self._orchestrator.clear_up(lives, groups)
-        for life, how in lives.items():
+    async def _evict(self, lives: Mapping[Life, str], turn: str | None) -> list[Life]:
+        """End lives; return those that are over.
+
+        First in the store, so that any replica finishes what this one begins.
+        """
+        over = [life for life, how in lives.items() if await self._end(life, how, turn)]
+        groups = {group for life in over for group in self._terms.groups_of(life)}
+        await self._orchestrator.clear_up(over, groups)
+        for life in over:
             if life in self._links:
-                self._links[life].end_life(how)
+                self._links[life].end_life(lives[life])
+        return over
 
-    def _let_accuse_again(self, life: Life) -> None:
-        """Drop a verdict that may not be carried out: the record was lost at this moment."""
-        text = messages.cleared(life, self.jury.patience(life, monotonic()))
-        for member in self._terms.members_with(life):
-            self._links.send(member, text)
+    async def _end(self, life: Life, how: str, turn: str | None) -> bool:
+        """End a life in the store; return True if it is over, whoever has ended it."""
+        try:
+            if await self._store.nodes.evict(*life, how, turn=turn):
+                log.warning("node lost: %s", how, extra={"node": life[0]})
+        except TurnIsOver:
+            log.info("its turn to judge was over before node %s was evicted", life[0])
+            return False
+        return True
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from time import monotonic
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.links import messages
-from allfold_orchestrator.links.court import Court, Dial
+from allfold_orchestrator.links.court import TICK_SECONDS, Court, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected, Link
@@ -31,7 +32,6 @@ from allfold_orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.05
 LIFE_SECONDS = 1.0
 """How often the store's generation is read."""
 
@@ -94,7 +94,9 @@ class Links:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
-        if self._terms.groups_of(link.life) and not self._store.notifications.stopping:
+        if not self._terms.groups_of(link.life):
+            self._court.jury.over(link.life)
+        elif not self._store.notifications.stopping:
             members = self._terms.members_with(link.life)
             self._court.follow(self._court.jury.link_ended(monotonic(), link.life, members))
 
@@ -125,7 +127,8 @@ class Links:
             case messages.Accuse():
                 await self._accuse(link, message)
             case messages.Withdraw():
-                self._court.jury.withdrawn(link.life, (message.node, message.incarnation))
+                accused, charge = (message.node, message.incarnation), Charge(message.charge)
+                self._court.jury.withdrawn(link.life, accused, charge)
 
     async def _register(self, link: Link, request: messages.Register) -> None:
         """Take in what the agent holds, with the generation of the store of this very moment."""
@@ -246,6 +249,9 @@ class Links:
         if state is None:
             return
         record = term_record(state)
+        if record is None:
+            for link in self._links.values():
+                link.drop(group)
         concerns_us = record is not None and self._concerns_us(group, record)
         for life in self._terms.replace(group, record if concerns_us else None):
             if life in self._links:
@@ -279,8 +285,7 @@ class Links:
         """Announce, judge and look after the store's generation, until cancelled."""
         looked = float("-inf")
         while True:
-            waited = await self._pause()
-            self._court.jury.lagged(max(0.0, waited - 2 * TICK_SECONDS))
+            await self._pause()
             try:
                 if monotonic() - looked >= LIFE_SECONDS:
                     self._recall_if_new(await self._store.lives.read())
@@ -296,20 +301,16 @@ class Links:
                 self._has_failed = True
                 log.exception("the control links failed")
 
-    async def _pause(self) -> float:
-        """Wait for something to do; return how much longer it took than it had to."""
+    async def _pause(self) -> None:
+        """Wait for something to do."""
         self._wake.clear()
-        if self._is_due and not self._has_failed:  # heard of while the court sat
-            return 0.0
-        begun = monotonic()
+        is_due = self._is_due or self._court.has_unasked  # heard of while the court sat
+        if is_due and not self._has_failed:
+            return
         is_busy = self._has_failed or not self._court.is_idle
-        seconds = TICK_SECONDS if is_busy else LIFE_SECONDS
-        try:
-            async with asyncio.timeout(seconds):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TICK_SECONDS if is_busy else LIFE_SECONDS):
                 await self._wake.wait()
-        except TimeoutError:
-            return monotonic() - begun - seconds
-        return 0.0
 
     def close(self) -> None:
         """Let go of everything; the process ends."""

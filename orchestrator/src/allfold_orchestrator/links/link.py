@@ -57,7 +57,14 @@ class Link:
         if not concerned or self.groups.get(group) == told:
             return False
         self.groups[group] = told
+        if not record.has(self.life):
+            self.drop(group)  # it is told that it is out, and no further term concerns it
         return True
+
+    def drop(self, group: str) -> None:
+        """Forget a group that is over, or goes on without the agent."""
+        self.groups.pop(group, None)
+        self.recalled = {each for each in self.recalled if each[0] != group}
 
     def is_missed(self, group: str, record: TermRecord) -> bool:
         """Return True, once, if the record waits for the agent to register again.
@@ -72,7 +79,9 @@ class Link:
         return True
 
     def ask(self) -> None:
-        """Ask the agent for a sign of life."""
+        """Ask the agent for a sign of life, unless it owes one already."""
+        if self.probes:
+            return
         nonce = secrets.token_hex(8)
         self.probes.add(nonce)
         self.send(messages.probe(nonce))

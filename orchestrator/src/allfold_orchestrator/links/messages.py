@@ -116,11 +116,12 @@ class Accuse(Given):
 
 
 class Withdraw(Given):
-    """What this agent accused another node of is over: it does its part again."""
+    """What this agent accused another node of is over: it was heard, or does its part again."""
 
     type: Literal["withdraw"]
     node: Name
     incarnation: Name
+    charge: Literal["refused", "silent", "stuck"]
 
 
 class Alive(Given):

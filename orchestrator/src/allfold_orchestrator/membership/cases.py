@@ -20,6 +20,9 @@ class Charge(Enum):
     STUCK = "stuck"
 
 
+_DISPROVED_BY_LIFE = frozenset({Charge.REFUSED, Charge.SILENT})
+
+
 @dataclass(frozen=True, slots=True)
 class Granted:
     """How long accusers wait for a node that was accused, and lives.
@@ -66,28 +69,59 @@ class SilentLink(Open):
 
 @dataclass(slots=True)
 class Case(Open):
-    """The accusations of one life that are not decided yet; without accusers it is our own."""
+    """The accusations of one life that are not decided yet; without accusers it is our own.
 
-    charges: dict[Life, Charge] = field(default_factory=dict)
+    Attributes:
+        charges: of each accuser. A node may be silent, and have done nothing before that.
+        link_ended: its control link to this replica has ended.
+        dial_refused: it refuses connections of this replica.
+        is_asked: a sign of life was asked for at all replicas.
+    """
+
+    charges: dict[Life, set[Charge]] = field(default_factory=dict)
     link_ended: bool = False
     dial_refused: bool = False
+    is_asked: bool = False
+
+    def charge(self, accuser: Life, charge: Charge) -> None:
+        """Add what a node is accused of, to what it is accused of by the same one already."""
+        self.charges.setdefault(accuser, set()).add(charge)
+
+    def withdraw(self, accuser: Life, charge: Charge) -> None:
+        """Take charges of an accuser back. A node that was heard neither refuses nor is silent."""
+        withdrawn = {charge} if charge is Charge.STUCK else _DISPROVED_BY_LIFE
+        left = self.charges.pop(accuser, set()) - withdrawn
+        if left:
+            self.charges[accuser] = left
+
+    def acquit(self) -> list[Life]:
+        """Drop what a sign of life disproves; return whose charges those were.
+
+        To live is no excuse for a node that does not do its part.
+        """
+        disproved = [each for each, said in self.charges.items() if said & _DISPROVED_BY_LIFE]
+        self.charges = {
+            each: {Charge.STUCK} for each, said in self.charges.items() if Charge.STUCK in said
+        }
+        self.dial_refused = False
+        return disproved
+
+    @property
+    def kinds(self) -> set[Charge]:
+        """All that the node is accused of."""
+        return {charge for said in self.charges.values() for charge in said}
 
     @property
     def is_refused_twice(self) -> bool:
         """True if a second path confirms what this replica found itself."""
-        confirmed = self.link_ended or Charge.REFUSED in self.charges.values()
-        return self.dial_refused and confirmed
+        return self.dial_refused and (self.link_ended or Charge.REFUSED in self.kinds)
 
     @property
     def is_refused_to_all(self) -> bool:
         """True if those who were linked to the node are refused now, as this replica is."""
-        return self.dial_refused and Charge.REFUSED in self.charges.values()
+        return self.dial_refused and Charge.REFUSED in self.kinds
 
     @property
     def is_charged(self) -> bool:
         """True while there is a reason to ask whether the node lives."""
         return bool(self.charges) or self.link_ended
-
-    @property
-    def is_stuck(self) -> bool:
-        return Charge.STUCK in self.charges.values()

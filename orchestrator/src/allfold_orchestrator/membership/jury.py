@@ -22,13 +22,10 @@ from allfold_core.survival.suspicion import (
 )
 from allfold_orchestrator.membership.cases import Case, Charge, Granted, Open, SilentLink
 from allfold_orchestrator.membership.cover import smallest_cover
+from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.group_state import Life
 
 CONFIRM_SECONDS = 0.5
-LATELY_SECONDS = 1.0
-"""A member that has heard a node within this time is a witness that it lives."""
-PROMPT_SECONDS = 0.1
-"""A node whose thread for the links lags no more than this is not itself why they are silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +76,7 @@ class Jury:
     def __init__(self) -> None:
         self._cases: dict[Life, Case] = {}
         self._links: dict[tuple[Life, Life], SilentLink] = {}  # by accuser and accused
-        self._reached: set[Life] = set()
-        self._prompt: dict[Life, float] = {}
-        self._heard: dict[Life, dict[Life, float]] = {}
-        self._told: dict[Life, float] = {}
+        self._evidence = Evidence()
         self._granted: dict[Life, Granted] = {}
 
     def patience(self, life: Life, now: float) -> float:
@@ -94,7 +88,7 @@ class Jury:
 
     def reached(self, life: Life) -> None:
         """This replica has dialled the node, and it answered."""
-        self._reached.add(life)
+        self._evidence.reached(life)
 
     def accused(
         self,
@@ -113,21 +107,31 @@ class Jury:
                 accused waited for.
         """
         case = self._open(now, life, lag)
-        case.charges[accuser] = charge
-        if charge is not Charge.STUCK:
-            until = now + self._confirm(life, now) + lag
+        case.charge(accuser, charge)
+        until = now + self._confirm(life, now) + lag
+        if charge is Charge.STUCK:
+            case.until = max(case.until, until)
+        else:
             self._links.setdefault((accuser, life), SilentLink(now, until))
         return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
 
-    def withdrawn(self, accuser: Life, life: Life) -> None:
-        """An accuser takes its charge back: the node does its part again."""
-        self._links.pop((accuser, life), None)
+    def withdrawn(self, accuser: Life, life: Life, charge: Charge) -> None:
+        """An accuser takes back what it has said: the node was heard, or does its part again."""
+        if charge is not Charge.STUCK:
+            self._links.pop((accuser, life), None)
         case = self._cases.get(life)
-        if case is None or accuser not in case.charges:
+        if case is None:
             return
-        del case.charges[accuser]
+        case.withdraw(accuser, charge)
         if not case.is_charged:
             del self._cases[life]
+
+    def asked(self, now: float, life: Life) -> None:
+        """All replicas were asked for a sign of life; from the first time on it is waited for."""
+        case = self._cases.get(life)
+        if case is not None and not case.is_asked:
+            case.is_asked = True
+            case.until = max(case.until, now + CONFIRM_SECONDS)
 
     def doubted(self, now: float, life: Life) -> None:
         """It is linked to no replica; :meth:`link_ended` follows once it is known who hears it."""
@@ -149,8 +153,7 @@ class Jury:
 
     def answered(self, now: float, life: Life, lag: float) -> list[Instruction]:
         """The node has answered; ``lag`` is how late its thread for the links is."""
-        if lag < PROMPT_SECONDS:
-            self._prompt[life] = now
+        self._evidence.answered(now, life, lag)
         return self._sign_of_life(now, life)
 
     def linked(self, now: float, life: Life) -> list[Instruction]:
@@ -162,15 +165,13 @@ class Jury:
 
     def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> list[Instruction]:
         """A member says how long ago it heard each of the others."""
-        heard = {life: now - age for life, age in ages.items()}
-        self._heard[member], self._told[member] = heard, now
         instructions: list[Instruction] = []
-        for life, at in heard.items():
+        for life, at in self._evidence.told(now, member, ages).items():
             link = self._links.get((member, life))
             if link is not None and at > link.begun:
                 del self._links[member, life]
             case = self._cases.get(life)
-            if case is not None and at > case.begun and not case.is_stuck:
+            if case is not None and at > case.begun:
                 instructions += self._sign_of_life(now, life)
         return instructions
 
@@ -185,9 +186,9 @@ class Jury:
         return [Evict({life: how}, is_proven=True)]
 
     def over(self, life: Life) -> None:
-        """Forget a life that is over."""
+        """Forget a life that is over, or that this replica has nothing to do with any more."""
         self.forget(life)
-        self._reached.discard(life)
+        self._evidence.over(life)
 
     def forget(self, life: Life) -> None:
         """Drop all accusations by and of a life that is in no group any more."""
@@ -196,10 +197,8 @@ class Jury:
         for case in self._cases.values():
             case.charges.pop(life, None)
         self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
-        for table in (self._prompt, self._heard, self._told, self._granted):
-            table.pop(life, None)
-        for heard in self._heard.values():
-            heard.pop(life, None)
+        self._granted.pop(life, None)
+        self._evidence.forget(life)
 
     # What follows when the time is over
 
@@ -230,87 +229,67 @@ class Jury:
         ranks: Mapping[str, int],
         leaders: Collection[str] = (),
         spared: Collection[Life] = (),
-    ) -> list[Instruction]:
+    ) -> list[Evict]:
         """Return the evictions that are due.
+
+        A case stays open until its life is :meth:`over`: what cannot be carried out now is decided
+        anew, by what is known then.
 
         Args:
             ranks: how many each node has.
             leaders: the nodes that lead a group.
-            spared: lives that may not be evicted now; their cases stay open.
+            spared: lives that may not be evicted now.
         """
         refused = self.refused_lives
         silent = dict(self._silent(now, spared))
         over = {life: how for life, how in silent.items() if life not in refused}
         gone = {life: how for life, how in silent.items() if life in refused}
-        for life in silent:
-            self.over(life)
-        dead = [pair for pair in self._dead_links(now) if not {*pair} & {*spared}]
+        dead = [pair for pair in self._dead_links(now, silent) if not {*pair} & {*spared}]
         names = {life[0]: life for pair in dead for life in pair}
         cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
-        for name in sorted(cover):
-            over[names[name]] = _cut_off(name, dead)
-            self.over(names[name])
+        over |= {names[name]: _cut_off(name, dead) for name in sorted(cover)}
         for pair in dead:  # these accusations were not false
             for life in pair:
                 self._granted.pop(life, None)
         verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
-        return [*(each for each in verdicts if each.lives), *self._questions(now)]
+        return [each for each in verdicts if each.lives]
 
-    def _questions(self, now: float) -> Iterator[Ask]:
+    def questions(self, now: float) -> list[Instruction]:
         """Ask the accusers whose next word decides: it would come with their next BEAT only."""
-        for pair, link in self._links.items():
-            if now >= link.due and not link.is_asked:
-                link.is_asked = True
-                yield Ask(*pair)
+        due = [pair for pair, link in self._links.items() if now >= link.due and not link.is_asked]
+        for pair in due:
+            self._links[pair].is_asked = True
+        return [Ask(*pair) for pair in due]
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
             if now < case.until or life in spared:
                 continue
             if case.charges:
-                charges = sorted({charge.value for charge in case.charges.values()})
-                by = ", ".join(sorted(accuser[0] for accuser in case.charges))
-                yield life, f"was {' and '.join(charges)} to {by}, and gave no sign of life"
-            elif self._is_missed(now, life):
+                yield life, _charged(case)
+            elif self._evidence.is_missed(now, life):
                 yield life, "ended its control link, and is heard by no member of its groups"
             else:
                 del self._cases[life]
 
-    def _is_missed(self, now: float, life: Life) -> bool:
-        """Return True if there are members who would hear the node, and none of them does."""
-        ages = [
-            now - heard[life]
-            for member, heard in self._heard.items()
-            if life in heard and now - self._told[member] <= LATELY_SECONDS
-        ]
-        return bool(ages) and min(ages) > LATELY_SECONDS
+    def _dead_links(self, now: float, silent: Collection[Life]) -> list[tuple[Life, Life]]:
+        """Return the links that are dead, once all that died with the first have been judged.
 
-    def _dead_links(self, now: float) -> list[tuple[Life, Life]]:
-        """Return the links that are dead, once all that died with the first have been judged."""
+        Args:
+            silent: the lives that are over whatever their links are.
+        """
         for pair, link in list(self._links.items()):
-            if now >= link.until and not self._both_live(now, *pair):
+            if now >= link.until and not self._evidence.both_live(now, *pair):
                 del self._links[pair]
-        dead = {pair: link for pair, link in self._links.items() if self._is_dead(pair, link)}
+        links = {pair: link for pair, link in self._links.items() if not {*pair} & {*silent}}
+        dead = {pair: link for pair, link in links.items() if self._is_dead(pair, link)}
         window = min((link.until for link in dead.values()), default=now)
-        undecided = [
-            pair for pair, link in self._links.items() if pair not in dead and link.begun <= window
-        ]
-        return [] if undecided else list(dead)
+        is_open = any(pair not in dead and link.begun <= window for pair, link in links.items())
+        return [] if is_open else list(dead)
 
     def _is_dead(self, pair: tuple[Life, Life], link: Open) -> bool:
         """Return True if the accuser says after the time that it has heard nothing since."""
-        accuser, accused = pair
-        heard = self._heard.get(accuser, {}).get(accused, float("-inf"))
-        return self._told.get(accuser, float("-inf")) >= link.until and heard <= link.begun
-
-    def _both_live(self, now: float, accuser: Life, accused: Life) -> bool:
-        prompt = now - self._prompt.get(accused, float("-inf")) <= LATELY_SECONDS
-        heard = any(
-            now - heard.get(accused, float("-inf")) <= LATELY_SECONDS
-            for heard in self._heard.values()
-        )
-        told = now - self._told.get(accuser, float("-inf")) <= LATELY_SECONDS
-        return told and (prompt or heard)
+        return self._evidence.has_heard_nothing(*pair, link.begun, link.until)
 
     # Cases
 
@@ -335,28 +314,38 @@ class Jury:
         return max(CONFIRM_SECONDS, self.patience(life, now))
 
     def _proof(self, life: Life, case: Case) -> list[Instruction]:
-        if not case.is_refused_twice or life not in self._reached:
+        if not case.is_refused_twice or not self._evidence.was_reached(life):
             return []
         return self.gone(life, "refuses connections of the orchestrator and of others")
 
     def _sign_of_life(self, now: float, life: Life) -> list[Instruction]:
-        """Close the case, and let the accusers be more patient with the node for a while."""
+        """Drop what it disproves, and let those accusers be more patient with the node."""
         case = self._cases.get(life)
-        if case is None or case.is_stuck:
+        if case is None:
             return []
-        del self._cases[life]
+        accusers = case.acquit()
         if not case.charges:
-            return []  # we have only looked for it
+            del self._cases[life]
+        if not accusers:
+            return []  # we have only looked for it, or it lives and is stuck
         granted = self._granted.get(life)
         if granted is None or not granted.is_new(now):
             before = self.patience(life, now)
             granted = Granted(min(2 * before, LONGEST_PATIENCE_SECONDS), before, now)
             self._granted[life] = granted
-        return [Cleared(accuser, life, granted.patience) for accuser in case.charges]
+        return [Cleared(accuser, life, granted.patience) for accuser in accusers]
 
     @staticmethod
     def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:
         return tuple(each for each in members if each not in (life, accuser))[:2]
+
+
+def _charged(case: Case) -> str:
+    by = ", ".join(sorted(accuser[0] for accuser in case.charges))
+    if case.kinds == {Charge.STUCK}:
+        return f"was stuck: it answered {by}, but did not do its part"
+    kinds = " and ".join(sorted(charge.value for charge in case.kinds))
+    return f"was {kinds} to {by}, and gave no sign of life"
 
 
 def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:

@@ -16,6 +16,10 @@ from allfold_orchestrator.store.redis_client import Client
 TURN_MILLISECONDS = 2_000
 
 
+class TurnIsOver(Exception):
+    """A replica was stopped in its turn: another one may have decided meanwhile, and otherwise."""
+
+
 class Judging:
     """Taken in turns, so that one dead link, judged at two replicas, costs one node and not two."""
 
@@ -23,13 +27,13 @@ class Judging:
         self._client = client
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[bool]:
-        """Yield True if it is this replica's turn, until the end of the block."""
+    async def turn(self) -> AsyncIterator[str | None]:
+        """Yield this replica's turn until the end of the block; ``None`` while another has one."""
         mine = secrets.token_hex(8)
         with store_errors():
             taken = await self._client.set(keys.JURY, mine, px=TURN_MILLISECONDS, nx=True)
         try:
-            yield bool(taken)
+            yield mine if taken else None
         finally:
             if taken:
                 await self._end(mine)

@@ -17,6 +17,7 @@ from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.conflicts import until_undisputed
 from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.judging import TurnIsOver
 from allfold_orchestrator.store.node_records import dump, parse, readable
 from allfold_orchestrator.store.redis_client import Client, Pipeline
 from allfold_orchestrator.store.retention import DEPARTED_SECONDS
@@ -173,25 +174,35 @@ class NodeStore:
         how: str = LEASE_ENDED,
         *,
         expired_at: float = float("inf"),
+        turn: str | None = None,
     ) -> bool:
         """End this incarnation of a node, if its lease was over at ``expired_at``.
-
-        ``how`` its end is known is kept for those who were in a group with it.
 
         ``False`` if the lease was extended since, or if somebody else ended it already. A heartbeat
         that comes at this very moment may be too late although it is answered: the next one tells.
 
         From here on it can take no seat. Freeing those it has is the caller's next step, and is
         remembered as an eviction until :meth:`forget_eviction`.
+
+        Args:
+            how: its end is known; kept for those who were in a group with it.
+            turn: in which that was decided, see :class:`Judging`.
+
+        Raises:
+            TurnIsOver: nothing has changed, as it may have been decided otherwise meanwhile.
         """
-        attempt = partial(self._try_evict, node, incarnation, how, expired_at)
+        attempt = partial(self._try_evict, node, incarnation, how, expired_at, turn)
         return await until_undisputed(f"node {node}", attempt)
 
-    async def _try_evict(self, node: str, incarnation: str, how: str, expired_at: float) -> bool:
+    async def _try_evict(
+        self, node: str, incarnation: str, how: str, expired_at: float, turn: str | None
+    ) -> bool:
         now = self._clock.now()
         life = keys.life(node, incarnation)
         async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(keys.node(node))
+            await pipe.watch(keys.node(node), keys.JURY)
+            if turn is not None and await pipe.get(keys.JURY) != turn:
+                raise TurnIsOver
             record = parse(node, await pipe.get(keys.node(node)))
             expiry = await pipe.zscore(keys.LEASES, life)
             if expiry is None or float(expiry) >= expired_at:

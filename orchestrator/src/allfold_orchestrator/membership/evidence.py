@@ -1,0 +1,88 @@
+"""What one replica has seen and heard of the lives of nodes: the evidence its jury goes by.
+
+Pure: the time comes as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from allfold_orchestrator.membership.group_state import Life
+
+LATELY_SECONDS = 1.0
+"""A member that has heard a node within this time is a witness that it lives."""
+PROMPT_SECONDS = 0.1
+"""A node whose thread for the links lags no more than this is not itself why they are silent."""
+
+_NEVER = float("-inf")
+
+
+class Evidence:
+    """The signs of life of all nodes that this replica knows of."""
+
+    def __init__(self) -> None:
+        self._reached: set[Life] = set()
+        self._prompt: dict[Life, float] = {}  # when it answered without delay
+        self._told: dict[Life, float] = {}  # when it said whom it hears
+        self._heard: dict[Life, dict[Life, float]] = {}  # when it heard each of them
+
+    @property
+    def lives(self) -> set[Life]:
+        """All lives of which anything is noted."""
+        return self._reached | self._prompt.keys() | self._told.keys()
+
+    def reached(self, life: Life) -> None:
+        """Note that this replica has dialled the node, and that it answered."""
+        self._reached.add(life)
+
+    def was_reached(self, life: Life) -> bool:
+        """Return True if a refusal of the node says something, as it was reached before."""
+        return life in self._reached
+
+    def answered(self, now: float, life: Life, lag: float) -> None:
+        """Note an answer of a node whose thread for the links is late by ``lag``."""
+        if lag < PROMPT_SECONDS:
+            self._prompt[life] = now
+
+    def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> dict[Life, float]:
+        """Note how long ago a member heard the others; return when that was."""
+        self._told[member] = now
+        self._heard[member] = heard = {life: now - age for life, age in ages.items()}
+        return heard
+
+    def forget(self, life: Life) -> None:
+        """Drop all that was said by and of a life, but not that it was reached."""
+        for table in (self._prompt, self._told, self._heard):
+            table.pop(life, None)
+        for heard in self._heard.values():
+            heard.pop(life, None)
+
+    def over(self, life: Life) -> None:
+        """Drop all that is known of a life."""
+        self.forget(life)
+        self._reached.discard(life)
+
+    def is_missed(self, now: float, life: Life) -> bool:
+        """Return True if there are members who would hear the node, and none of them does."""
+        ages = [
+            now - heard[life]
+            for member, heard in self._heard.items()
+            if life in heard and self._has_told_lately(now, member)
+        ]
+        return bool(ages) and min(ages) > LATELY_SECONDS
+
+    def both_live(self, now: float, accuser: Life, accused: Life) -> bool:
+        """Return True if both ends of a link live, so that their silence is the link's."""
+        last = max((self._prompt.get(accused, _NEVER), *self._times_heard(accused)))
+        return self._has_told_lately(now, accuser) and now - last <= LATELY_SECONDS
+
+    def has_heard_nothing(self, accuser: Life, accused: Life, since: float, until: float) -> bool:
+        """Return True if an accuser has said after ``until`` that it heard nothing ``since``."""
+        heard = self._heard.get(accuser, {}).get(accused, _NEVER)
+        return self._told.get(accuser, _NEVER) >= until and heard <= since
+
+    def _has_told_lately(self, now: float, member: Life) -> bool:
+        return now - self._told.get(member, _NEVER) <= LATELY_SECONDS
+
+    def _times_heard(self, life: Life) -> Iterator[float]:
+        return (heard[life] for heard in self._heard.values() if life in heard)

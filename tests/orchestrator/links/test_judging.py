@@ -1,0 +1,147 @@
+"""How a replica looks for signs of life, and what it does with verdicts it cannot carry out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from allfold_core.errors import ServiceError
+from allfold_orchestrator.membership.group_state import Life
+from tests.orchestrator.conftest import MakeStore
+from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def one(make_store: MakeStore) -> AsyncIterator[Replica]:
+    async with replica(make_store()) as served:
+        yield served
+
+
+class Flaky:
+    """A function of a store that does not answer as long as ``is_broken``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.is_broken = True
+        self.calls = 0
+        self._works = getattr(owner, name)
+        monkeypatch.setattr(owner, name, self)
+
+    async def __call__(self, *arguments: str) -> None:
+        self.calls += 1
+        if self.is_broken:
+            raise ServiceError("the store does not answer")
+        await self._works(*arguments)
+
+
+async def test_an_accused_node_is_asked_on_its_link_although_others_cannot_be_told(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        b.control_is_silent = b.beats_rarely = True
+        Flaky(monkeypatch, one.store.nodes, "ask_all_to_probe")
+        await a.accuse(b)
+        await b.hears("probe")
+        await a.hears("cleared", node="b")
+
+
+async def test_other_replicas_are_told_as_soon_as_they_can_be(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accused is linked to another one, and is not evicted before it was asked there."""
+    async with AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
+        a, b = await agents(stack, served, "ab")
+        b.control_is_silent = b.beats_rarely = True
+        store = Flaky(monkeypatch, served[0].store.nodes, "ask_all_to_probe")
+        cases = served[0].links._court.jury._cases
+        await a.accuse(b)
+        await until(lambda: ("b", "1") in cases, "it is accused")
+        over = cases["b", "1"].until
+        await until(lambda: store.calls > 3 and time.monotonic() > over, "the time is over")
+        store.is_broken = False
+        await a.hears("cleared", node="b")
+        assert b.received("probe")
+        assert (await served[0].group())["phase"] == "ready"
+
+
+async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_away(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, c = await agents(stack, one, "abc")
+        court, may_evict = one.links._court, one.links._court._may_evict
+        asked: list[Life] = []
+
+        async def not_now(life: Life, is_proven: bool) -> bool:
+            asked.append(life)
+            return len(asked) > 3 and await may_evict(life, is_proven)
+
+        monkeypatch.setattr(court, "_may_evict", not_now)
+        c.is_stopped = True
+        await c.accuse(b, "stuck")
+        await b.hears("probe")
+        await a.accuse(c)
+        await until(lambda: asked, "it is judged")
+        assert ("c", "1") in court.jury._cases["b", "1"].charges, "what it said still counts"
+        await a.holds("a", "b")
+        assert not a.received("cleared"), "nobody had to accuse it again"
+
+
+async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_frozen(
+    one: Replica,
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        b.is_stopped = True
+        cases = one.links._court.jury._cases
+        await a.accuse(b)
+        await until(lambda: ("b", "1") in cases, "it is accused")
+        case = cases["b", "1"]
+        before = case.until
+        time.sleep(0.4)
+        await until(lambda: case.until > before + 0.2, "it is waited for longer")
+
+
+async def test_nothing_is_kept_of_nodes_that_have_left_without_a_group(one: Replica) -> None:
+    jury = one.links._court.jury
+    async with FakeAgent("a", one) as a:
+        await a.register()
+        await a.link()
+        await a.hears("beat", number=2)
+        await until(lambda: ("a", "1") in jury._evidence.lives, "it is known")
+    await until(lambda: not jury._evidence.lives, "it is forgotten")
+
+
+async def test_an_agent_is_told_of_no_later_opening_of_a_group_that_it_was_in(
+    one: Replica,
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        for rank in range(2):
+            query = {"session": f"s{rank}"}
+            await one.http.delete(f"/v1/groups/train/ranks/{rank}", params=query)
+        (link,) = (each for life, each in one.links._links.items() if life[0] == "b")
+        await until(lambda: not link.groups, "the group is over")
+        await a.join(0, 1, session="again")
+        await until(lambda: a.held["train"]["epoch"] == 2, "it is open again")
+        assert {message["record"]["epoch"] for message in b.received("term")} == {1}
+
+
+async def test_an_agent_that_was_left_out_is_told_so_once(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, _ = await agents(stack, one, "abc")
+        for rank, agent in enumerate((a, b)):
+            await agent.join(rank, 2, "sub", f"x{rank}")
+        await one.http.delete("/v1/groups/train/ranks/1", params={"session": "s1"})
+        await one.http.delete("/v1/nodes/c", params={"incarnation": "1"})
+        await b.holds("a")
+        await until(lambda: "train" not in one.links._links["b", "1"].groups, "it is out")
+        assert "sub" in one.links._links["b", "1"].groups
+        assert "train" in one.links._links["a", "1"].groups
