@@ -8,12 +8,13 @@ lock, so an event and what follows from it are one.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
+from allfold_agent.groups.closing_signals import ClosingSignals
+from allfold_agent.groups.round_leader import RoundLeader
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy
@@ -28,8 +29,6 @@ from allfold_core.survival.instructions import (
     SendReport,
     Start,
 )
-from allfold_core.survival.judge import judge_calls
-from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Call, Doubt, Install, Reason, Report
 from allfold_core.wire.peer_link import LinkMessageType
@@ -39,9 +38,6 @@ log = logging.getLogger(__name__)
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
 _ARRIVAL_SECONDS = 0.3
-# The orchestrator tells all nodes of a term at once; one that has not reported by then may have
-# no way to it.
-_TEACH_SECONDS = 0.5
 _FOR_EVERY_OP = (Start, HandOut)
 
 Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
@@ -92,22 +88,15 @@ class Agreement:
         self._policy = policy
         self._effects = effects
         self._send = send
-        self._leader = self._leader_of(term, gathering=False)
+        self._leader = RoundLeader(node, policy, term, send, effects.later, self)
+        self._closing = ClosingSignals(self.machine, send, self._follow)
         self._todo: deque[Instruction] = deque()
         self._busy = False
         self._report: Report | None = None
         self._early: dict[str, Report] = {}  # by node, of a term that is not known here yet
-        self._decided: Install | None = None
         self._asked: tuple[int, int, tuple[Doubt, ...]] | None = None
         self._doubts: dict[int, Doubt] = {}
         self._judged: frozenset[int] = frozenset()  # by the round that was reported to last
-        self._closings: defaultdict[tuple[int, Stamp], set[str]] = defaultdict(set)
-
-    def _leader_of(self, term: Term, *, gathering: bool) -> LeaderMachine | None:
-        if term.leader != self._node:
-            return None
-        judge = partial(judge_calls, self._policy.group)
-        return LeaderMachine(self._policy, term, judge, gathering=gathering)
 
     @property
     def term(self) -> Term:
@@ -122,8 +111,7 @@ class Agreement:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """The nodes whose reports the round waits for that this node leads. From any thread."""
-        leader = self._leader
-        return () if leader is None else leader.missing
+        return self._leader.waits_for
 
     # Events of this node
 
@@ -176,27 +164,14 @@ class Agreement:
         return taken
 
     def _begin_term(self, term: Term) -> None:
-        self._asked = self._decided = None
-        self._judged = frozenset()
-        self._leader = self._leader_of(term, gathering=True)
-        if self._leader is not None:
-            self._effects.later(_TEACH_SECONDS, partial(self._teach_missing, term))
+        self._asked, self._judged = None, frozenset()
+        self._leader.begin_term(term)
         self._early = {
             node: each for node, each in self._early.items() if each.term.number >= term.number
         }
 
-    def _teach_missing(self, term: Term) -> None:
-        """Tell those of a term who have not reported to it."""
-        if self.term is term:
-            for node in set(self._untaught()) - {self._node}:
-                self._teach(node)
-
-    def _untaught(self) -> tuple[str, ...]:
-        """The nodes that may not know the term that this node leads: its round 0 lacks them."""
-        leader = self._leader
-        return () if leader is None or leader.round else leader.missing
-
-    def _teach(self, node: str) -> None:
+    def teach(self, node: str) -> None:
+        """Send a node the term, which it may not know."""
         told = codec.pack_announced(self.term, self.announced)
         self._send(node, LinkMessageType.TERM, told)
 
@@ -217,29 +192,28 @@ class Agreement:
             self.take_term(*codec.unpack_announced(body))
             return
         if node not in self.term.voters:  # it has yet to hear that a term leaves it out
-            self._teach(node)
+            self.teach(node)
             return
         match kind:
             case LinkMessageType.FREEZE:
-                self._asked_to_freeze(*codec.unpack_freeze(body))
+                self.asked_to_freeze(*codec.unpack_freeze(body))
             case LinkMessageType.FROZEN:
                 self._take_report(codec.unpack_report(body))
             case LinkMessageType.INSTALL:
-                self._install(codec.unpack_install(body))
+                self.install(codec.unpack_install(body))
             case LinkMessageType.DOWN:
-                self._lead(lambda leader: leader.down(codec.unpack_down(body)))
+                self._leader.down(codec.unpack_down(body))
             case LinkMessageType.DOUBT:
-                self._lead(lambda leader: leader.doubt(codec.unpack_doubt(body)))
+                self._leader.doubt(codec.unpack_doubt(body))
             case LinkMessageType.HELD:
-                self._note_closing(node, *codec.unpack_held(body))
+                self._closing.note(node, *codec.unpack_held(body))
             case _:
                 log.warning("group '%s': node %s sends %s", self._policy.group, node, kind.name)
 
     def link_up(self, node: str) -> None:
         """The link to a node is there (again): repeat what it may have missed."""
-        machine, leader = self.machine, self._leader
         if node == self.term.leader:
-            if machine.frozen and self._report is not None:
+            if self.machine.frozen and self._report is not None:
                 report = replace(self._report, announced=self.announced)
                 self._send(node, LinkMessageType.FROZEN, codec.pack_report(report))
             gone = self._gone()
@@ -247,14 +221,8 @@ class Agreement:
                 self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
             for doubt in self._doubts.values():
                 self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
-        if node in self._untaught():
-            self._teach(node)
-        elif leader is not None and node in leader.missing:
-            self._send(node, LinkMessageType.FREEZE, self._freeze_body(leader))
-        if leader is not None and self._decided is not None:
-            self._send(node, LinkMessageType.INSTALL, codec.pack_install(self._decided))
-        for seq, stamp in machine.unclosed():
-            self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+        self._leader.repeat(node)
+        self._closing.repeat(node)
 
     # What follows
 
@@ -280,11 +248,11 @@ class Agreement:
     def _carry_out(self, each: Instruction) -> None:
         match each:
             case Release(floor):
-                if self._closings:
-                    self._forget_closings(floor)
+                if self._closing.heard:
+                    self._closing.forget(floor)
                 self._effects.carry_out(each)
             case SendClosing(seq):
-                self._announce_held(seq)
+                self._closing.announce(seq)
             case SendReport(report):
                 self._send_report(report)
             case SendDown(dead):
@@ -295,19 +263,14 @@ class Agreement:
                 self._effects.carry_out(each)
 
     def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
-        if self._leader is not None:
+        if self._leader.leads:
             self.receive(self._node, kind, body)
         else:
             self._send(self.term.leader, kind, body)
 
-    def _tell_voters(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
-        for node in self.term.voters:
-            if node != self._node:
-                self._send(node, kind, body)
-
     # Rounds, as a voter
 
-    def _asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
+    def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
         """Report, at once or when those had time to call whom a verdict will name."""
         self._asked = (term, number, doubts)
         if not self._report_if_settled():
@@ -333,12 +296,13 @@ class Agreement:
         deferred = dict(self._effects.deferred_calls())
         report = replace(report, deferred=deferred, announced=self.announced)
         self._report = report
-        if self._leader is not None:
-            self._take_report(report)
+        if self._leader.leads:
+            self._leader.take_report(report)
         else:
             self._send(self.term.leader, LinkMessageType.FROZEN, codec.pack_report(report))
 
-    def _install(self, install: Install) -> None:
+    def install(self, install: Install) -> None:
+        """Do what was decided, if this node has reported to that very round."""
         if not self.machine.is_frozen_for(install):
             return
         log.debug("group '%s': round %d is installed", self._policy.group, install.round)
@@ -363,59 +327,9 @@ class Agreement:
         machine = self.machine
         return {s: how for s, how in machine.dead.items() if s in machine.epoch.sessions}
 
-    # Rounds, as the leader
-
-    def _lead(self, event: Callable[[LeaderMachine], Iterable[Freeze | Install]]) -> None:
-        leader = self._leader
-        if leader is None:
-            return  # of a term that is over; whoever asked repeats it in the next one
-        for made in event(leader):
-            if isinstance(made, Freeze):
-                self._tell_voters(LinkMessageType.FREEZE, self._freeze_body(leader))
-                self._asked_to_freeze(made.term, made.round, leader.doubts)
-            else:
-                self._decided = made
-                self._tell_voters(LinkMessageType.INSTALL, codec.pack_install(made))
-                self._install(made)
-
-    def _freeze_body(self, leader: LeaderMachine) -> dict[str, Any]:
-        return codec.pack_freeze(leader.term.number, leader.round, leader.doubts)
-
     def _take_report(self, report: Report) -> None:
         if report.term.number > self.term.number:  # its node has heard of the term earlier
             self._early[report.node] = report
             self.take_term(report.term, report.announced)
             return
-        leader, decided = self._leader, self._decided
-        if leader is None:
-            return
-        if decided is not None and (report.term.number, report.round) == (
-            decided.term,
-            decided.round,
-        ):  # its decision was lost with the link
-            self._send(report.node, LinkMessageType.INSTALL, codec.pack_install(decided))
-            return
-        self._lead(lambda machine: machine.report(report))
-
-    # Closing signals: a node hands out its part of a result only when all others hold theirs
-
-    def _announce_held(self, seq: int) -> None:
-        stamp = self.machine.ops[seq].stamp
-        assert stamp is not None  # it has run
-        for node in self.machine.epochs[stamp].nodes:
-            if node != self._node:
-                self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
-        self._close_if_complete(seq, stamp)
-
-    def _note_closing(self, node: str, seq: int, stamp: Stamp) -> None:
-        self._closings[seq, stamp].add(node)
-        self._close_if_complete(seq, stamp)
-
-    def _close_if_complete(self, seq: int, stamp: Stamp) -> None:
-        epoch = self.machine.epochs.get(stamp)
-        if epoch is not None and epoch.nodes - {self._node} <= self._closings[seq, stamp]:
-            self._follow(self.machine.closed(seq, stamp))
-
-    def _forget_closings(self, floor: int) -> None:
-        for key in [each for each in self._closings if each[0] <= floor]:
-            del self._closings[key]
+        self._leader.take_report(report)

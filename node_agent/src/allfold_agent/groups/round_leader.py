@@ -1,0 +1,154 @@
+"""This node as the leader of a group's term: it runs the rounds, and repeats what links lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from allfold_core.survival import codec
+from allfold_core.survival.decision import GroupPolicy
+from allfold_core.survival.judge import judge_calls
+from allfold_core.survival.leader_machine import Freeze, LeaderMachine
+from allfold_core.survival.records import Term
+from allfold_core.survival.reports import Doubt, Install, Report
+from allfold_core.wire.peer_link import LinkMessageType
+
+# The orchestrator tells all nodes of a term at once; one that has not reported by then may have
+# no way to it.
+_TEACH_SECONDS = 0.5
+
+
+class Voter(Protocol):
+    """This node's own part in the rounds that it leads."""
+
+    def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
+        """The leader asks for a report (FREEZE)."""
+
+    def install(self, install: Install) -> None:
+        """The leader has decided (INSTALL)."""
+
+    def teach(self, node: str) -> None:
+        """Send a node the term (TERM), which it may not know."""
+
+
+class RoundLeader:
+    """Leads the rounds of one term after the other, where this node is its leader.
+
+    With the group's lock held, but for :attr:`waits_for`.
+
+    Args:
+        node: this one.
+        send: sends another node a message; it may be lost with the link, see :meth:`repeat`.
+        later: does something after so many seconds, with the group's lock held.
+        voter: this node's part in the rounds.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        policy: GroupPolicy,
+        term: Term,
+        send: Callable[[str, LinkMessageType, dict[str, Any]], None],
+        later: Callable[[float, Callable[[], None]], None],
+        voter: Voter,
+    ) -> None:
+        self._node = node
+        self._policy = policy
+        self._term = term
+        self._send = send
+        self._later = later
+        self._voter = voter
+        self._machine = self._machine_of(term, gathering=False)
+        self._decided: Install | None = None  # in the term's last round
+
+    def _machine_of(self, term: Term, *, gathering: bool) -> LeaderMachine | None:
+        if term.leader != self._node:
+            return None
+        judge = partial(judge_calls, self._policy.group)
+        return LeaderMachine(self._policy, term, judge, gathering=gathering)
+
+    @property
+    def leads(self) -> bool:
+        """True if this node is the leader of the term."""
+        return self._machine is not None
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The nodes whose reports the round waits for. From any thread."""
+        machine = self._machine
+        return () if machine is None else machine.missing
+
+    def begin_term(self, term: Term) -> None:
+        """Another term is the group's: its round 0 gathers reports."""
+        self._term, self._decided = term, None
+        self._machine = self._machine_of(term, gathering=True)
+        if self._machine is not None:
+            self._later(_TEACH_SECONDS, partial(self._teach_untaught, term))
+
+    def _teach_untaught(self, term: Term) -> None:
+        if self._term is term:
+            for node in set(self._untaught()) - {self._node}:
+                self._voter.teach(node)
+
+    def _untaught(self) -> tuple[str, ...]:
+        """The nodes that may not know the term: its round 0 lacks their reports."""
+        machine = self._machine
+        return () if machine is None or machine.round else machine.missing
+
+    # What voters say
+
+    def down(self, dead: Mapping[str, str]) -> None:
+        """Sessions are over (DOWN)."""
+        machine = self._machine
+        if machine is not None:  # else whoever says so repeats it to the next leader
+            self._act(machine, machine.down(dead))
+
+    def doubt(self, doubt: Doubt) -> None:
+        """An op is to be judged (DOUBT)."""
+        machine = self._machine
+        if machine is not None:
+            self._act(machine, machine.doubt(doubt))
+
+    def take_report(self, report: Report) -> None:
+        """A voter has reported (FROZEN)."""
+        machine, decided = self._machine, self._decided
+        if machine is None:
+            return
+        named = (report.term.number, report.round)
+        if decided is not None and named == (decided.term, decided.round):
+            # its decision was lost with the link
+            self._send(report.node, LinkMessageType.INSTALL, codec.pack_install(decided))
+            return
+        self._act(machine, machine.report(report))
+
+    def repeat(self, node: str) -> None:
+        """Send a node again what it may have missed, as the link to it was down."""
+        machine = self._machine
+        if machine is None:
+            return
+        if node in self._untaught():
+            self._voter.teach(node)
+        elif node in machine.missing:
+            self._send(node, LinkMessageType.FREEZE, _freeze_body(machine))
+        if self._decided is not None:
+            self._send(node, LinkMessageType.INSTALL, codec.pack_install(self._decided))
+
+    def _act(self, machine: LeaderMachine, made: Iterable[Freeze | Install]) -> None:
+        for each in made:
+            if isinstance(each, Freeze):
+                self._tell_others(LinkMessageType.FREEZE, _freeze_body(machine))
+                self._voter.asked_to_freeze(each.term, each.round, machine.doubts)
+            else:
+                self._decided = each
+                self._tell_others(LinkMessageType.INSTALL, codec.pack_install(each))
+                self._voter.install(each)
+
+    def _tell_others(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
+        for node in self._term.voters:
+            if node != self._node:
+                self._send(node, kind, body)
+
+
+def _freeze_body(machine: LeaderMachine) -> dict[str, Any]:
+    return codec.pack_freeze(machine.term.number, machine.round, machine.doubts)
