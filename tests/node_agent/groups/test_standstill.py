@@ -25,11 +25,13 @@ def local() -> Iterator[LocalGroups]:
         yield local
 
 
-def call(local: LocalGroups) -> float:
-    """Have all other ranks call; returns when."""
+def call(local: LocalGroups, node: int = 0) -> float:
+    """Have all other ranks call; returns when the call of a node's rank counts from."""
     for rank in local.ranks[:2]:
         rank.call(0, [1.0], timeout=TIMEOUT)
-    return monotonic()
+    ops = local.groups[node].table.in_flight
+    wait_until(lambda: 0 in ops, "the call is there")
+    return ops[0].first_call
 
 
 def told(rank: LocalRank) -> list[tuple[float, str]]:
@@ -61,7 +63,7 @@ def test_the_deadline_of_an_op_stands_still_while_a_node_is_silent(local: LocalG
 def test_a_rank_that_calls_during_the_standstill_does_not_end_the_extension(
     local: LocalGroups,
 ) -> None:
-    began, group = call(local), local.groups[1]
+    began, group = call(local, 1), local.groups[1]
     local.links.cut("node2")
     for after in (1.0, 6.0):
         group.check_deadlines(began + after)
