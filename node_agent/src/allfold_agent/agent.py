@@ -52,7 +52,6 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
-from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
 from allfold_core.wire.frames import EDGE_PROTOCOL
@@ -287,7 +286,6 @@ class Agent:
     def _make_group(self, plan: Plan) -> Group:
         log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
         group = Group(plan, self._resources, self)
-        group.record = first_record(plan)
         self.group_links.opened(group)
         self.terms.opened(group)
         return group

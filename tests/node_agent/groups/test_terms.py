@@ -14,6 +14,7 @@ from allfold_core.errors import Evicted, PeerLost, ServiceError, WorldChanged
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.survival.losses import packed
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import Message
@@ -321,12 +322,15 @@ def test_a_term_that_an_earlier_store_announces_is_not_taken() -> None:
 def test_the_record_of_a_term_is_kept_as_soon_as_the_term_is_taken() -> None:
     with opened("shrink") as local:
         term = local.term_without(2)
+        group = local.groups[0]
+        first = group.record
+        assert first == first_record(group.plan)
         local.announce(term, 0, generation=term.generation + 1)
         works(local, 0, local.ranks)
-        assert local.groups[0].record == {}
+        assert group.record is first
         local.announce(term, 0)
-        wait_until(lambda: bool(local.groups[0].record), "it is taken")
-        assert local.groups[0].record["term"]["voters"] == ["node0", "node1"]
+        wait_until(lambda: group.record is not first, "it is taken")
+        assert group.record["term"]["voters"] == ["node0", "node1"]
 
 
 def test_the_record_of_a_term_that_another_node_told_of_is_made_from_the_last_one() -> None:

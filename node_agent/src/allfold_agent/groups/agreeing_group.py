@@ -14,13 +14,14 @@ from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.epoch_table import EpochTable
-from allfold_agent.groups.failures import breakdown, evicted, how_lost
+from allfold_agent.groups.failures import breakdown, evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
+from allfold_agent.groups.lost_ranks import LostRanks
 from allfold_agent.groups.neighbours import LeftOut, Neighbours
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes, refuse
+from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
@@ -38,11 +39,10 @@ from allfold_core.survival.instructions import (
     Release,
     Start,
 )
-from allfold_core.survival.losses import packed, unpacked
-from allfold_core.survival.plans import first_epoch, first_term, policy_of
+from allfold_core.survival.losses import packed
+from allfold_core.survival.plans import first_epoch, first_record, first_term, policy_of
 from allfold_core.survival.records import Stamp, Term
 from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.verdict import LEFT
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class AgreeingGroup:
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None
-        self.record: Mapping[str, Any] = {}
+        self.record: Mapping[str, Any] = first_record(plan)
         self._resources = resources
         self._neighbours = neighbours
         self._seat_numbers = {session: number for number, session in enumerate(plan.sessions)}
@@ -88,8 +88,9 @@ class AgreeingGroup:
         self._edges = GroupEdges(plan, self, resources)
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
         writer = ResultWriter(resources.workers, self)
-        self._fetches = Fetches(plan, self._edges.members, resources, self)
-        self._runs = OpRuns(self.table, self.outcomes, self.results, writer, self)
+        fetches = Fetches(plan, self._edges.members, resources, self)
+        self._runs = OpRuns(self.table, self.outcomes, self.results, writer, fetches, self)
+        self._lost_ranks = LostRanks(plan, self._seat_numbers, self.p2p)
         self._depth = 0
         self._ended: set[str] = set()
         self._left_out = LeftOut(partial(neighbours.left_out, self), self._edges.drop)
@@ -242,25 +243,12 @@ class AgreeingGroup:
         for each in older:
             self.epoch_table.take_in(each)
         before, self.current = self.current, self.epoch_table.take_in(record)
-        loss = unpacked(record.loss)
-        gone = [seat for seat in before.record.seats if seat.session not in record.sessions]
-        left = all(how_lost(loss, seat.session) == LEFT for seat in gone)
-        level = logging.INFO if left else logging.WARNING
-        log.log(level, "group '%s' epoch %d: %s", self.name, record.ordinal, loss.message)
-        for seat in gone:
-            self._end_messages(self._seat_numbers[seat.session], how_lost(loss, seat.session), loss)
+        self._lost_ranks.note(before.record, record)
         self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
         self._runs.add_due(self.resume_frames)
         if not record.seats:
             self._runs.add_due(partial(self._neighbours.group_over, self))
-
-    def _end_messages(self, seat_number: int, how: str, loss: AllfoldError) -> None:
-        """Fail the sends and receives that wait for a rank that is gone."""
-        if how == LEFT:
-            self.p2p.rank_left(seat_number, how)
-        else:
-            self.p2p.seat_lost(seat_number, loss, fail_any_source=self.plan.on_loss == "raise")
 
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""
@@ -293,13 +281,6 @@ class AgreeingGroup:
         epoch.enter(op, self.epochs)
         return epoch
 
-    def refuse_others(self, op: Op, epoch: Epoch) -> None:
-        """Fail the calls of ranks that are not in the epoch of an op."""
-        for session in op.calls.keys() - epoch.record.sessions:
-            arrival, loss = op.calls.pop(session), unpacked(epoch.record.loss)
-            number, view = arrival.group_number, arrival.message.view
-            self._runs.add_due(partial(refuse, arrival.connection, number, op.seq, loss, view))
-
     def resume_frames(self) -> None:
         """An op has begun: frames of it, and those behind them, may go on."""
         self.edges.resume_all()
@@ -316,14 +297,6 @@ class AgreeingGroup:
     def take_completion(self, seq: int, stamp: Stamp) -> None:
         """Nothing of an attempt is left to do but to write its result; with the lock held."""
         self.agreement.completed(seq, stamp, -1)
-
-    def fetch(self, op: Op, order: Fetch, nbytes: int) -> Callable[[], None]:
-        """Return what gets a result from another node."""
-        return self._fetches.prepare(op, order, nbytes)
-
-    def cannot_take(self, op: Op, order: Fetch, error: Exception) -> None:
-        """Other nodes have the result of an op, and this one cannot get it."""
-        self._fetches.fail(op, order, error)
 
     def take_result(self, seq: int, stamp: Stamp) -> None:
         """A result is here, or cannot be got. With the table's lock held."""

@@ -11,8 +11,9 @@ from typing import Protocol
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.outcomes import Outcomes, refuse
 from allfold_agent.groups.results import Results
 from allfold_core.errors import AllfoldError
 from allfold_core.survival import records
@@ -34,9 +35,6 @@ class Progress(Protocol):
     def enter(self, op: Op, stamp: Stamp) -> Epoch:
         """Have an op run in the epoch of a stamp; returns that."""
 
-    def refuse_others(self, op: Op, epoch: Epoch) -> None:
-        """Fail the calls of ranks that are not in the epoch of an op."""
-
     def cancel(self, op: Op, forward: bool) -> None:
         """Stop the attempt of an op; :meth:`OpRuns.free` is called then, maybe at once."""
 
@@ -48,12 +46,6 @@ class Progress(Protocol):
 
     def resume_frames(self) -> None:
         """An op has begun: frames of it, and those behind them, may go on."""
-
-    def fetch(self, op: Op, order: Fetch, nbytes: int) -> Action:
-        """Return what gets a result from another node."""
-
-    def cannot_take(self, op: Op, order: Fetch, error: Exception) -> None:
-        """Other nodes have the result of an op, and this one cannot get it."""
 
 
 class OpRuns:
@@ -70,12 +62,14 @@ class OpRuns:
         outcomes: Outcomes,
         results: Results,
         writer: ResultWriter,
+        fetches: Fetches,
         progress: Progress,
     ) -> None:
         self._table = table
         self._outcomes = outcomes
         self._results = results
         self._writer = writer
+        self._fetches = fetches
         self._progress = progress
         self._starts: deque[tuple[Op, Epoch]] = deque()
         self._beginning = False
@@ -123,7 +117,7 @@ class OpRuns:
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
         if not op.calls.keys() <= epoch.record.sessions:
-            self._progress.refuse_others(op, epoch)
+            self._refuse_others(op, epoch)
         if not op.agrees():
             return  # its ranks will hear of a verdict
         try:
@@ -138,6 +132,14 @@ class OpRuns:
             self._table.changed.notify_all()
             self._due.append(self._progress.resume_frames)
             self._due.append(epoch.runner.start(op))
+
+    def _refuse_others(self, op: Op, epoch: Epoch) -> None:
+        """Fail the calls of ranks that are not in the epoch of an op."""
+        loss = unpacked(epoch.record.loss)
+        for session in op.calls.keys() - epoch.record.sessions:
+            arrival = op.calls.pop(session)
+            number, view = arrival.group_number, arrival.message.view
+            self._due.append(partial(refuse, arrival.connection, number, op.seq, loss, view))
 
     def cancel(self, seq: int, *, forward: bool = False) -> None:
         """Give up the attempt that is under way, or was to begin.
@@ -189,9 +191,9 @@ class OpRuns:
         epoch = self._progress.enter(op, each.stamp)
         try:
             nbytes = epoch.runner.prepare_result(op)
-            fetch = self._progress.fetch(op, each, nbytes)
+            fetch = self._fetches.prepare(op, each, nbytes)
         except Exception as error:  # noqa: BLE001 - its ranks are told
-            self._due.append(partial(self._progress.cannot_take, op, each, error))
+            self._due.append(partial(self._fetches.fail, op, each, error))
         else:
             self._due.append(fetch)
 

@@ -16,9 +16,9 @@ def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[s
 
     Args:
         announced: the generation of the store that has announced the term.
-        known: of this term or an earlier one; empty if there is none.
+        known: of this term or an earlier one.
     """
-    if not known or known["term"]["number"] >= term.number:
+    if known["term"]["number"] >= term.number:
         return known
     voters = {node: known["voters"][node] for node in term.voters}
     return {**known, "term": asdict(term), "voters": voters, "generation": announced}

@@ -55,7 +55,6 @@ class GroupTerms:
             return [
                 {"group": name, "record": group.record, "is_out": group.evicted is not None}
                 for name, group in newest.items()
-                if group.record
             ]
 
     def registered(self, generation: int, out: Collection[str]) -> None:
