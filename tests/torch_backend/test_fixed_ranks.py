@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from allfold.torch._creation import create
 from allfold.torch._process_group import ProcessGroup
-from allfold_core.errors import Evicted, PeerLost, RootLost, WorldChanged
+from allfold_core.errors import AgentLost, Evicted, PeerLost, RootLost, WorldChanged
 from tests.support.fakes.fake_agent import FakeAgent
 
 LOST = PeerLost("rank 2 is lost")
@@ -82,6 +82,21 @@ def test_a_rank_that_was_evicted_is_not_told_to_go_on_with_the_others(
         work.wait()
     assert "let torchrun start them anew" in str(raised.value)
     assert "ranks that are left" not in str(raised.value)
+
+
+def test_a_rank_whose_agent_died_is_told_what_users_of_torch_can_do_and_once_only(
+    agent: FakeAgent, group: ProcessGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = group.barrier()
+    agent.next_op()
+    agent.__exit__()
+    with pytest.raises(AgentLost) as raised:
+        work.wait()
+    assert "let torchrun start them anew" in str(raised.value)
+    assert "shutdown and init" not in str(raised.value)
+    group.abort()
+    (left,) = [each.getMessage() for each in caplog.records if "without an answer" in each.msg]
+    assert left.endswith("the ops in flight are lost"), "and no advice, which the error has"
 
 
 def _root(rank: int) -> dist.BroadcastOptions:

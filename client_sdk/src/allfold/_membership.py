@@ -126,14 +126,16 @@ class Membership:
         try:
             body = {"number": self.number, "lost": lost, **parting._asdict()}
             self._connection.request(Message.LEAVE, body, seconds)
-        except (AgentLost, TimeoutError) as error:
-            log.warning(
-                "left group '%s' without an answer of the agent: %s",
-                self.view.group,
-                error or f"none came within {seconds:g} s",
-            )
+        except AgentLost as error:
+            # Without the advice: the op that found it out has shown all of the error already.
+            self._warn_of_no_answer(error.message)
+        except TimeoutError:
+            self._warn_of_no_answer(f"none came within {seconds:g} s")
         finally:
             self._connection.ignore(self.number)
+
+    def _warn_of_no_answer(self, reason: str) -> None:
+        log.warning("left group '%s' without an answer of the agent: %s", self.view.group, reason)
 
     def explain(self, kind: str, nbytes: int) -> str:
         """The strategy that ``"auto"`` stands for."""

@@ -245,9 +245,9 @@ class AgentLost(ServiceError):
 
     code = "AF403"
     advice = (
-        "Look at the agent's log, and start it again. Ranks on other nodes go on without those of "
-        "this one. To have all ranks again, restart the job, or call shutdown and init on all of "
-        "them."
+        "Look at the agent's log, and start it again. The ranks on other nodes are told that those "
+        "of this one are lost. To have all ranks again, restart the job, or call shutdown and init "
+        "on all of them."
     )
 
 

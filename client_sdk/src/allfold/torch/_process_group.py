@@ -23,7 +23,7 @@ from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._progress import Progress
 from allfold.torch._work import Work
-from allfold_core.errors import AllfoldError, Evicted, InvalidArgument, PeerLost
+from allfold_core.errors import AgentLost, AllfoldError, Evicted, InvalidArgument, PeerLost
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
@@ -34,6 +34,10 @@ _AFTER_A_LOSS = (
     "Look at what the lost rank or its agent printed last. A process group of torch keeps the "
     "ranks that it was made with, so every later call fails as well: make a new group of the ranks "
     "that are left, or let torchrun start all of them again."
+)
+_AFTER_THE_AGENT = (
+    "Look at the agent's log, and start it again. The others can make a new group without the "
+    "ranks of this node; to have all ranks again, let torchrun start them anew."
 )
 _AFTER_AN_EVICTION = (
     "Look at the load and the network of this node at that time. The others can make a new group "
@@ -320,6 +324,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """Say what can be done, and the job's numbers of the ranks where the group's are others."""
         if isinstance(error, PeerLost):
             error.advice = _AFTER_AN_EVICTION if isinstance(error, Evicted) else _AFTER_A_LOSS
+        elif isinstance(error, AgentLost):
+            error.advice = _AFTER_THE_AGENT
         ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
         if ranks != sorted(ranks) or ranks[-1:] != [len(ranks) - 1]:
             numbered = ", ".join(f"{index} is {rank}" for index, rank in enumerate(ranks))

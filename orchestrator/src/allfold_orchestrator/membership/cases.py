@@ -21,6 +21,12 @@ class Charge(Enum):
 
 
 _DISPROVED_BY_LIFE = frozenset({Charge.REFUSED, Charge.SILENT})
+# The nodes that have accused it follow.
+_IN_WORDS = {
+    Charge.REFUSED: "refused connections of",
+    Charge.SILENT: "was silent to",
+    Charge.STUCK: "did not do its part for",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +131,19 @@ class Case(Open):
     def is_charged(self) -> bool:
         """True while there is a reason to ask whether the node lives."""
         return bool(self.charges) or self.link_ended
+
+    @property
+    def how(self) -> str:
+        """Return what the node did, as a message says it after the node's name."""
+        if self.kinds == {Charge.STUCK}:
+            return f"was stuck: it answered {self._accusers()}, but did not do its part"
+        said = [
+            f"{words} {self._accusers(charge)}"
+            for charge, words in _IN_WORDS.items()
+            if charge in self.kinds
+        ]
+        return ", ".join([*said, "and gave no sign of life"])
+
+    def _accusers(self, of: Charge | None = None) -> str:
+        """Return the names of those that accuse it, of one thing or of any."""
+        return ", ".join(sorted(by[0] for by, said in self.charges.items() if of in {None, *said}))

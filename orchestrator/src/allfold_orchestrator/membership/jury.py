@@ -266,7 +266,7 @@ class Jury:
             if now < case.until or life in spared:
                 continue
             if case.charges:
-                yield life, _charged(case)
+                yield life, case.how
             elif self._evidence.is_missed(now, life):
                 yield life, "ended its control link, and is heard by no member of its groups"
             else:
@@ -338,14 +338,6 @@ class Jury:
     @staticmethod
     def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:
         return tuple(each for each in members if each not in (life, accuser))[:2]
-
-
-def _charged(case: Case) -> str:
-    by = ", ".join(sorted(accuser[0] for accuser in case.charges))
-    if case.kinds == {Charge.STUCK}:
-        return f"was stuck: it answered {by}, but did not do its part"
-    kinds = " and ".join(sorted(charge.value for charge in case.kinds))
-    return f"was {kinds} to {by}, and gave no sign of life"
 
 
 def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:
