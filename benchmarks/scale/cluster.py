@@ -83,13 +83,6 @@ class Cluster:
             query = urlencode({"epoch": epoch, "session": self.session(rank), "wait": wait})
             yield request("GET", f"/v1/groups/{GROUP}/plan?{query}")
 
-    def heartbeats(self, epoch: int) -> Iterator[bytes]:
-        for index in range(self.nodes):
-            node = self.node(index)
-            progress = {"group": GROUP, "epoch": epoch, "last_seq": 41, "in_flight": 1}
-            body = {"incarnation": node["incarnation"], "progress": [progress]}
-            yield request("POST", f"/v1/nodes/{node['node']}/heartbeat", body)
-
     def loss(self) -> bytes:
         """Node 0 goes, with its ranks in their seats; a lease that ends has the same effect."""
         node = self.node(0)

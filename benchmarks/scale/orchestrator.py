@@ -18,7 +18,7 @@ from benchmarks.scale.cluster import PROBE, VIEW, Cluster
 from benchmarks.scale.http_load import Clients, Load
 from benchmarks.scale.processes import Service, orchestrator, redis_server
 
-# Nobody sends heartbeats between the phases, and none of the nodes shall be taken for lost.
+# No node has a control link that extends its lease, and none of them shall be taken for lost.
 LEASE = {"ALLFOLD_LEASE_SECONDS": "3600", "ALLFOLD_HEARTBEAT_SECONDS": "60"}
 OK = 200
 
@@ -133,7 +133,6 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 async def _life(cluster: Cluster, phases: Phases) -> None:
     await phases.run("register", cluster.registrations())
     await _form(cluster, phases, epoch=1)
-    await phases.run("heartbeat", cluster.heartbeats(1))
     await phases.run("view", [VIEW])
     await phases.run("node_lost", [cluster.loss()], 1)
     await phases.run("leave", cluster.leaves())

@@ -62,7 +62,6 @@ def test_every_phase_of_a_cluster_has_all_its_requests(replicas: int) -> None:
         "register": NODES,
         "join": ranks - 1,
         "plan": NODES,
-        "heartbeat": NODES,
         "view": 1,
         "node_lost": 1,
         "again_join": ranks - RANKS - 1,

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from allfold.cli._status import _about_term, _agent_table
+from allfold.cli._status import _about_term, _agent_table, _group_table
 
 
 def test_an_agent_that_is_not_ready_says_why() -> None:
@@ -32,3 +32,23 @@ def test_a_term_that_may_not_be_the_newest_one_says_what_it_waits_for() -> None:
     term = {"number": 3, "nodes": ["a"], "lost": [], "trusted": False}
     (line,) = _about_term({"group": "train", "term": term})
     assert "waits until the agents have reported theirs" in line
+
+
+def test_of_a_group_whose_record_was_lost_the_ranks_are_shown_that_were_reported() -> None:
+    group = {
+        "group": "train",
+        "phase": "recalled",
+        "epoch": 1,
+        "world_size": None,
+        "present": [{"rank": 0, "node": "a"}, {"rank": 1, "node": "b"}],
+        "missing": [],
+        "left": [],
+        "lost": [],
+    }
+    console = Console(file=StringIO(), width=200)
+    console.print(_group_table([group], []))
+    assert isinstance(console.file, StringIO)
+    (row,) = (line for line in console.file.getvalue().splitlines() if "train" in line)
+    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    assert cells[1] == "recalled"
+    assert cells[4:6] == ["2", "0 on a; 1 on b"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Protocol, Self
 
@@ -244,9 +244,11 @@ class FakeAgent:
             self._socket.transport.abort()
 
 
-async def agents(stack: AsyncExitStack, at: Replica | list[Replica], names: str) -> list[FakeAgent]:
+async def agents(
+    stack: AsyncExitStack, at: Served | Sequence[Served], names: str
+) -> list[FakeAgent]:
     """Linked agents in one group, a rank each; where there are several replicas, in turn."""
-    replicas = at if isinstance(at, list) else [at]
+    replicas = at if isinstance(at, Sequence) else [at]
     made = []
     for number, name in enumerate(names):
         agent = await stack.enter_async_context(FakeAgent(name, replicas[number % len(replicas)]))

@@ -83,8 +83,10 @@ class OrchestratorProcess:
         }
         self.http.post("/v1/nodes", json=body).raise_for_status()
 
-    def heartbeat(self, node: str) -> httpx.Response:
-        return self.http.post(f"/v1/nodes/{node}/heartbeat", json={"incarnation": "1"})
+    def states(self) -> dict[str, str]:
+        """The states of all nodes by name."""
+        nodes = self.http.get("/v1/nodes").raise_for_status().json()["nodes"]
+        return {node["node"]: node["state"] for node in nodes}
 
     def join(self, rank: int, node: str, world_size: int = 2) -> httpx.Response:
         body = {

@@ -35,15 +35,17 @@ class Replica:
 
     async def beat(self, *nodes: str) -> None:
         for node in nodes:
-            await self.service.heartbeat(node, wire.Heartbeat(incarnation="1"))
+            assert await self.store.nodes.heartbeat(node, "1", [])
 
-    async def join(self, rank: int, node: str, of: int = 2, group: str = GROUP) -> None:
+    async def join(
+        self, rank: int, node: str, of: int = 2, group: str = GROUP, incarnation: str = "1"
+    ) -> None:
         await self.service.join(
             group,
             wire.JoinGroup(
                 rank=rank,
                 node=node,
-                incarnation="1",
+                incarnation=incarnation,
                 session=f"s{rank}",
                 world_size=of,
                 timeout=30.0,

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +22,20 @@ from allfold_orchestrator.__main__ import main
 from allfold_orchestrator.http.server import bind, write_ready_file
 from allfold_orchestrator.settings import Settings, flag_of, variable_of
 from benchmarks.redis_server import RedisServer
-from tests.orchestrator.fake_agent import FakeAgent
+from tests.orchestrator.fake_agent import FakeAgent, Served
 from tests.orchestrator.process import OrchestratorProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def linked_to(orchestrator: OrchestratorProcess, token: str = "") -> AsyncIterator[Served]:
+    """The orchestrator, as agents in this process reach it."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"http://{orchestrator.address}"
+    async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+        yield SimpleNamespace(address=orchestrator.address, http=http)
 
 
 def test_it_starts_without_any_configuration_and_says_where_it_listens() -> None:
@@ -64,7 +75,7 @@ def test_what_it_knows_survives_its_sudden_death(own_redis: RedisServer) -> None
         orchestrator.start()
         assert orchestrator.join(1, "b").json() == {"schema": 1, "epoch": 1, "ready": True}
         assert orchestrator.http.get("/v1/groups/train").json()["phase"] == "ready"
-        assert orchestrator.heartbeat("a").status_code == 200
+        assert "gone" not in orchestrator.states().values()
 
 
 @pytest.mark.redis
@@ -83,13 +94,13 @@ def test_it_survives_the_loss_of_its_store(own_redis: RedisServer) -> None:
         assert checks()["store"]["ok"] is False
         assert "state store does not answer" in checks()["store"]["reason"]
         assert orchestrator.http.get("/healthz").status_code == 200
-        for response in (orchestrator.heartbeat("a"), orchestrator.http.get("/v1/groups")):
+        for response in (orchestrator.join(0, "a"), orchestrator.http.get("/v1/groups")):
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "AF400"
             assert response.json()["error"]["details"]["retry"] is True
         own_redis.start()
         orchestrator.wait_ready()
-        assert orchestrator.heartbeat("a").status_code == 404  # this Redis kept nothing
+        assert orchestrator.join(0, "a").status_code == 404  # this Redis kept nothing
         orchestrator.register("a")
         assert orchestrator.join(0, "a").json() == {"schema": 1, "epoch": 1, "ready": False}
         lost = [line["msg"] for line in orchestrator.log() if line["level"] == "error"]
@@ -110,20 +121,17 @@ def test_it_may_start_before_its_store(own_redis: RedisServer) -> None:
 @pytest.mark.anyio
 async def test_a_process_serves_control_links() -> None:
     with OrchestratorProcess(token="secret") as orchestrator:
-        headers = {"Authorization": "Bearer secret"}
-        url = f"http://{orchestrator.address}"
-        async with httpx.AsyncClient(base_url=url, headers=headers) as http:
-            at = SimpleNamespace(address=orchestrator.address, http=http)
-            async with FakeAgent("a", at) as agent:
-                await agent.register()
-                await agent.link("secret")
-                await agent.join(0, 1)
-                await agent.holds("a")
+        async with linked_to(orchestrator, "secret") as at, FakeAgent("a", at) as agent:
+            await agent.register()
+            await agent.link("secret")
+            await agent.join(0, 1)
+            await agent.holds("a")
         assert orchestrator.end(signal.SIGTERM, 5) == 0
 
 
+@pytest.mark.anyio
 @pytest.mark.redis
-def test_nodes_outlive_an_outage_of_the_orchestrator(own_redis: RedisServer) -> None:
+async def test_nodes_outlive_an_outage_of_the_orchestrator(own_redis: RedisServer) -> None:
     short = {"ALLFOLD_LEASE_SECONDS": "1", "ALLFOLD_HEARTBEAT_SECONDS": "0.2"}
     with OrchestratorProcess(own_redis.url, **short) as orchestrator:
         for node in ("fine", "dead"):
@@ -131,13 +139,10 @@ def test_nodes_outlive_an_outage_of_the_orchestrator(own_redis: RedisServer) -> 
         orchestrator.kill()
         time.sleep(1.2)  # longer than the lease: this is the outage
         orchestrator.start()
-
-        def dead_is_gone() -> bool:
-            assert orchestrator.heartbeat("fine").status_code == 200
-            nodes = orchestrator.http.get("/v1/nodes").json()["nodes"]
-            return bool([n for n in nodes if (n["node"], n["state"]) == ("dead", "gone")])
-
-        wait_until(dead_is_gone, "the node that is really dead is dropped")
+        async with linked_to(orchestrator) as at, FakeAgent("fine", at) as fine:
+            await fine.link()
+            await until(lambda: orchestrator.states()["dead"] == "gone", "the dead one is dropped")
+            assert orchestrator.states()["fine"] == "alive"
 
 
 def test_it_warns_when_everybody_may_come_in() -> None:

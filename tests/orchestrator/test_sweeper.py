@@ -163,9 +163,9 @@ async def test_a_node_that_comes_back_finishes_what_was_left_of_its_earlier_life
     await dying.register("a")
     await dying.join(0, "a")
     assert await dying.store.nodes.evict("a", "1")
-    await other.register("a")
+    await other.register("a", "2")
     assert await other.groups() == []
-    await other.join(0, "a")
+    await other.join(0, "a", incarnation="2")
     # The sweep of the first replica, which was only slow, goes on.
     await dying.service.clear_up([("a", "1")])
     assert [place.rank for place in (await other.service.group(GROUP)).present] == [0]

@@ -97,12 +97,6 @@ class Orchestrator:
             del self._lately[next(iter(self._lately))]
         return peers[-SHOWN_PEERS:]
 
-    async def heartbeat(self, node: str, request: wire.Heartbeat) -> None:
-        """Extend the node's lease."""
-        progress = [item.model_dump() for item in request.progress]
-        if not await self._store.nodes.heartbeat(node, request.incarnation, progress):
-            raise _unknown_node(node)
-
     async def remove_node(self, node: str, incarnation: str) -> None:
         """Let a node leave by itself; seats that it still has are lost. Leaving twice is fine.
 

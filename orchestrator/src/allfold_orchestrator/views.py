@@ -42,7 +42,7 @@ def group_view(state: GroupState, now: float) -> GroupView:
         strategies=dict(params.strategies) if params else {},
         on_loss=params.on_loss if params else None,
         min_world=params.min_world if params else None,
-        present=places(_present(shown)) if shown else [],
+        present=places(_present(shown)) if shown else _reported(state.term),
         missing=shown.missing if isinstance(shown, Formation) else [],
         left=_left(current) if current else [],
         lost=_lost(current) if current else [],
@@ -82,6 +82,12 @@ def _term_view(record: TermRecord, now: float) -> TermView:
 def places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:
     """Return ranks with their nodes, in their order."""
     return [RankPlace(rank=rank, node=seat.node.node) for rank, seat in sorted(seats.items())]
+
+
+def _reported(record: TermRecord | None) -> list[RankPlace]:
+    """Return the ranks of a record that was lost, numbered as they are now: without gaps."""
+    seats = record.seats if record else ()
+    return [RankPlace(rank=rank, node=seat.node) for rank, seat in enumerate(seats)]
 
 
 def _number(shown: Epoch | Formation) -> int:

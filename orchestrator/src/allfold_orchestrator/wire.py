@@ -120,7 +120,7 @@ class RegisterNode(Request):
 
 
 class Lease(Answer):
-    """The lease of a node; each heartbeat extends it."""
+    """The lease of a node; each BEAT on its control link extends it."""
 
     lease_seconds: float
     heartbeat_seconds: float
@@ -139,13 +139,6 @@ class Progress(Given):
         ge=-1, le=MAX_SEQ, description="The last op that is done; -1 before the first."
     )
     in_flight: int = Field(ge=0, le=MAX_SEQ, description="Ops that have begun.")
-
-
-class Heartbeat(Request):
-    """A heartbeat of a node, with the progress of its groups."""
-
-    incarnation: Name
-    progress: list[Progress] = Field(default_factory=list, max_length=MAX_GROUPS_OF_A_NODE)
 
 
 class Empty(Answer):
@@ -291,9 +284,9 @@ class GroupView(Shown):
     phase: Phase = Field(
         description="forming: waits for the missing ranks. ready: all ranks are there. reduced: "
         "it goes on without some, which have left or were lost, alone or with their node. "
-        "recalled: its agents run it, and the orchestrator, which lost the record of it, knows no "
-        "more than its nodes. gone: nobody is there. unreadable: the record is damaged or of "
-        "another version; the log says more."
+        "recalled: its agents run it, and the orchestrator, which lost the record of it, shows "
+        "what they have reported: the ranks of the newest term, numbered from 0. gone: nobody is "
+        "there. unreadable: the record is damaged or of another version; the log says more."
     )
     epoch: int = Field(description="The epoch that runs or is forming, or the last one.")
     last_epoch: int = Field(description="The last epoch that was ever complete.")

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from allfold_agent.membership.control_link import _FIRST_PAUSE
-from allfold_core.errors import ServiceError
+from allfold_core.errors import Evicted, ServiceError
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
     SILENT,
@@ -233,6 +233,22 @@ async def test_an_evicted_node_begins_another_life_on_its_own(
     (warning,) = [each for each in caplog.messages if "evicted" in each]
     assert "registers again as a new incarnation" in warning
     assert f"was evicted, as it {SILENT}" in warning
+
+
+async def test_a_node_that_may_not_register_as_the_same_life_begins_another_one(
+    one: ScriptedOrchestrator,
+) -> None:
+    """It was evicted between the loss of its link and the registration."""
+    one.refusal = Evicted("this life is over", how=SILENT)
+    async with linked_node(one.url) as node:
+        old = node.registration.incarnation
+        await until(lambda: node.listener.of("evicted"), "it hears that it was evicted")
+        one.refusal = None
+        await one.is_linked()
+        told, new = node.listener.of("evicted"), node.registration.incarnation
+        assert new not in (old, "")
+        assert told[-1] == [new, SILENT]
+        assert [each["incarnation"] for each in one.registrations] == [new]
 
 
 async def test_ranks_do_not_join_as_a_life_that_is_over(one: ScriptedOrchestrator) -> None:

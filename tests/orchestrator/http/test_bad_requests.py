@@ -82,28 +82,14 @@ async def test_a_registration_with_numbers_out_of_bounds_is_refused(
     assert (await api.register("a", holds={"train": 2**31 - 1})).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["epoch", "last_seq", "in_flight"])
-@pytest.mark.parametrize("value", [2**63, 10**4000], ids=["64 bits", "4000 digits"])
-async def test_progress_with_numbers_out_of_bounds_is_refused(
-    api: ApiClient, name: str, value: int
-) -> None:
-    await api.register("a")
-    progress = {"group": "train", "epoch": 1, "last_seq": 0, "in_flight": 0, name: value}
-    beat = {"incarnation": "1", "progress": [progress]}
-    error = error_of(await api.http.post("/v1/nodes/a/heartbeat", json=beat), 400, "AF101")
-    assert f"body.progress.0.{name}" in error["message"]
-
-
 @pytest.mark.parametrize("schema", [2, -1, "1", True, None])
 async def test_a_message_of_a_schema_that_is_not_known_is_refused(
     api: ApiClient, schema: object
 ) -> None:
     await api.register("a")
-    beat = {"schema": schema, "incarnation": "1"}
     for response in (
         await api.register("a", schema=schema),
         await api.join(0, schema=schema),
-        await api.http.post("/v1/nodes/a/heartbeat", json=beat),
     ):
         error = error_of(response, 400, "AF101")
         assert f"schema {schema!r}" in error["message"]
@@ -111,10 +97,8 @@ async def test_a_message_of_a_schema_that_is_not_known_is_refused(
 
 
 async def test_every_answer_and_the_plan_in_it_carry_their_schema(api: ApiClient) -> None:
-    beat = {"schema": 1, "incarnation": "1"}
     answers = [
         await api.register("a", schema=1),
-        await api.http.post("/v1/nodes/a/heartbeat", json=beat),
         await api.join(0, schema=1),
         await api.plan("s0"),
         await api.join(1),

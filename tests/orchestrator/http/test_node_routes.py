@@ -1,4 +1,4 @@
-"""The routes of nodes: registration, heartbeats, departure, removal and lists."""
+"""The routes of nodes: registration, departure, removal and lists."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ async def test_a_restarted_agent_comes_back_and_loses_its_ranks(api: ApiClient) 
     assert (await api.join(1, "b")).status_code == 404  # the old incarnation has no say any more
 
 
+async def test_a_life_that_is_over_is_not_registered_again(api: ApiClient) -> None:
+    await form(api)
+    await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
+    error = error_of(await api.register("b"), 424, "AF304")
+    assert error["details"] == {"node": "b", "how": "signed off"}
+    assert "registers as a new incarnation" in error["message"]
+    assert (await api.register("b", "2")).status_code == 200
+
+
 async def test_a_second_agent_with_the_same_name_is_refused(api: ApiClient) -> None:
     await api.register("a")
     error = error_of(await api.register("a", "2", data_address="elsewhere:7402"), 409, "AF104")
@@ -73,13 +82,10 @@ async def test_a_second_agent_with_the_same_name_is_refused(api: ApiClient) -> N
     assert "elsewhere:7402" in error["message"]
 
 
-async def test_heartbeats_carry_progress_and_need_a_registration(api: ApiClient) -> None:
+async def test_nodes_are_shown_with_the_progress_that_they_have_told(api: ApiClient) -> None:
     progress = {"group": "train", "epoch": 1, "last_seq": 41, "in_flight": 1}
-    beat = {"incarnation": "1", "progress": [progress]}
-    error_of(await api.http.post("/v1/nodes/a/heartbeat", json=beat), 404, "AF100")
     await api.register("a", device_type="cuda", zone="rack1", version="0.1.0")
-    response = await api.http.post("/v1/nodes/a/heartbeat", json=beat)
-    assert (response.status_code, body_of(response)) == (200, {})
+    assert await api.store.nodes.heartbeat("a", "1", [progress])
     (node,) = (await api.http.get("/v1/nodes")).json()["nodes"]
     assert 0 <= node.pop("heartbeat_age") < 5
     assert node == {
@@ -92,8 +98,6 @@ async def test_heartbeats_carry_progress_and_need_a_registration(api: ApiClient)
         "version": "0.1.0",
         "progress": [progress],
     }
-    stale = {"incarnation": "0", "progress": []}
-    error_of(await api.http.post("/v1/nodes/a/heartbeat", json=stale), 404, "AF100")
 
 
 async def test_a_node_that_leaves_is_gone_at_once_and_may_leave_twice(api: ApiClient) -> None:

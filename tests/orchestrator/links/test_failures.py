@@ -218,7 +218,8 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
             lambda: served.links._terms.records["train"].recall is None, "all have registered"
         )
         (view,) = (await served.http.get("/v1/groups")).json()["groups"]
-        assert (view["phase"], view["present"], view["missing"]) == ("recalled", [], [])
+        ranks = [{"rank": rank, "node": node} for rank, node in enumerate("abc")]
+        assert (view["phase"], view["present"], view["missing"]) == ("recalled", ranks, [])
         assert (view["term"]["nodes"], view["term"]["trusted"]) == (["a", "b", "c"], True)
         record = served.links._terms.records["train"]
         assert record.generation == 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from asyncio import Event
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -78,20 +80,23 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
         a, b, c = await agents(stack, one, "abc")
         court, may_evict = one.links._court, one.links._court._may_evict
         asked: list[Life] = []
+        is_allowed = Event()
 
         async def not_now(life: Life, is_proven: bool) -> bool:
             asked.append(life)
-            return len(asked) > 3 and await may_evict(life, is_proven)
+            return life[0] == "c" and is_allowed.is_set() and await may_evict(life, is_proven)
 
         monkeypatch.setattr(court, "_may_evict", not_now)
         c.is_stopped = True
         await c.accuse(b, "stuck")
         await b.hears("probe")
         await a.accuse(c)
-        await until(lambda: asked, "it is judged")
+        await until(lambda: asked.count(("c", "1")) > 1, "it is judged, and judged again")
         assert ("c", "1") in court.jury._cases["b", "1"].charges, "what it said still counts"
+        is_allowed.set()
         await a.holds("a", "b")
         assert not a.received("cleared"), "nobody had to accuse it again"
+        await until(lambda: court.is_idle, "with it goes what it said")
 
 
 async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_frozen(
@@ -107,6 +112,27 @@ async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_froze
         before = case.until
         time.sleep(0.4)
         await until(lambda: case.until > before + 0.2, "it is waited for longer")
+
+
+async def test_a_node_that_registers_again_while_it_beats_is_not_taken_for_evicted(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its BEAT came to a store that had lost all, and then the node was registered again."""
+    heartbeat = one.store.nodes.heartbeat
+    missed: list[str] = []
+
+    async def missing_once(node: str, incarnation: str, progress: Any) -> bool:
+        if not missed:
+            missed.append(node)
+            return False
+        return await heartbeat(node, incarnation, progress)
+
+    async with FakeAgent("a", one) as a:
+        await a.register()
+        monkeypatch.setattr(one.store.nodes, "heartbeat", missing_once)
+        await a.link()
+        await a.hears("beat", number=2)
+        assert missed
 
 
 async def test_nothing_is_kept_of_nodes_that_have_left_without_a_group(one: Replica) -> None:

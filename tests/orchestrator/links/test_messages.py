@@ -51,6 +51,17 @@ def test_a_record_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
         message.report(("a", "x"), message.groups[0])
 
 
+@pytest.mark.parametrize("name", ["epoch", "last_seq", "in_flight"])
+@pytest.mark.parametrize("value", [2**63, 10**4000], ids=["64 bits", "4000 digits"])
+def test_progress_with_numbers_out_of_bounds_is_refused(name: str, value: int) -> None:
+    progress = {"group": "train", "epoch": 1, "last_seq": 0, "in_flight": 0}
+    beat = {"type": "beat", "number": 1, "progress": [progress]}
+    assert messages.parse(json.dumps(beat))
+    progress[name] = value
+    with pytest.raises(ValueError, match=name):
+        messages.parse(json.dumps(beat))
+
+
 def test_another_schema_is_refused() -> None:
     with pytest.raises(UnknownSchema):
         messages.parse('{"schema": 2, "type": "alive", "nonce": "n", "lag": 0.0}')

@@ -148,3 +148,41 @@ async def test_a_redis_that_is_full_costs_no_group_and_says_what_it_needs(
     finally:
         await administrator.aclose()
         redis.stop()
+
+
+async def test_links_stay_while_redis_is_full_and_the_outage_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another replica could not write either, so there is nothing to link anew for."""
+    caplog.set_level("INFO", "allfold_orchestrator")
+    redis = RedisServer(tmp_path)
+    redis.start()
+    administrator: Any = Redis.from_url(redis.url)
+    try:
+        async with AsyncExitStack() as stack:
+            store = Store(connect(redis.url), LEASE_SECONDS)
+            served = await stack.enter_async_context(replica(store, **SHORT))
+            linked = await agents(stack, served, "ab")
+            await until(lambda: served.sweeper.problem is None, "leases are watched")
+            caplog.clear()
+            before = served.sweeper._grace.until
+            await administrator.config_set("maxmemory-policy", "noeviction")
+            await administrator.config_set("maxmemory", "1")
+            await until(lambda: served.sweeper.problem, "people can see it")
+            for agent in linked:
+                await agent.hears("beat", number=len(agent.received("beat")) + 3)
+            linked[0].heard = {"b": 0.0}
+            await linked[0].accuse(linked[1])
+            await linked[0].hears("cleared", node="b")
+            await outage()
+            await administrator.config_set("maxmemory", "0")
+            await has_looked_at_all_leases(served, before)
+            await all_goes_on(served, *linked)  # on the links that they had
+            told = [each for each in caplog.messages if "leases" in each]
+            assert len(told) == 2, caplog.messages
+            assert "refuses writes" in told[0]
+            assert told[1] == "leases are watched"
+            assert not [each for each in caplog.records if each.exc_info]
+    finally:
+        await administrator.aclose()
+        redis.stop()

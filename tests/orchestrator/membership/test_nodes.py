@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from allfold_core.errors import MultipleRegister
+from allfold_core.errors import Evicted, MultipleRegister
 from allfold_orchestrator.membership.nodes import LEASE_ENDED, Admission, NodeRecord, admit
 from allfold_orchestrator.store import keys
 from tests.orchestrator.builders import node
@@ -42,6 +42,13 @@ def test_a_name_whose_lease_is_over_can_be_taken_from_anywhere() -> None:
 def test_a_name_that_was_given_up_is_free(applicant: NodeRecord) -> None:
     gone = replace(HERE, lost_at=7.0)
     assert admit(gone, lease_alive=False, applicant=applicant) == Admission(applicant)
+
+
+def test_a_life_that_is_over_does_not_begin_again() -> None:
+    gone = replace(HERE, lost_at=7.0, lost_how="was stopped")
+    error = admit(gone, lease_alive=False, applicant=replace(HERE, registered_at=9.0))
+    assert isinstance(error, Evicted)
+    assert error.details["how"] == "was stopped"
 
 
 def test_a_second_agent_with_a_living_name_is_refused_and_told_both_addresses() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import WatchError
 
-from allfold_core.errors import MultipleRegister, ServiceError
+from allfold_core.errors import Evicted, MultipleRegister, ServiceError
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import conflicts, keys
@@ -122,7 +122,8 @@ async def test_a_node_that_is_gone_stays_in_the_list_for_an_hour(
 async def test_a_node_that_comes_back_is_no_longer_gone(store: Store, clock: ManualClock) -> None:
     await store.nodes.register(record())
     await store.nodes.evict("a", "1")
-    await store.nodes.register(record())
+    assert isinstance(await store.nodes.register(record()), Evicted), "not in the same life"
+    assert await store.nodes.register(record(node("a", "2"))) is None
     clock.time += DEPARTED_SECONDS + 1
     (status,) = await statuses(store)
     assert status.record.lost_at is None
@@ -173,10 +174,13 @@ async def test_the_groups_of_a_life_are_remembered_until_they_are_cleared_up(
 
 
 async def test_clearing_up_late_does_not_forget_the_groups_of_a_node_that_came_back(
-    store: Store,
+    store: Store, backend: Backend
 ) -> None:
     await store.nodes.register(record())
     await store.nodes.evict("a", "1")
+    client = backend.client()
+    await client.delete(keys.node("a"))  # so that it may come back as the same life
+    await client.aclose()
     await store.nodes.register(record())
     await store.groups.submit(GROUP, join(0), Guard("a", "1"))
     await store.nodes.forget_eviction("a", "1")

@@ -168,11 +168,14 @@ def _ranks_here(group: Json) -> str:
 
 
 def _how_many(group: Json) -> str:
-    """``4``, or ``3 of 4`` of a group that goes on without some."""
+    """``4``, or ``3 of 4`` of a group that goes on without some.
+
+    Of a group whose record was lost only those are known who are there.
+    """
     size, present = group["world_size"], len(group["present"])
     if group["phase"] == "reduced":
         return f"{present} of {size}"
-    return str(size or "-")
+    return str(size or present or "-")
 
 
 def _by_node(places: Iterable[Json]) -> str:

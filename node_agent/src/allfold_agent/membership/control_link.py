@@ -18,7 +18,7 @@ from allfold_agent.membership.control_session import Session
 from allfold_agent.membership.control_socket import ControlSocket, dial
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, all_of
 from allfold_agent.membership.registration import Registration
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
+from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,8 @@ class ControlLink:
                 self._registration.forgotten(str(error))
             except _LifeIsOver as error:
                 self._begin_new_life(str(error))
+            except Evicted as error:  # in answer to the registration
+                self._begin_new_life(str(error.details.get("how", "was evicted")))
             except AllfoldError as error:
                 self._registration.hindered(error)
             except Exception as error:  # noqa: BLE001 - it is logged

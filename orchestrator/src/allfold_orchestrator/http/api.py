@@ -64,25 +64,16 @@ router = APIRouter(prefix="/v1")
     "/nodes",
     tags=["nodes"],
     summary="Register a node agent",
-    responses=_errors(s409="The name is in use by an agent at another address."),
+    responses=_errors(
+        s409="The name is in use by an agent at another address.",
+        s424="This life of the node is over; its agent registers as a new incarnation.",
+    ),
 )
 async def register_node(body: wire.RegisterNode, service: Service, request: Request) -> wire.Lease:
     """Start the node's lease. May be repeated; a restarted agent takes its name back."""
     peers = await service.register_node(body)
     lease: wire.Lease = request.app.state.lease
     return lease.model_copy(update={"peers": peers})
-
-
-@router.post(
-    "/nodes/{node}/heartbeat",
-    tags=["nodes"],
-    summary="Extend a node's lease",
-    responses=_errors(s404="The node is not registered (any more): register again."),
-)
-async def heartbeat(node: NodeName, body: wire.Heartbeat, service: Service) -> wire.Empty:
-    """Extend the lease of the node, and note the progress of its groups."""
-    await service.heartbeat(node, body)
-    return wire.Empty()
 
 
 @router.delete(

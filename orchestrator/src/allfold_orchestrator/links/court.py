@@ -150,6 +150,7 @@ class Court:
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """
+        self._unasked &= self.jury.accused_lives
         for life in [*self._unasked]:
             self._leases |= await self._store.nodes.leases([life])
             await self._store.nodes.ask_all_to_probe(*life)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import suppress
 from time import monotonic
+from typing import TypeVar
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.links import messages
@@ -31,6 +33,8 @@ from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LIFE_SECONDS = 1.0
 """How often the store's generation is read."""
@@ -117,7 +121,8 @@ class Links:
         elif isinstance(message, messages.Alive) and message.nonce in link.probes:
             link.probes.discard(message.nonce)
             lag = message.lag
-            await self._store.nodes.note_alive(*link.life)  # for a replica that has asked for it
+            # For a replica that has asked for it.
+            await _if_possible(self._store.nodes.note_alive(*link.life))
         self._court.follow(self._court.jury.answered(monotonic(), link.life, lag))
         match message:
             case messages.Register():
@@ -171,14 +176,22 @@ class Links:
         now, others = monotonic(), self._terms.members_with(link.life)
         ages = {life: beat.heard[life[0]] for life in others if life[0] in beat.heard}
         self._court.follow(self._court.jury.told(now, link.life, ages))
-        progress = [item.model_dump() for item in beat.progress]
-        if await self._store.nodes.heartbeat(*link.life, progress):
+        if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
             return
-        record = await self._store.nodes.get(link.life[0])
-        if record is None:
-            raise UnknownNode(f"node {link.life[0]} is not registered (any more)")
-        link.end_life(record.end_of(link.life[1]))
+        node, incarnation = link.life
+        record = await self._store.nodes.get(node)
+        if record is not None and not record.is_alive_as(incarnation):
+            link.end_life(record.end_of(incarnation))
+        # It may have been registered again, with a store that has lost all, in this very moment.
+        elif record is None or not await self._extend_lease(link.life, beat):
+            raise UnknownNode(f"node {node} is not registered (any more)")
+
+    async def _extend_lease(self, life: Life, beat: messages.Beat) -> bool:
+        """Return False if there is none (any more)."""
+        progress = [item.model_dump() for item in beat.progress]
+        written = await _if_possible(self._store.nodes.heartbeat(*life, progress))
+        return written is not False
 
     async def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
         accused = (accusation.node, accusation.incarnation)
@@ -317,3 +330,16 @@ class Links:
         self._court.close()
         for link in self._links.values():
             link.close()
+
+
+async def _if_possible(write: Awaitable[T]) -> T | None:
+    """Await a write; ``None`` if the store takes none, which the sweeper tells people.
+
+    That ends no link: another replica could not write either, and all leases stand still.
+    """
+    try:
+        return await write
+    except ServiceError as error:
+        if not error.details.get("refuses_writes"):
+            raise
+        return None

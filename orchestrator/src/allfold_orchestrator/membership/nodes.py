@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from allfold_core.errors import AllfoldError, MultipleRegister
+from allfold_core.errors import AllfoldError, Evicted, MultipleRegister
 from allfold_orchestrator.membership.group_state import NodeInfo
 
 LEASE_ENDED = "was silent for longer than its lease"
@@ -66,10 +66,15 @@ def admit(
     cannot be alive any more. Two agents that were given one name by mistake are told apart by
     their addresses, and the second one is refused. Addresses are believed: whoever has the join
     token may name those of another node (SECURITY.md).
+
+    A life that is over does not begin again: its groups go on without it.
     """
-    if existing is None or existing.lost_at is not None:
+    if existing is None:
         return Admission(applicant)
-    if existing.info.incarnation == applicant.info.incarnation:
+    is_same_life = existing.info.incarnation == applicant.info.incarnation
+    if existing.lost_at is not None:
+        return _life_is_over(existing) if is_same_life else Admission(applicant)
+    if is_same_life:
         return Admission(replace(applicant, registered_at=existing.registered_at))
     if lease_alive and not _same_place(existing.info, applicant.info):
         return _name_is_taken(existing.info, applicant.info)
@@ -78,6 +83,15 @@ def admit(
 
 def _same_place(one: NodeInfo, other: NodeInfo) -> bool:
     return (one.control_url, one.data_address) == (other.control_url, other.data_address)
+
+
+def _life_is_over(existing: NodeRecord) -> AllfoldError:
+    node, how = existing.info.node, existing.end_of(existing.info.incarnation)
+    return Evicted(
+        f"this life of node {node} is over, as it {how}; its agent registers as a new incarnation",
+        node=node,
+        how=how,
+    )
 
 
 def _name_is_taken(holder: NodeInfo, applicant: NodeInfo) -> AllfoldError:

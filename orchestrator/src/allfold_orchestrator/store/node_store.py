@@ -38,7 +38,7 @@ class NodeStatus:
 
 
 Registered = NodeInfo | AllfoldError | None
-"""The earlier life that a registration replaces, or the error if the name is taken."""
+"""The earlier life that a registration replaces, or the error of one that is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class NodeStore:
         """Register the node and start its lease.
 
         Returns the earlier incarnation that it replaces, whose seats must now be freed, or
-        ``None``; or the error if the name is taken.
+        ``None``; or the error if the name is taken, or if this life of the node is over.
         """
         return await self._registrations.submit(applicant)
 
@@ -261,7 +261,7 @@ class NodeStore:
             pipe.multi()
             pipe.zrem(keys.EVICTIONS, life)
             if record is None or not record.is_alive_as(incarnation):
-                # A node that was only silent comes back as the same life, and may sit again.
+                # A life whose record was lost is registered anew, and may sit again.
                 pipe.delete(keys.groups_of(life))
             await pipe.execute()
 
