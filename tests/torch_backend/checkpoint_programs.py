@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.torch_backend.in_group import check, in_group
 
@@ -47,6 +48,36 @@ def checkpoint_in_the_background(rank: int, size: int, *, folder: str) -> None:
     empty = {"weights": distribute_tensor(torch.zeros(4 * size), mesh, [Shard(0)])}
     load(empty, checkpoint_id=Path(folder) / "checkpoint")
     check(empty["weights"].full_tensor(), whole)
+
+
+@in_group
+def checkpoints_beside_a_training(rank: int, size: int, *, folder: str) -> None:
+    """A group of their own keeps the collectives of ``async_save`` from meeting the training's."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpoints = dist.new_group()
+    for number in range(3):
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+        place = Path(folder) / str(number)
+        saving: Any = async_save(expected, checkpoint_id=place, process_group=checkpoints)
+        steps = 0
+        while not _done_everywhere(saving) or steps < 3:
+            optimizer.zero_grad()
+            model(torch.full((2, 4), rank + 1.0)).sum().backward()
+            optimizer.step()
+            steps += 1
+        saving.result()
+        loaded = {name: torch.zeros_like(value) for name, value in expected.items()}
+        load(loaded, checkpoint_id=place)
+        check(list(loaded.values()), list(expected.values()))
+
+
+def _done_everywhere(saving: Any) -> bool:
+    """Ask in the group of the training, so that all ranks do as many steps."""
+    done = torch.tensor(float(saving.done()))
+    dist.all_reduce(done, dist.ReduceOp.MIN)
+    return bool(done)
 
 
 @in_group

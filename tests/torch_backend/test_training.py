@@ -68,6 +68,12 @@ def test_a_distributed_checkpoint_is_saved_in_the_background(
     two_nodes.run(checkpoint_programs.checkpoint_in_the_background, folder=str(tmp_path))
 
 
+def test_checkpoints_are_saved_in_the_background_while_the_training_goes_on(
+    two_nodes: TorchJob, tmp_path: Path
+) -> None:
+    two_nodes.run(checkpoint_programs.checkpoints_beside_a_training, folder=str(tmp_path))
+
+
 def test_a_sharded_model_takes_the_weights_of_rank_0(two_nodes: TorchJob) -> None:
     two_nodes.run(checkpoint_programs.weights_that_rank_0_alone_has)
 
