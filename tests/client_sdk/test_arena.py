@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allfold._arena import ALIGNMENT, FIRST_SEGMENT, Arena, Block, host_memory
+from allfold._arena import ALIGNMENT, FIRST_SEGMENT, GRANULE, Arena, Block, host_memory
 
 
 class Shared(list[tuple[int, int]]):
@@ -42,6 +42,14 @@ def test_the_agent_hears_of_a_segment_before_anything_lies_in_it(
     block = arena.allocate(100)
     assert shared == [(block.region.segment, FIRST_SEGMENT)]
     assert block.region.offset % ALIGNMENT == 0
+
+
+def test_a_first_small_block_takes_little_memory_from_the_machine(
+    arena: Arena, shared: Shared
+) -> None:
+    """All of a segment is taken at once, before the first op."""
+    arena.allocate(4096)
+    assert shared[0][1] == GRANULE
 
 
 def test_a_large_block_gets_a_segment_of_its_size(arena: Arena, shared: Shared) -> None:
