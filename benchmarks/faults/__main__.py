@@ -11,6 +11,7 @@ from dataclasses import asdict
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults import cost, losses, reform, steady
+from benchmarks.faults.allfold_contestant import VARIABLES
 from benchmarks.faults.measuring import Row
 from benchmarks.faults.options import Options, parse
 
@@ -28,6 +29,7 @@ _ROW = "{:<42} {:>5} {:>14} {:>6} {:>9} {:>8} {:>8} {:>8} {:>8} {:>7} {:>6}  {}"
 def main() -> None:
     """Measure the rows that the options name, and print each when it is there."""
     options = parse()
+    os.environ |= VARIABLES
     environment = machine.environment(sys.argv[1:])
     _print(f"# {environment['cpu']}, {environment['cores']} cores; commit {environment['commit']}")
     load = os.getloadavg()[0]

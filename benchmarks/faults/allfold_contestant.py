@@ -12,7 +12,7 @@ from tests.chaos.injector import Done, Injector
 from tests.chaos.records import RankLog
 
 PROGRAM = "benchmarks.faults.allfold_rank"
-# As a user runs them: locks are not checked.
+# As a user runs them: locks are not checked, as they are in whatever imports the tests.
 VARIABLES = {"ALLFOLD_CHECK_LOCKS": "0"}
 _FIRST_OP_SECONDS = 30.0
 
