@@ -276,6 +276,7 @@ class Agent:
         try:
             group = self.registry.open(plan, lambda: self._make_group(plan))
             self.notices.opened(group)
+            self.control_link.opened()
         except Exception:
             # The group is complete with this rank, and will not have it.
             rank, session = request["rank"], request["session"]

@@ -27,15 +27,21 @@ class NotedByListener:
     Attributes:
         calls: the names and arguments of all calls that bring news.
         groups: what the node holds.
+        unsaid: groups that have opened since it was asked for these.
     """
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    unsaid: list[dict[str, Any]] = field(default_factory=list)
     ages: dict[str, float] = field(default_factory=dict)
     incarnation: Callable[[], str] = lambda: ""
 
     def held(self) -> list[dict[str, Any]]:
+        self.groups, self.unsaid = self.groups + self.unsaid, []
         return self.groups
+
+    def has_unsaid(self) -> bool:
+        return bool(self.unsaid)
 
     def registered(self, generation: int, out: Sequence[str]) -> None:
         self.calls.append(("registered", generation, list(out)))

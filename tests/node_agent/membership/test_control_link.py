@@ -6,6 +6,7 @@ import asyncio
 import socket
 from contextlib import AsyncExitStack
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,44 @@ async def test_recalled_it_registers_again_on_the_same_link_and_takes_no_term_be
             ("term", 2, "train", {}),
         ]
         assert one.links == [link]
+
+
+async def test_a_group_that_opens_before_the_answer_is_told_of_after_it(
+    one: ScriptedOrchestrator,
+) -> None:
+    held: list[dict[str, Any]] = [
+        {"group": name, "record": {"epoch": 1}, "is_out": False} for name in ("train", "late")
+    ]
+    listener = NotedByListener(groups=held[:1])
+    async with linked_node(one.url, listener=listener) as node:
+        link = await one.is_linked()
+        await link.hears_beats()
+        one.keeps_registering_waiting = True
+        await link.say("recall", generation=2)
+        assert (await link.hears("register", 2))["groups"] == held[:1]
+        listener.unsaid = held[1:]
+        node.link.opened()
+        assert len(link.received("register")) == 2, "an answer is due"
+        one.keeps_registering_waiting = False
+        await link.say("registered", generation=2, is_evicted=False, out=[])
+        assert (await link.hears("register", 3))["groups"] == held
+        await until(lambda: len(listener.of("registered")) == 3, "it is answered")
+        assert len(link.received("register")) == 3, "once is enough"
+
+
+async def test_a_group_that_the_store_may_lack_is_told_of_as_soon_as_it_opens(
+    one: ScriptedOrchestrator,
+) -> None:
+    listener = NotedByListener()
+    async with linked_node(one.url, listener=listener) as node:
+        link = await one.is_linked()
+        await link.hears_beats()
+        listener.unsaid = [{"group": "late", "record": {"epoch": 1}, "is_out": False}]
+        node.link.opened()
+        node.link.opened()
+        assert (await link.hears("register", 2))["groups"] == listener.groups
+        await until(lambda: len(listener.of("registered")) == 2, "it is answered")
+        assert len(link.received("register")) == 2
 
 
 async def test_on_a_new_link_it_names_the_generation_of_the_last_registration(

@@ -11,9 +11,9 @@ from allfold_agent.membership.group_terms import GroupTerms
 class Noted:
     """A group that notes whether it was evicted."""
 
-    def __init__(self, opening: int) -> None:
+    def __init__(self, opening: int, generation: int = 1) -> None:
         self.name, self.opening = "train", opening
-        self.record, self.evicted = {"epoch": opening}, None
+        self.record, self.evicted = {"epoch": opening, "generation": generation}, None
         self.errors: list[Exception] = []
 
     def registered(self, generation: int) -> None:
@@ -23,15 +23,35 @@ class Noted:
         self.errors.append(error)
 
 
+def terms_of(groups: list[Noted]) -> GroupTerms:
+    registry: Any = SimpleNamespace(all=lambda: groups)
+    reactor: Any = SimpleNamespace(call=lambda task: task())
+    notices: Any = None
+    return GroupTerms("node0", registry, notices, reactor)
+
+
 def test_only_the_opening_of_a_group_that_a_registration_spoke_of_goes_on_without_the_node() -> (
     None
 ):
     groups = [Noted(3)]
-    registry: Any = SimpleNamespace(all=lambda: groups)
-    reactor: Any = SimpleNamespace(call=lambda task: task())
-    notices: Any = None
-    terms = GroupTerms("node0", registry, notices, reactor)
+    terms = terms_of(groups)
     terms.held()
     groups.append(Noted(4))
     terms.registered(1, ["train"])
     assert [len(each.errors) for each in groups] == [1, 0]
+
+
+def test_a_store_may_lack_what_an_earlier_one_has_opened_and_no_registration_spoke_of() -> None:
+    groups = [Noted(3)]
+    terms = terms_of(groups)
+    terms.held()
+    groups.append(Noted(4))
+    terms.registered(1, [])
+    assert not terms.has_unsaid(), "the store has opened it"
+    terms.registered(2, [])
+    assert terms.has_unsaid()
+    terms.held()
+    terms.registered(2, [])
+    assert not terms.has_unsaid()
+    groups.append(Noted(5, generation=2))
+    assert not terms.has_unsaid(), "the present store has opened it"

@@ -37,6 +37,9 @@ class ControlListener(Protocol):
         acted upon yet: from here on no term of an earlier generation comes.
         """
 
+    def has_unsaid(self) -> bool:
+        """Return True if the orchestrator may lack a group that :meth:`held` has not told of."""
+
     def registered(self, generation: int, out: Sequence[str]) -> None:
         """A registration was answered: of the groups ``out`` this node is no member any more.
 
@@ -123,6 +126,16 @@ class ControlLink:
         """Take a charge back: the node was heard, or does its part again."""
         text = messages.withdraw(node, incarnation, charge)
         self._loop.call_soon_threadsafe(self._send, text)
+
+    def opened(self) -> None:
+        """A group was opened: register again if the orchestrator may not know of it.
+
+        Without a link, or before an answer that is due, that is done later anyway.
+        """
+        is_due = self._outgoing is not None and self._session.is_registered
+        if is_due and self._listener.has_unsaid():
+            log.info("a group has opened that the store may lack: registering again")
+            self._register()
 
     async def keep(self) -> None:
         """Register and link until cancelled; every failure is tried again.
@@ -249,6 +262,7 @@ class ControlLink:
         self._failures.clear()
         self._registration.linked(url)
         self._listener.registered(answer.generation, answer.out)
+        self.opened()  # perhaps since it was said what the node holds
 
 
 async def _send_all(socket: ControlSocket, outgoing: asyncio.Queue[str]) -> None:

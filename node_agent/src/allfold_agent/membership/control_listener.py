@@ -28,6 +28,7 @@ class NodeOnControlLink:
         end_life: Callable[[str], None],
     ) -> None:
         self.held = terms.held
+        self.has_unsaid = terms.has_unsaid
         self.term = terms.term
         self.evicted = end_life
         self.cleared = witness.cleared

@@ -46,11 +46,26 @@ class GroupTerms:
         """Let a new group know with which store this node has registered."""
         group.registered(self._generation)
 
+    def has_unsaid(self) -> bool:
+        """Return True if the store may lack a group, and this node has not told of it yet.
+
+        So it is with a group that a store of an earlier generation has opened, and whose plan came
+        after :meth:`held` was asked.
+        """
+        return any(
+            self._said.get(name) != group.opening and group.record["generation"] < self._generation
+            for name, group in self._newest().items()
+        )
+
+    def _newest(self) -> dict[str, Group]:
+        """The groups by name; of one name that which was opened last."""
+        return {group.name: group for group in self._registry.all()}
+
     def held(self) -> list[dict[str, Any]]:
         """Return what a registration says of the groups; announcements under way are void."""
         with self._lock:
             self._registrations += 1
-            newest = {group.name: group for group in self._registry.all()}
+            newest = self._newest()
             self._said = {name: group.opening for name, group in newest.items()}
             return [
                 {"group": name, "record": group.record, "is_out": group.evicted is not None}
