@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from allfold_core.schema import PLAN
 
@@ -34,6 +34,43 @@ class LinkModel:
     seconds_per_byte: float = 1 / 1.1e9
     fold_seconds_per_byte: float = 1 / 5e9
     shared_cores: int = 0
+
+
+class SlowLink(NamedTuple):
+    """One direction between two nodes that was measured to be much slower than the others.
+
+    Attributes:
+        source: the name of the node that sends.
+        destination: that of the node that receives.
+        seconds_per_byte: what was measured.
+    """
+
+    source: str
+    destination: str
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of nodes in rings and trees, where it is not that of the group's opening.
+
+    Attributes:
+        ring: the names of the nodes in the order of ``Plan.members``.
+        tree: the same in that of ``Plan.tree_order``.
+        usual: seconds per byte of all links that are not slow, each by itself.
+        slow: the links that were planned around, sorted.
+        reason: why, in a sentence for people.
+    """
+
+    ring: tuple[str, ...] = ()
+    tree: tuple[str, ...] = ()
+    usual: float = 0.0
+    slow: tuple[SlowLink, ...] = ()
+    reason: str = ""
+
+
+AS_OPENED = Layout()
+"""The order of the group's opening, with all links alike."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +110,8 @@ class Plan:
         sessions: the registration of each rank, by its number; names the rank after a loss has
             changed the numbers.
         generation: of the orchestrator's store that made the plan, see ``Stamp``.
+        layout: from which the order of nodes follows; not part of the JSON form, as the nodes agree
+            upon it only after the group is opened.
         schema: the number of the plan's JSON form, see :mod:`allfold_core.schema`.
     """
 
@@ -88,6 +127,7 @@ class Plan:
     min_world: int = 1
     sessions: tuple[str, ...] = ()
     generation: int = 0
+    layout: Layout = AS_OPENED
     schema: int = PLAN.number
 
     @cached_property

@@ -5,6 +5,7 @@ A pure function of the plan, so every node of an epoch chooses alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import inf
 
@@ -12,6 +13,7 @@ from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind
 from allfold_core.plan import LinkModel, Plan
+from allfold_core.pricing.per_link import seconds_over_links
 from allfold_core.pricing.predict import predict
 from allfold_core.schedules.registry import candidates, parse_strategy, strategy_of
 from allfold_core.schedules.strategy import StrategySpec
@@ -53,6 +55,8 @@ def choose(
     names = candidates(kind)
     if wire.has_blocks or feedback:
         names = tuple(name for name in names if not parse_strategy(name).strategy.joins_slices)
+    if plan.layout.slow:
+        return _cheapest_over_links(names, kind, plan, nbytes)
     return _cheapest(names, kind, len(plan.members), nbytes, plan.links)
 
 
@@ -73,9 +77,17 @@ def check_slices(spec: StrategySpec, wire: Wire, *, feedback: bool = False) -> N
 
 @lru_cache(maxsize=4096)
 def _cheapest(names: tuple[str, ...], kind: Kind, nodes: int, nbytes: int, links: LinkModel) -> str:
+    return _first_of_least(names, lambda name: predict(kind, name, nodes, nbytes, links))
+
+
+def _cheapest_over_links(names: tuple[str, ...], kind: Kind, plan: Plan, nbytes: int) -> str:
+    return _first_of_least(names, lambda name: seconds_over_links(kind, name, plan, nbytes))
+
+
+def _first_of_least(names: tuple[str, ...], seconds: Callable[[str], float]) -> str:
     best, best_time = "", inf
     for name in names:
-        time = predict(kind, name, nodes, nbytes, links)
+        time = seconds(name)
         if not best or time < best_time * (1 - _SAME_TIME):
             best, best_time = name, time
     return best

@@ -1,0 +1,160 @@
+"""When a group plans around a slow link, and for how long. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from allfold_core.plan import AS_OPENED, Layout, Plan, SlowLink
+from allfold_core.pricing.arrange import arrange, reference_seconds
+from allfold_core.pricing.per_link import MOST_NODES
+
+SLOWER = 2.0
+"""A link is slow that takes more than so many times as long as the others."""
+
+WORTH = 0.8
+"""Another order is taken if an op takes at most this share of the time in it."""
+
+BELIEVED_SECONDS = 600.0
+"""A link that nothing comes over is taken for slow for so long. Then it is tried again, by ops in
+the order of before. If it is slow still, it is believed to be for twice as long."""
+
+MOST_BELIEVED_SECONDS = 6 * 3600.0
+
+GAP_SECONDS = 10.0
+"""Between two changes of the order; twice as long after each, so that figures which are but noise
+do no harm. After a long time without a change it is as short as at first."""
+
+MOST_GAP_SECONDS = 3600.0
+
+
+class _Measured(NamedTuple):
+    """The cost of one direction between two nodes, and how long that counts."""
+
+    seconds_per_byte: float
+    until: float
+
+
+class LinkTable:
+    """What the leader of a group knows of the links between its nodes."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[str, str], _Measured] = {}
+        self._patience: dict[tuple[str, str], float] = {}
+        self._adopted = AS_OPENED
+
+    def note(self, destination: str, rates: Mapping[str, float], now: float) -> None:
+        """A node has measured how fast others send to it, in bytes per second."""
+        for source, rate in rates.items():
+            pair = source, destination
+            patience = self._patience.get(pair, BELIEVED_SECONDS)
+            self._measured[pair] = _Measured(1 / rate, now + patience)
+
+    def adopt(self, layout: Layout, now: float) -> None:
+        """Believe what another leader has planned around."""
+        if layout == self._adopted:
+            return
+        self._adopted = layout
+        for source, destination, cost in layout.slow:
+            believed = _Measured(cost, now + BELIEVED_SECONDS)
+            self._measured.setdefault((source, destination), believed)
+
+    def figures(self, natural: Plan, now: float) -> Layout:
+        """Return what links cost; the order of nodes is not in it.
+
+        Slow links are forgotten of which nothing was heard for long.
+
+        Args:
+            natural: the plan in the order of the group's opening.
+        """
+        found = self._figures(natural)
+        for source, destination, _ in found.slow:
+            pair = source, destination
+            if now > self._measured[pair].until:
+                del self._measured[pair]
+                patience = 2 * self._patience.get(pair, BELIEVED_SECONDS)
+                self._patience[pair] = min(patience, MOST_BELIEVED_SECONDS)
+        return self._figures(natural)
+
+    def _figures(self, natural: Plan) -> Layout:
+        planned, nodes = natural.links.seconds_per_byte, {each.node for each in natural.members}
+        # A link that is faster than the plan's counts as the plan's: by that ops are priced.
+        costs = {
+            pair: max(planned, each.seconds_per_byte)
+            for pair, each in self._measured.items()
+            if nodes.issuperset(pair)
+        }
+        if not costs:
+            return AS_OPENED
+        usual = sorted(costs.values())[(len(costs) - 1) // 2]
+        slow = (SlowLink(*pair, cost) for pair, cost in costs.items() if cost > SLOWER * usual)
+        return Layout(usual=usual, slow=tuple(sorted(slow)))
+
+
+class ChangeLimit:
+    """Bounds how often the order of nodes may change."""
+
+    def __init__(self) -> None:
+        self._gap = GAP_SECONDS
+        self._not_before = -inf
+
+    def allows(self, now: float) -> bool:
+        """Return True if the last change was long enough ago."""
+        return now >= self._not_before
+
+    def note(self, now: float) -> None:
+        """Note a change."""
+        if now > self._not_before + MOST_GAP_SECONDS:
+            self._gap = GAP_SECONDS
+        self._not_before = now + self._gap
+        self._gap = min(2 * self._gap, MOST_GAP_SECONDS)
+
+
+def better_layout(present: Plan, natural: Plan, figures: Layout) -> Layout | None:
+    """Return the layout that the nodes should have; ``None`` to leave it as it is.
+
+    Args:
+        present: the plan as it is.
+        natural: the same in the order of the group's opening.
+        figures: what links cost.
+    """
+    if not 2 < len(natural.members) <= MOST_NODES:
+        return None
+    if not figures.slow:
+        return AS_OPENED if present.layout.slow else None
+    arranged = arrange(natural, figures.usual, figures.slow)
+    if _pairs(present.layout) <= _pairs(figures):
+        before = reference_seconds(present, figures)
+        if reference_seconds(arranged, figures) > WORTH * before:
+            return None
+    reason = f"{_change(arranged, natural)}: {describe(figures, natural)}"
+    return replace(arranged.layout, reason=reason)
+
+
+def _change(arranged: Plan, natural: Plan) -> str:
+    """``ring order changed to b, a, c``, or what else is new against the opening."""
+    ring, tree = arranged.layout.ring, arranged.layout.tree
+    if ring != tuple(member.node for member in natural.members):
+        return f"ring order changed to {', '.join(ring)}"
+    if tree != tuple(natural.members[index].node for index in natural.tree_order):
+        return f"tree order changed to {', '.join(tree)}"
+    return "other strategies chosen"
+
+
+def _pairs(layout: Layout) -> set[tuple[str, str]]:
+    return {(each.source, each.destination) for each in layout.slow}
+
+
+def describe(figures: Layout, plan: Plan) -> str:
+    """``link b -> c measured 12 MB/s, planned with 118 MB/s``; empty where no link is slow."""
+    planned = _rate(1 / plan.links.seconds_per_byte)
+    return "; ".join(
+        f"link {source} -> {destination} measured {_rate(1 / cost)}, planned with {planned}"
+        for source, destination, cost in figures.slow
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e6:.3g} MB/s"
