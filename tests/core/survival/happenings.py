@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from allfold_core.plan import Layout
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.leader_machine import LeaderMachine
@@ -70,6 +71,10 @@ def _faults(w: World) -> Iterator[Action]:
         yield from _deadlines(w)
     if w.budget["again"]:
         yield from _repetitions(w)
+    if w.budget["arrange"]:
+        for t in w.leaders:
+            if w.alive[number(w.terms[t].leader)]:
+                yield f"the nodes of term {t} are to stand in another order", True, _do(_arrange, t)
 
 
 def _mistakes(w: World, record: int) -> Iterator[Action]:
@@ -137,6 +142,12 @@ def _mistake(w: World, t: int, n: int) -> None:
 def _deadline(w: World, t: int, k: int) -> None:
     w.budget["verdict"] -= 1
     w.leaders[t].doubt(Doubt(k, Reason.DEADLINE, 1.0))
+
+
+def _arrange(w: World, t: int) -> None:
+    ring = w.terms[t].voters
+    w.leaders[t].arrange(Layout(ring=ring, usual=float(w.budget["arrange"])))
+    w.budget["arrange"] -= 1
 
 
 def _again(w: World, t: int, what: str | Doubt) -> None:
@@ -319,7 +330,7 @@ def _decide(w: World, n: int, t: int) -> None:
         for made in leader.report(report) if report else []:
             if isinstance(made, Install):
                 w.installs[t, r] = made
-                w.ordinals[made.epoch.stamp] = made.epoch.ordinal
+                w.decided(made.epoch)
     _install(w, n, t, r)
 
 

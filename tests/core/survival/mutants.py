@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from allfold_core.errors import PeerLost
+from allfold_core.plan import Layout
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy
@@ -17,6 +19,7 @@ from allfold_core.survival.instructions import (
     SendClosing,
 )
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
+from allfold_core.survival.losses import packed
 from allfold_core.survival.op_entry import OpEntry
 from allfold_core.survival.op_machine import NOTHING_OPEN
 from allfold_core.survival.records import Epoch, Stamp, Term
@@ -27,6 +30,7 @@ from allfold_core.survival.reports import (
     OpReport,
     OpState,
     Outcome,
+    Run,
     is_replicated,
 )
 from tests.core.survival.scenario import FAITHFUL, Mutant
@@ -168,12 +172,27 @@ def viable_with_the_dead(self: Any, epoch: Epoch, said: Mapping[str, OpReport]) 
     return epoch.nodes.issubset(self.reports)
 
 
+def begins_anew(self: Any, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
+    """What has begun goes over to the newest epoch, too."""
+    outcome: Outcome = REAL_GO_ON(self, seq, epoch, said)
+    return Run(self.epoch.stamp) if isinstance(outcome, Run) else outcome
+
+
+def with_the_old_stamp(epoch: Epoch, stamp: Stamp, layout: Layout) -> Epoch:
+    return replace(epoch, layout=layout)
+
+
+def with_a_new_ordinal(epoch: Epoch, stamp: Stamp, layout: Layout) -> Epoch:
+    loss = packed(PeerLost("nobody"))
+    return Epoch(stamp, epoch.ordinal + 1, epoch.seats, loss, layout)
+
+
 def lowest_floor(values: Iterable[Any], **how: Any) -> Any:
     """In place of ``max``: ops above the lowest floor are decided, and not above the highest."""
     return max(values, **how) if how else min(values)
 
 
-REAL_FORWARD, REAL_OUTCOME = Round._go_forward, Round.outcome
+REAL_FORWARD, REAL_OUTCOME, REAL_GO_ON = Round._go_forward, Round.outcome, Round._go_on
 held_is_final = property(lambda entry: entry.state is not OpState.OPEN)
 
 
@@ -218,6 +237,7 @@ BY_NAME = {each.name: each for each in SCENARIOS}
 SUM, PARTS = "one all-reduce, crash", "one reduce-scatter, crash"
 LATE = "one late all-reduce, verdict, crash"
 JUDGED = "one all-reduce, verdict, false suspicion"
+ORDER = "another order, raise"
 RECALL = "one all-reduce, record lost, false suspicions"
 # Two rules are not here, as only nodes that join make them necessary: the grace after the loss of
 # the record, and that a node whose term has no voter in common with the record's is out. As long
@@ -254,6 +274,11 @@ CASES = {
     ),
     "ops below the highest floor are decided": of_decision(
         "floors that differ", decision, "max", lowest_floor
+    ),
+    "another order lets ops begin anew": of_decision(ORDER, Round, "_go_on", begins_anew),
+    "another order has the old stamp": of_decision(ORDER, decision, "replace", with_the_old_stamp),
+    "another order is another membership": of_decision(
+        "a late all-gather, another order", decision, "replace", with_a_new_ordinal
     ),
     "no compare-and-set": Case(RECALL, Mutant(compare_and_set=False)),
     "silence evicts in recall": Case(RECALL, Mutant(recalled_evicts_no_silent=False)),

@@ -40,6 +40,7 @@ class Scenario:
         losses: of the orchestrator's record.
         verdicts: deadlines of ops that pass.
         again: messages that arrive a second time.
+        arrangements: changes of the order in which nodes stand.
     """
 
     name: str
@@ -57,8 +58,14 @@ class Scenario:
     losses: int = 0
     verdicts: int = 0
     again: int = 0
+    arrangements: int = 0
     orchestrator: bool = True
     orch_crashes: int = 0
+
+    @property
+    def is_harmless(self) -> bool:
+        """True if nothing may be lost or judged."""
+        return not (self.crashes or self.rank_deaths or self.false or self.losses or self.verdicts)
 
 
 @dataclass(frozen=True)

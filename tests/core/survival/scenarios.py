@@ -104,6 +104,19 @@ SCENARIOS = [
         verdicts=1,
         again=2,
     ),
+    Scenario("another order of nodes", arrangements=2, late=((2, 1),)),
+    Scenario("another order, raise", kinds=("ar", "rs"), raises=True, arrangements=1),
+    Scenario("another order, crash", kinds=("ar", "rs"), arrangements=1, crashes=1),
+    Scenario(
+        "another order, rank dies, raise",
+        rank_node=TWO,
+        kinds=("bc", "ar"),
+        mortal=(3,),
+        late=((3, 1),),
+        rank_deaths=1,
+        raises=True,
+        arrangements=1,
+    ),
     # Small ones, each with what some mutant needs to be caught.
     Scenario("one all-reduce, crash", kinds=("ar",), crashes=1),
     Scenario("one reduce-scatter, crash", kinds=("rs",), crashes=1),
@@ -166,6 +179,15 @@ SCENARIOS = [
         rank_deaths=2,
     ),
     Scenario(
+        "a late all-gather, another order",
+        nodes=2,
+        rank_node=(0, 1),
+        kinds=("ag",),
+        raises=True,
+        late=((0, 0), (1, 0)),
+        arrangements=1,
+    ),
+    Scenario(
         "floors that differ",
         nodes=2,
         rank_node=(0, 1),
@@ -191,6 +213,7 @@ DEEP = [
         losses=1,
         verdicts=1,
         again=2,
+        arrangements=2,
         orch_crashes=1,
     )
     for name, ranks, kinds, raises, slow in [

@@ -15,6 +15,7 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, PeerLost
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.plan import AS_OPENED, Layout, SlowLink
 from allfold_core.survival import codec
 from allfold_core.survival.losses import packed
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
@@ -65,8 +66,12 @@ def term_of(number: int, generation: int, voters: list[tuple[str, int]], lost: A
 
 TERMS = st.builds(term_of, SMALL, SMALL, VOTERS, LOST)
 SEATS = st.lists(st.builds(Seat, TEXTS, TEXTS), max_size=4).map(tuple)
-EPOCHS = st.builds(Epoch, STAMPS, st.just(0), SEATS) | st.builds(
-    Epoch, STAMPS, st.integers(1, 9), SEATS, ERRORS
+NAMES = st.lists(TEXTS, max_size=3).map(tuple)
+RATES = st.floats(1e-12, 1e12)
+SLOW = st.lists(st.builds(SlowLink, TEXTS, TEXTS, RATES), max_size=2).map(tuple)
+LAYOUTS = st.just(AS_OPENED) | st.builds(Layout, NAMES, NAMES, st.floats(0, 1), SLOW, TEXTS)
+EPOCHS = st.builds(Epoch, STAMPS, st.just(0), SEATS, st.just(""), LAYOUTS) | st.builds(
+    Epoch, STAMPS, st.integers(1, 9), SEATS, ERRORS, LAYOUTS
 )
 DOUBTS = st.builds(Doubt, SEQS, st.just(Reason.DEADLINE), st.floats(0, 1e9)) | st.builds(
     Doubt, SEQS, st.just(Reason.FAILED), st.just(0.0), ERRORS, st.none() | STAMPS
@@ -120,12 +125,14 @@ Codec = tuple[Callable[[Any], dict[str, Any]], Callable[[Any], Any]]
 DOWN: Codec = (codec.pack_down, codec.unpack_down)
 DOUBT: Codec = (codec.pack_doubt, codec.unpack_doubt)
 ANNOUNCED: Codec = (lambda pair: codec.pack_announced(*pair), codec.unpack_announced)
+RATE: Codec = (codec.pack_rates, codec.unpack_rates)
 REPORT: Codec = (codec.pack_report, codec.unpack_report)
 INSTALL: Codec = (codec.pack_install, codec.unpack_install)
 MESSAGES = st.one_of(
     st.tuples(st.just(DOWN), PHRASES),
     st.tuples(st.just(DOUBT), DOUBTS),
     st.tuples(st.just(ANNOUNCED), st.tuples(TERMS, SMALL)),
+    st.tuples(st.just(RATE), st.dictionaries(TEXTS, RATES, max_size=2)),
     st.tuples(st.just(REPORT), reports()),
     st.tuples(st.just(INSTALL), installs()),
 )

@@ -48,6 +48,7 @@ class World:
         reported: the nodes that have registered with the present store.
         leaders: by term, on nodes that live.
         ordinals: of the epochs that were decided.
+        layouts: the order of nodes in each of them.
         called: (rank, op): the calls that were made.
         told: by node and op, the outcome that its ranks have got.
         started: by op and epoch, the nodes that have contributed.
@@ -83,6 +84,7 @@ class World:
         self.reports: dict[tuple[int, int, int], Report] = {}
         self.installs: dict[tuple[int, int], Install] = {}
         self.ordinals = {epoch.stamp: 0}
+        self.layouts = {epoch.stamp: epoch.layout}
         self.sent: set[tuple[int, str | Doubt]] = set()
         self.arrived: set[tuple[int, str | Doubt]] = set()
         self.completed_in: set[int] = set()
@@ -95,6 +97,7 @@ class World:
             "verdict": s.verdicts,
             "orch": s.orch_crashes,
             "again": s.again,
+            "arrange": s.arrangements,
         }
         for seq in range(len(s.kinds)):
             for rank in range(len(seats)):
@@ -116,7 +119,7 @@ class World:
         other.started = {key: set(nodes) for key, nodes in self.started.items()}
         other.closings = {key: set(nodes) for key, nodes in self.closings.items()}
         other.reports, other.installs = dict(self.reports), dict(self.installs)
-        other.ordinals = dict(self.ordinals)
+        other.ordinals, other.layouts = dict(self.ordinals), dict(self.layouts)
         other.sent, other.arrived = set(self.sent), set(self.arrived)
         other.completed_in = set(self.completed_in)
         other.budget = dict(self.budget)
@@ -145,7 +148,8 @@ class World:
     def _leader_key(self, t: int) -> tuple[object, ...]:
         leader = self.leaders[t]
         news = (tuple(leader._dead), tuple(leader._doubts), tuple(leader._later))
-        return (leader.round, leader.gathering, news)
+        layouts = (leader._layout, leader._later_layout)
+        return (leader.round, leader.gathering, news, layouts)
 
     def _agent_key(self, n: int) -> object:
         a = self.agents[n]
@@ -240,12 +244,25 @@ class World:
             raise Violation(f"op {start.seq} is run by fewer ranks than min_world")
         if (n, start.seq) in self.told:
             raise Violation(f"I5: op {start.seq} is run again on node {n}, which has its outcome")
+        begun = [
+            stamp for (seq, stamp), nodes in self.started.items() if seq == start.seq and n in nodes
+        ]
+        if begun and self.s.is_harmless:
+            raise Violation(f"op {start.seq} is run again on node {n}, although nobody is lost")
         for session in start.epoch.sessions_on(name(n)):
             call = self.agents[n].ops[start.seq].calls[session]
             if call.view != start.epoch.ordinal and (self.s.raises or not may_shrink(call.kind)):
                 raise Violation(f"op {start.seq} is run with a call of view {call.view}")
 
+    def decided(self, epoch: Epoch) -> None:
+        """A round has named an epoch, which may have been there before."""
+        self.ordinals[epoch.stamp] = epoch.ordinal
+        if self.layouts.setdefault(epoch.stamp, epoch.layout) != epoch.layout:
+            raise Violation(f"the nodes of epoch {epoch.stamp} do not know their order")
+
     def _tell(self, n: int, seq: int, outcome: tuple[str, Any, int]) -> None:
+        if outcome[0] == "error" and self.s.is_harmless:
+            raise Violation(f"op {seq} fails, although nobody is lost: {outcome}")
         before = self.told.setdefault((n, seq), outcome)
         if before != outcome:
             raise Violation(f"I5: node {n} was told {before} of op {seq}, and now {outcome}")

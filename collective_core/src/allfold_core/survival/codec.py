@@ -30,6 +30,7 @@ from allfold_core.survival.json_values import (
     read_list,
     read_mapping,
     read_number,
+    read_rate,
     read_seconds,
     read_seq,
     read_text,
@@ -132,6 +133,17 @@ def pack_held(seq: int, stamp: Stamp) -> dict[str, Any]:
 def unpack_held(data: dict[str, Any]) -> tuple[int, Stamp]:
     """The inverse of :func:`pack_held`."""
     return read_seq(data["seq"]), read_stamp(data["stamp"])
+
+
+def pack_rates(rates: Mapping[str, float]) -> dict[str, Any]:
+    """The JSON form of RATES: by node, the bytes per second that have come from it of late."""
+    return SURVIVAL.stamp({"rates": dict(rates)})
+
+
+@_refusing_nonsense
+def unpack_rates(data: dict[str, Any]) -> dict[str, float]:
+    """The inverse of :func:`pack_rates`."""
+    return read_mapping(data["rates"], read_rate)
 
 
 def pack_announced(term: Term, announced: int) -> dict[str, Any]:

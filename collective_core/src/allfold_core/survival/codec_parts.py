@@ -5,14 +5,18 @@ Reading raises ``ValueError`` or ``TypeError`` for what the machines could not w
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from allfold_core.operations import Fingerprint
+from allfold_core.plan import AS_OPENED, Layout, SlowLink
 from allfold_core.survival.json_values import (
     read_error,
     read_list,
     read_mapping,
     read_number,
+    read_rate,
+    read_seconds,
     read_seq,
     read_text,
 )
@@ -47,11 +51,13 @@ def read_term(data: Any) -> Term:
 
 def pack_epoch(epoch: Epoch) -> dict[str, Any]:
     """The JSON form of an epoch."""
+    layout = {} if epoch.layout == AS_OPENED else {"layout": asdict(epoch.layout)}
     return {
         "stamp": epoch.stamp.pack(),
         "ordinal": epoch.ordinal,
         "seats": [list(seat) for seat in epoch.seats],
         "loss": epoch.loss,
+        **layout,
     }
 
 
@@ -63,7 +69,21 @@ def read_epoch(data: Any) -> Epoch:
     ordinal, loss = read_number(data["ordinal"]), read_error(data["loss"])
     if ordinal and not loss:
         raise ValueError("an epoch after a loss that it does not tell")
-    return Epoch(read_stamp(data["stamp"]), ordinal, tuple(seats), loss)
+    layout = _read_layout(data["layout"]) if "layout" in data else AS_OPENED
+    return Epoch(read_stamp(data["stamp"]), ordinal, tuple(seats), loss, layout)
+
+
+def _read_layout(data: Any) -> Layout:
+    slow = [read_list(each) for each in read_list(data["slow"])]
+    return Layout(
+        tuple(map(read_text, read_list(data["ring"]))),
+        tuple(map(read_text, read_list(data["tree"]))),
+        read_seconds(data["usual"]),
+        tuple(
+            SlowLink(read_text(source), read_text(to), read_rate(cost)) for source, to, cost in slow
+        ),
+        read_text(data["reason"]),
+    )
 
 
 def read_epochs(data: Any) -> tuple[Epoch, ...]:

@@ -16,9 +16,10 @@ apply to an op:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allfold_core.errors import AllfoldError
+from allfold_core.plan import Layout
 from allfold_core.survival.losses import (
     NODE_LOST,
     below_min_world,
@@ -84,6 +85,7 @@ def decide(
     reports: Mapping[str, Report],
     doubts: Mapping[int, Doubt],
     judge: Judge,
+    layout: Layout | None = None,
 ) -> Install:
     """Return the decision of a round.
 
@@ -92,15 +94,19 @@ def decide(
         number: of the round.
         reports: of every voter of the term.
         doubts: of ops that are to be judged, by number.
+        layout: the order of nodes from now on, for ops that nobody has started; ``None`` keeps it.
     """
     base = max((report.epoch for report in reports.values()), key=lambda epoch: epoch.stamp)
     dead = {session: how for report in reports.values() for session, how in report.dead.items()}
     seats = base.remaining(dead, term.voters)
+    stamp = Stamp(term.number, number, term.generation)
+    layout = base.layout if layout is None else layout
     epoch = base
     if seats != base.seats:
-        stamp = Stamp(term.number, number, term.generation)
         loss = describe_loss(policy.group, base, _gone(base, term, dead), len(seats))
-        epoch = Epoch(stamp, base.ordinal + 1, seats, packed(loss))
+        epoch = Epoch(stamp, base.ordinal + 1, seats, packed(loss), layout)
+    elif layout != base.layout:
+        epoch = replace(base, stamp=stamp, layout=layout)
     known = {each.stamp: each for r in reports.values() for each in (*r.older, r.epoch)}
     known[epoch.stamp] = epoch
     round_ = _Round(policy, term, base, epoch, known, dead, reports, doubts, judge)

@@ -41,6 +41,13 @@ def read_seconds(value: Any) -> float:
     return float(value)
 
 
+def read_rate(value: Any) -> float:
+    """Bytes per second or seconds per byte: positive."""
+    if not read_seconds(value):
+        raise ValueError("a link on which nothing moves")
+    return float(value)
+
+
 def read_text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from allfold_core.plan import Layout
 from allfold_core.survival.decision import GroupPolicy, Judge, decide
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Install, Reason, Report
@@ -41,6 +42,8 @@ class LeaderMachine:
         self._dead: dict[str, str] = {}
         self._doubts: dict[int, Doubt] = {}
         self._later: dict[int, Doubt] = {}
+        self._layout: Layout | None = None
+        self._later_layout: Layout | None = None
 
     def copy(self) -> LeaderMachine:
         """Return an independent machine in the same state."""
@@ -74,6 +77,11 @@ class LeaderMachine:
             self._later[doubt.seq] = doubt
         return self._begin_if_idle()
 
+    def arrange(self, layout: Layout) -> list[Freeze]:
+        """The nodes are to stand in another order, from the next op on that nobody has started."""
+        self._later_layout = layout
+        return self._begin_if_idle()
+
     def report(self, report: Report) -> list[Install | Freeze]:
         """A voter has reported (FROZEN); the last one makes the decision."""
         wanted = report.term.number == self.term.number and report.round == self.round
@@ -83,7 +91,13 @@ class LeaderMachine:
         if self.missing:
             return []
         install = decide(
-            self.policy, self.term, self.round, self.reports, self._doubts, self._judge
+            self.policy,
+            self.term,
+            self.round,
+            self.reports,
+            self._doubts,
+            self._judge,
+            self._layout,
         )
         self.gathering = False
         self.reports, self._doubts = {}, {}
@@ -92,12 +106,13 @@ class LeaderMachine:
         return [install, *self._begin_if_idle()]
 
     def _begin_if_idle(self) -> list[Freeze]:
-        if self.gathering or not (self._dead or self._later):
+        if self.gathering or not (self._dead or self._later or self._later_layout):
             return []
         self.round += 1
         self.gathering = True
         self._dead = {}  # whoever told of them says so in his report, too
         self._doubts, self._later = self._later, {}
+        self._layout, self._later_layout = self._later_layout, None
         return [Freeze(self.term.number, self.round)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -48,7 +49,7 @@ def policy_of(plan: Plan) -> GroupPolicy:
 
 
 def plan_of(opening: Plan, epoch: Epoch) -> Plan:
-    """The plan of a later epoch: the order of nodes is kept, those without a rank are left out.
+    """The plan of a later epoch: in the order of its layout, without nodes that have no rank.
 
     Args:
         opening: the plan with which the group was opened.
@@ -56,15 +57,23 @@ def plan_of(opening: Plan, epoch: Epoch) -> Plan:
     ranks: dict[str, list[int]] = {}
     for rank, seat in enumerate(epoch.seats):
         ranks.setdefault(seat.node, []).append(rank)
-    kept = [index for index, member in enumerate(opening.members) if member.node in ranks]
-    places = {index: place for place, index in enumerate(kept)}
+    layout, opened = epoch.layout, [member.node for member in opening.members]
+    ring = _in_order([node for node in opened if node in ranks], layout.ring)
+    tree = [opened[index] for index in opening.tree_order if opened[index] in ranks]
     return replace(
         opening,
         world_size=len(epoch.seats),
         members=tuple(
-            replace(opening.members[index], ranks=tuple(ranks[opening.members[index].node]))
-            for index in kept
+            replace(opening.members[opening.index_of_node(node)], ranks=tuple(ranks[node]))
+            for node in ring
         ),
-        tree_order=tuple(places[index] for index in opening.tree_order if index in places),
+        tree_order=tuple(map(ring.index, _in_order(tree, layout.tree))),
         sessions=tuple(seat.session for seat in epoch.seats),
+        layout=layout,
     )
+
+
+def _in_order(nodes: Sequence[str], order: Sequence[str]) -> list[str]:
+    """The nodes as an order has them; one that it does not name comes behind, where it was."""
+    places = {node: place for place, node in enumerate(order)}
+    return sorted(nodes, key=lambda node: places.get(node, len(places)))

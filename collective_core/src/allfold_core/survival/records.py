@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from allfold_core.plan import AS_OPENED, Layout
+
 _ROUND_BITS = 28
 _GENERATION_BITS = 12
 
@@ -87,19 +89,23 @@ class Term:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One membership of a group.
+    """One membership of a group, and the order of its nodes.
+
+    Epochs that differ in the layout only have one ordinal: for the ranks nothing has changed.
 
     Attributes:
         stamp: of the round that made it.
-        ordinal: how many epochs the group had before.
+        ordinal: how many memberships the group had before.
         seats: of the ranks, by number.
-        loss: the error that says who was lost, as JSON; ``""`` of the first epoch.
+        loss: the error that says who was lost, as JSON; ``""`` of the first membership.
+        layout: the order of the nodes.
     """
 
     stamp: Stamp
     ordinal: int
     seats: tuple[Seat, ...]
     loss: str = ""
+    layout: Layout = AS_OPENED
 
     @cached_property
     def nodes(self) -> frozenset[str]:

@@ -51,6 +51,7 @@ class LinkMessageType(IntEnum):
     TERM        a term that the receiver may not know, or that leaves it out
     HELD        the sender holds its part of the result of an op
     CLOSED      the group is over on the sending node
+    RATES       how fast other nodes have sent to the sender of late
     ==========  =====================================================================
     """
 
@@ -67,6 +68,7 @@ class LinkMessageType(IntEnum):
     TERM = 11
     HELD = 12
     CLOSED = 13
+    RATES = 14
 
 
 _TYPES = frozenset(LinkMessageType)
