@@ -244,6 +244,17 @@ def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> 
     ]
 
 
+def test_a_group_says_what_became_of_a_slow_link() -> None:
+    statuses = [agent("a", {0: 9}, epoch=3), agent("b", {2: 9}, epoch=3)]
+    slow = "link b -> c measured 12 MB/s, planned with 118 MB/s"
+    statuses[0]["groups"][0]["slow_links"] = slow
+    (known,) = memberships(statuses)
+    assert known.links == (f"group 'dp' epoch 3: {slow}",)
+    statuses[0]["groups"][0]["layout"] = f"ring order changed to b, a, c: {slow}"
+    (known,) = memberships(statuses)
+    assert known.links == (f"group 'dp' epoch 3: ring order changed to b, a, c: {slow}",)
+
+
 def test_nodes_that_keep_results_for_others_are_named() -> None:
     groups = [{"name": "dp", "retained_bytes": 3 << 19}, {"name": "tp", "retained_bytes": 0}]
     groups.append({"name": "ep", "retained_bytes": 4096})

@@ -98,6 +98,7 @@ class Agent:
             pins=self.gpus.pins,
             fetch=partial(fetch_result, settings.token or None),
             retention=self.retention,
+            avoid_slow_links=settings.slow_links == "avoid",
         )
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         bound = addresses.bound(control), addresses.bound(data)

@@ -15,6 +15,7 @@ from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 
@@ -124,6 +125,8 @@ def _describe(group: Group) -> Json:
         "ranks": list(epoch.ranks),
         "last_seq": {str(rank): last for rank, last in group.last_called().items()},
         "losses": list(group.epoch_table.losses),
+        "layout": describe_layout(epoch.plan) if epoch.plan.layout.slow else "",
+        "slow_links": group.link_watch.slow,
         "retained_bytes": group.results.nbytes,
         "evicted": group.evicted.message if group.evicted else "",
         "in_flight": [

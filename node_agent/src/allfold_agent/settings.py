@@ -107,6 +107,12 @@ class AgentSettings(BaseSettings):
         default=None,
         ge=0,
     )
+    slow_links: Literal["avoid", "show"] = _from(
+        "ALLFOLD_AGENT_SLOW_LINKS",
+        "avoid: have nodes stand in another order where a link turns out to be slow; show: in the "
+        "log and in allfold status alone. That of a group's first node counts",
+        default="avoid",
+    )
     token: str = _from(
         "ALLFOLD_TOKEN",
         "join token that every request must bring; prefer the variable, since flags are visible "

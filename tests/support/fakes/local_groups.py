@@ -74,6 +74,7 @@ class LocalGroups:
     Attributes:
         links: between the nodes, for what they agree upon.
         notes: what the groups have said.
+        reactors: by node.
 
     Args:
         cuts: from it, after how many bytes each connection breaks; never without it.
@@ -109,8 +110,8 @@ class LocalGroups:
         self._nodes = [member.node for member in plan.members]
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
         self._workers = WorkerPool(2)
-        self._reactors = [Reactor(f"test-{member.node}") for member in plan.members]
-        for reactor in self._reactors:
+        self.reactors = [Reactor(f"test-{member.node}") for member in plan.members]
+        for reactor in self.reactors:
             reactor.start()
         self.groups = [
             Group(
@@ -127,9 +128,9 @@ class LocalGroups:
                 ),
                 LocalNeighbours(member.node, self.links),
             )
-            for member, reactor in zip(plan.members, self._reactors, strict=True)
+            for member, reactor in zip(plan.members, self.reactors, strict=True)
         ]
-        for group, reactor in zip(self.groups, self._reactors, strict=True):
+        for group, reactor in zip(self.groups, self.reactors, strict=True):
             self.links.add(group, reactor)
         self.ranks = [
             LocalRank(self.groups[plan.index_of_rank(rank)], rank)
@@ -191,7 +192,7 @@ class LocalGroups:
         announced = term.generation if generation is None else generation
         record = json.loads(json.dumps({"term": asdict(term)}))  # in the form that it comes in
         for node in nodes:
-            self._reactors[node].call(partial(self.groups[node].take_term, record, announced))
+            self.reactors[node].call(partial(self.groups[node].take_term, record, announced))
 
     def kill(self, node: int) -> None:
         """Let the connections of a node end, and refuse new ones, as if its process had died."""
@@ -215,7 +216,7 @@ class LocalGroups:
             thread.start()
         for thread in [*closing, *self._relays]:
             thread.join(timeout=10.0)
-        for reactor in self._reactors:
+        for reactor in self.reactors:
             reactor.close()
         self._workers.close()
         if self._wire is not None:

@@ -130,6 +130,7 @@ class Membership:
         epoch: how often it has lost ranks.
         term: of the set of its nodes.
         losses: why it has had each of its later epochs, or nothing works any more; the newest last.
+        links: on slow links, and what was done about them.
     """
 
     group: str
@@ -137,6 +138,7 @@ class Membership:
     epoch: int
     term: int
     losses: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
 
 def memberships(statuses: Iterable[Json]) -> list[Membership]:
@@ -146,8 +148,21 @@ def memberships(statuses: Iterable[Json]) -> list[Membership]:
         newest = max(nodes.values(), key=lambda group: (group["term"], group["epoch"]))
         evicted = {group["evicted"]: None for group in nodes.values() if group["evicted"]}
         losses = (*newest["losses"], *evicted)
-        found.append(Membership(name, opening, newest["epoch"], newest["term"], losses))
+        links = tuple(_about_links(name, newest, nodes.values()))
+        found.append(Membership(name, opening, newest["epoch"], newest["term"], losses, links))
     return found
+
+
+def _about_links(name: str, newest: Json, nodes: Iterable[Json]) -> Iterable[str]:
+    """Yield a line on the order that nodes stand in, or else on links that are slow.
+
+    Agents of earlier versions do not tell.
+    """
+    if layout := newest.get("layout"):
+        yield f"group {name!r} epoch {newest['epoch']}: {layout}"
+        return
+    for slow in sorted({node.get("slow_links", "") for node in nodes} - {""}):
+        yield f"group {name!r} epoch {newest['epoch']}: {slow}"
 
 
 def _by_opening(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Json]]:

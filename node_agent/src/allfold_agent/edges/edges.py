@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.in_edge import InEdge
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.opening import Dial
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.http.receivers import Receiver
@@ -113,6 +114,10 @@ class Edges:
             out.last_heard() if out else float("-inf"),
             in_.last_heard if in_ else float("-inf"),
         )
+
+    def rates(self) -> Mapping[str, LinkRate]:
+        """By node, how fast it sends to this one."""
+        return {node: edge.rate for node, edge in list(self._in.items())}
 
     def counters(self) -> list[tuple[str, str, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""

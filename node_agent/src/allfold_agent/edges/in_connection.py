@@ -34,6 +34,7 @@ class InConnection:
         readable: polls it for something to be read.
         early: bytes of frames that were received, but are not read yet.
         last_heard: when the last byte came from the peer (monotonic).
+        crosses_a_wire: True unless the two ends know that they are on one machine.
     """
 
     def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
@@ -44,7 +45,7 @@ class InConnection:
         self.readable = select.poll()
         self.readable.register(connected, select.POLLIN)
         self._closed = closed
-        self._crosses_a_wire = connected.family != socket.AF_UNIX
+        self.crosses_a_wire = connected.family != socket.AF_UNIX
         self._low_water = 1
         self._window = 0
 
@@ -77,7 +78,7 @@ class InConnection:
             view[:count] = self.early[:count]
             self.early = self.early[count:]
             view = view[count:]
-        crosses_a_wire = self._crosses_a_wire
+        crosses_a_wire = self.crosses_a_wire
         while view:
             if self._closed.is_set():
                 raise EOFError("the edge was closed")
@@ -93,7 +94,7 @@ class InConnection:
         No more than half of what the peer may send without being read, which is not much at first:
         it would wait for us, and we for it.
         """
-        if missing > HEADER_SIZE and self._crosses_a_wire:
+        if missing > HEADER_SIZE and self.crosses_a_wire:
             if self._window < 2 * _LOW_WATER:  # it grows
                 info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
                 (self._window,) = _WINDOW.unpack(info)
@@ -106,7 +107,7 @@ class InConnection:
         A link brings a long payload packet by packet. A blocking call would not do: what it has
         taken while it waits does not count any more.
         """
-        if nbytes != self._low_water and self._crosses_a_wire:
+        if nbytes != self._low_water and self.crosses_a_wire:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._low_water = nbytes
 

@@ -14,6 +14,7 @@ from threading import Event
 
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.long_frames import LongFrames
 from allfold_agent.edges.opening import Dial, EdgeOpener
 from allfold_agent.edges.short_frames import ShortFrames
@@ -70,6 +71,11 @@ class InEdge:
         """When the last byte came from the peer (monotonic); ``-inf`` if none ever did."""
         connection = self._connection
         return float("-inf") if connection is None else connection.last_heard
+
+    @property
+    def rate(self) -> LinkRate:
+        """How fast the peer sends, by long payloads."""
+        return self._frames.rate
 
     def resume(self) -> None:
         """Try a waiting frame again; from any thread."""

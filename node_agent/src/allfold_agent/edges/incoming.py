@@ -9,6 +9,7 @@ import xxhash
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.http.receivers import LandingT, Receiver, Sink
 from allfold_core.errors import PeerSentIncoherentTensor
 from allfold_core.wire.frames import ACK, FrameHeader
@@ -37,12 +38,14 @@ class IncomingFrames:
         expected: the number of the next frame.
         unacked_bytes: of payloads that have arrived since the last acknowledgement.
         unacked_frames: that have arrived since then.
+        rate: at which payloads come.
     """
 
     def __init__(self, source: str, name: str, receiver: Receiver) -> None:
         self.source = source
         self.name = name
         self.counters = EdgeCounters()
+        self.rate = LinkRate()
         self.expected = 0
         self.unacked_bytes = 0
         self.unacked_frames = 0

@@ -85,7 +85,9 @@ class LongFrames:
         if landing is None:
             return False
         try:
+            self._frames.rate.begin(connection, len(landing.view))
             connection.fill(landing.view)
+            self._frames.rate.end()
             self._frames.verify(header, landing.view)
         except (OSError, EOFError, DamagedPayload):
             sink.retract(landing)

@@ -169,6 +169,7 @@ class ShortFrames:
         else:
             connection.wake_at(HEADER_SIZE)
             self._arriving = None
+            self._frames.rate.end()
             self._finish(arriving)
 
     def _advance(self) -> None:
@@ -190,6 +191,7 @@ class ShortFrames:
             arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
+                self._frames.rate.begin(self._connection, arriving.missing)
                 self._connection.wake_for(arriving.missing)
             else:
                 self._finish(arriving)

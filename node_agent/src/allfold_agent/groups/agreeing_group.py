@@ -17,6 +17,7 @@ from allfold_agent.groups.epoch_table import EpochTable
 from allfold_agent.groups.failures import breakdown, evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
+from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.lost_ranks import LostRanks
 from allfold_agent.groups.neighbours import LeftOut, Neighbours
 from allfold_agent.groups.op_runs import OpRuns
@@ -99,7 +100,7 @@ class AgreeingGroup:
         self.epoch_table = EpochTable(self._make_epoch, first, here)
         self.current = self.epoch_table.first
         self.agreement = Agreement(
-            self.node, policy_of(plan), first_term(plan), first, self, self._send
+            self.node, policy_of(plan), first_term(plan), first, self, self.send
         )
 
     # Epochs
@@ -154,7 +155,8 @@ class AgreeingGroup:
             except Exception:  # what is due to other ops must not wait for it
                 log.exception("group '%s': something agreed upon could not be done", self.name)
 
-    def _send(self, node: str, kind: LinkMessageType, body: dict[str, Any]) -> None:
+    def send(self, node: str, kind: LinkMessageType, body: dict[str, Any]) -> None:
+        """Send another node a message, which is lost if the link to it is down."""
         self._neighbours.send(node, GroupMessage(kind, self.name, self.opening, body))
 
     def receive(self, node: str, message: GroupMessage) -> None:
@@ -243,7 +245,11 @@ class AgreeingGroup:
         for each in older:
             self.epoch_table.take_in(each)
         before, self.current = self.current, self.epoch_table.take_in(record)
-        self._lost_ranks.note(before.record, record)
+        if record.layout != before.record.layout:
+            what = describe_layout(self.current.plan)
+            log.warning("group '%s' epoch %d: %s", self.name, record.ordinal, what)
+        if record.ordinal != before.ordinal:
+            self._lost_ranks.note(before.record, record)
         self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
         self._runs.add_due(self.resume_frames)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.round_leader import RoundLeader
+from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy
@@ -144,6 +145,10 @@ class Agreement:
         for each in doubts:
             self._doubts[each.seq] = each
             self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
+
+    def arrange(self, layout: Layout) -> None:
+        """Have the nodes stand in another order; nothing happens unless this node is the leader."""
+        self._leader.arrange(layout)
 
     def registered(self, generation: int) -> None:
         """The node has registered with a store: it takes no term that older ones announced."""

@@ -50,6 +50,7 @@ class NodeResources:
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
             that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
         retention: the bound on the results that are kept for other nodes.
+        avoid_slow_links: have nodes stand in another order where a link is slow.
     """
 
     node: str
@@ -60,6 +61,7 @@ class NodeResources:
     pins: Pins
     fetch: FetchResult
     retention: Retention
+    avoid_slow_links: bool = True
 
 
 class Epoch:
@@ -193,9 +195,7 @@ class Epoch:
             views: by ordinal, the epochs in whose numbers ranks have called.
         """
         translated = None
-        if arrival.message.view == self.ordinal:
-            translated = arrival
-        elif session in self._numbers:
+        if session in self._numbers:
             try:
                 translated = self._translated(session, arrival, views)
             except ValueError as error:  # no such op can be done in this epoch, as a round will say
@@ -222,7 +222,9 @@ class Epoch:
     def _translated(self, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> Arrival:
         view = arrival.message.view
         if view == self.ordinal:
-            return arrival
+            # The epoch that was asked about the call may have had its nodes in another order.
+            spec = self.specs.of(arrival.spec.packed)
+            return arrival if spec is arrival.spec else replace(arrival, spec=spec)
         fingerprint = arrival.spec.fingerprint
         if fingerprint.kind.has_root:
             root = self.plan.sessions.index(views[view].plan.sessions[fingerprint.root])

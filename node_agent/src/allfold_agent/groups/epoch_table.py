@@ -23,8 +23,9 @@ class EpochTable:
         sessions: those of this node. Each may name the epochs from that of its last call on.
 
     Attributes:
-        by_ordinal: the epochs, the newest last. Replaced as a whole and never changed, so that
-            every thread may look through it without the lock.
+        by_ordinal: the epochs, the newest last; of those with the same ranks, whose nodes only
+            stand in another order, the newest. Replaced as a whole and never changed, so that every
+            thread may look through it without the lock.
         losses: why there were the latest of them; the newest last.
     """
 
@@ -46,8 +47,10 @@ class EpochTable:
         epoch = self._by_stamp.get(record.stamp)
         if epoch is None:
             epoch = self._by_stamp[record.stamp] = self._make(record)
-            self.by_ordinal = dict(sorted({**self.by_ordinal, record.ordinal: epoch}.items()))
-            if record.loss:
+            known = self.by_ordinal.get(record.ordinal)
+            if known is None or known.stamp < record.stamp:
+                self.by_ordinal = dict(sorted({**self.by_ordinal, record.ordinal: epoch}.items()))
+            if known is None and record.loss:
                 self.losses.append(unpacked(record.loss).message)
         return epoch
 
@@ -85,9 +88,15 @@ class EpochTable:
             stamps.add(op.stamp)
             views.add(op.ordinal)
             views.update(arrival.message.view for arrival in op.calls.values())
-        self.by_ordinal = {
-            ordinal: epoch
-            for ordinal, epoch in self.by_ordinal.items()
-            if ordinal >= oldest_view or ordinal in views or epoch.stamp in stamps
+        named = {
+            epoch.ordinal
+            for epoch in self._by_stamp.values()
+            if epoch.ordinal >= oldest_view or epoch.ordinal in views or epoch.stamp in stamps
         }
-        self._by_stamp = {epoch.stamp: epoch for epoch in self.by_ordinal.values()}
+        self.by_ordinal = {
+            ordinal: epoch for ordinal, epoch in self.by_ordinal.items() if ordinal in named
+        }
+        stamps.update(epoch.stamp for epoch in self.by_ordinal.values())
+        self._by_stamp = {
+            stamp: epoch for stamp, epoch in self._by_stamp.items() if stamp in stamps
+        }

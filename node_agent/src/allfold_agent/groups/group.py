@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 
@@ -10,14 +11,18 @@ from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.failures import breakdown
+from allfold_agent.groups.link_watch import LinkWatch
 from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.outcomes import refuse
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
-from allfold_core.plan import Plan
+from allfold_core.plan import Layout, Plan
+from allfold_core.survival import codec, records
 from allfold_core.survival.losses import unpacked
+from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Call, Doubt, Reason
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
+from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,9 @@ class Group(AgreeingGroup):
         super().__init__(plan, resources, neighbours)
         self._standstill = Standstill()
         self._submitted: dict[str, int] = {}  # by session, the last op that it has called
+        self.link_watch = LinkWatch(
+            plan, self.node, _Watched(self, resources), avoid=resources.avoid_slow_links
+        )
 
     def submit(
         self,
@@ -144,7 +152,7 @@ class Group(AgreeingGroup):
         op = self.table.in_flight.get(seq)
         if op is None:
             op = self.table.in_flight[seq] = self._epoch_of(seq).new_op(seq)
-        self.epochs[op.ordinal].add(op, session, arrival, self.epochs)
+        self.epoch_table.of(op.stamp).add(op, session, arrival, self.epochs)
         return op
 
     def _check_fit(self, seq: int) -> None:
@@ -184,6 +192,13 @@ class Group(AgreeingGroup):
         self.epoch_table.note_view(session, message.view)
         self.p2p.submit(epoch.seats[rank], connection, number, message, epoch.seats)
 
+    def receive(self, node: str, message: GroupMessage) -> None:
+        """Take in a message of another node; ``FrameError`` where it is none."""
+        if message.type is LinkMessageType.RATES:
+            self.link_watch.note(node, codec.unpack_rates(message.body))
+        else:
+            super().receive(node, message)
+
     # Deadlines
 
     def failure(self, seq: int) -> AllfoldError | None:
@@ -208,10 +223,12 @@ class Group(AgreeingGroup):
         return None if failed is None else (unpacked(failed.error), failed.ordinal)
 
     def check_deadlines(self, now: float) -> None:
-        """Have ops judged whose deadline is over. In the reactor's thread."""
+        """Have ops judged whose deadline is over; look at the links. In the reactor's thread."""
         self.expire_messages(now)
         if self.stands_still(now):
             return
+        if self.evicted is None:
+            self.link_watch.look(now)
         self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
 
     def waits_for(self) -> str:
@@ -336,3 +353,26 @@ class Group(AgreeingGroup):
     def waiting(self) -> bool:
         """True while a local rank waits for anything, so that deadlines must be watched."""
         return bool(self.table.in_flight or self.deferred) or self.p2p.waiting
+
+
+class _Watched:
+    """The group as :class:`LinkWatch` sees it."""
+
+    def __init__(self, group: Group, resources: NodeResources) -> None:
+        self._group = group
+        self.rates = group.edges.rates
+        self.compare = resources.workers.submit
+
+    @property
+    def term(self) -> Term:
+        return self._group.agreement.term
+
+    @property
+    def record(self) -> records.Epoch:
+        return self._group.current.record
+
+    def tell_rates(self, node: str, rates: Mapping[str, float]) -> None:
+        self._group.send(node, LinkMessageType.RATES, codec.pack_rates(rates))
+
+    def arrange(self, layout: Layout) -> None:
+        self._group.event(partial(self._group.agreement.arrange, layout))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.judge import judge_calls
@@ -109,6 +110,12 @@ class RoundLeader:
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.doubt(doubt))
+
+    def arrange(self, layout: Layout) -> None:
+        """The nodes are to stand in another order."""
+        machine = self._machine
+        if machine is not None:
+            self._act(machine, machine.arrange(layout))
 
     def take_report(self, report: Report) -> None:
         """A voter has reported (FROZEN)."""

@@ -1,0 +1,63 @@
+"""The rate at which a node sends, from what payloads took to come over a network."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from time import monotonic
+
+from allfold_agent.edges.in_connection import InConnection
+
+# What comes of shorter ones comes at once.
+_LEAST_BYTES = 32 * 1024
+# A sample is the rate of so many bytes, or of what came in so many seconds of waiting.
+_SAMPLE_BYTES = 4 << 20
+_SAMPLE_SECONDS = 0.5
+# One slow sample, or two, may be those of a busy machine.
+_SAMPLES_KEPT = 5
+_SAMPLES_NEEDED = 3
+
+
+class LinkRate:
+    """Measures the direction from one node to this one, by the time from header to last byte.
+
+    The sender has all of a payload when it sends the header, and the receiver has called its op, so
+    neither is waited for. Where the receiver was late, much of the payload is here already, and the
+    link seems to be faster than it is: it is never taken for slow because of its ends.
+
+    Attributes:
+        samples: how many there were so far, for others to know whether there is a new one.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._bytes = 0
+        self._seconds = 0.0
+        self._rates: deque[float] = deque(maxlen=_SAMPLES_KEPT)
+        self._began: float | None = None
+        self._missing = 0
+
+    def begin(self, connection: InConnection, missing: int) -> None:
+        """A payload begins to be received, of which so many bytes were not read yet."""
+        is_telling = missing >= _LEAST_BYTES and connection.crosses_a_wire
+        self._began, self._missing = monotonic() if is_telling else None, missing
+
+    def end(self) -> None:
+        """All of it is here."""
+        if self._began is not None:
+            self.note(self._missing, monotonic() - self._began)
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Note that so many bytes took so long."""
+        self._bytes += nbytes
+        self._seconds += seconds
+        if self._bytes >= _SAMPLE_BYTES or self._seconds >= _SAMPLE_SECONDS:
+            self._rates.append(self._bytes / max(self._seconds, 1e-9))
+            self._bytes, self._seconds = 0, 0.0
+            self.samples += 1
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The median of the latest samples; ``None`` while there are too few."""
+        rates = list(self._rates)
+        return statistics.median(rates) if len(rates) >= _SAMPLES_NEEDED else None
