@@ -212,7 +212,7 @@ def test_the_reason_says_what_has_changed_where_it_is_not_the_ring() -> None:
     layout = better_layout(plan, plan, Layout(usual=BETA, slow=slow_links(plan, (1, 2))))
     assert layout is not None
     assert layout.reason.startswith(f"tree order changed to {', '.join(layout.tree)}: link n01")
-    links = LinkModel(latency=6e-3, seconds_per_byte=BETA)  # so that few steps are worth much
+    links = LinkModel(latency=20e-3, seconds_per_byte=BETA)  # so that few steps are worth much
     far = replace(plan_for(5), links=links, tree_order=tuple(range(5)))
     assert choose(Kind.ALL_REDUCE, far, 16 * MIB) == "direct2"
     layout = better_layout(far, far, Layout(usual=BETA, slow=slow_links(far, (0, 3), times=100)))

@@ -11,8 +11,9 @@ from allfold_core.plan import AS_OPENED, Layout, Plan, SlowLink
 from allfold_core.pricing.arrange import arrange, reference_seconds
 from allfold_core.pricing.per_link import MOST_NODES
 
-SLOWER = 2.0
-"""A link is slow that takes more than so many times as long as the others."""
+SLOWER = 4.0
+"""A link is slow that takes more than so many times as long as the others. Less may be noise: where
+a receiver is late, its links seem to be faster than they are."""
 
 WORTH = 0.8
 """Another order is taken if an op takes at most this share of the time in it."""
