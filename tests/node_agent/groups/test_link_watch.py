@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from threading import Event
 
+import numpy as np
 import pytest
 
 from allfold_agent.control_port import _describe
@@ -14,6 +16,7 @@ from allfold_agent.groups.link_watch import LOOK_SECONDS
 from allfold_core.plan import AS_OPENED, LinkModel
 from allfold_core.pricing.slow_links import BELIEVED_SECONDS
 from allfold_core.wire.peer_link import LinkMessageType
+from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS
 from tests.support.waiting import wait_until
@@ -152,3 +155,24 @@ def test_a_slow_link_is_only_shown_where_that_was_asked_for(watched: Watched) ->
     watched.look()
     assert _describe(watched.local.groups[0])["slow_links"] == SLOW
     assert watched.local.rounds == 0
+
+
+@pytest.mark.parametrize("nbytes", [8 << 20, 256 << 10], ids=["long frames", "short frames"])
+def test_what_comes_over_a_network_is_measured(nbytes: int) -> None:
+    values = np.ones(nbytes // 4, np.float32)
+    with local_groups([[0], [1]], wire=DamagedWire(repeat(None))) as local:
+        for seq in range((15 << 20) // nbytes):
+            local.call_all(seq, [values, values])
+            assert [rank.outcome() for rank in local.ranks] == [(seq, None)] * 2
+        samples = [rate.samples for group in local.groups for rate in group.edges.rates().values()]
+        assert len(samples) == 2
+        assert min(samples) >= 1
+
+
+def test_within_a_machine_there_is_no_link_to_measure() -> None:
+    values = np.ones(2 << 20, np.float32)
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [values, values])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        rates = [rate for group in local.groups for rate in group.edges.rates().values()]
+        assert [rate.samples for rate in rates] == [0, 0]
