@@ -89,14 +89,20 @@ def test_an_op_that_has_begun_ends_in_the_order_in_which_it_began() -> None:
         assert local.rounds == 1
 
 
-def test_calls_of_one_op_on_both_sides_of_the_change_are_one_op() -> None:
+def test_calls_on_both_sides_of_the_change_are_one_op_which_is_run_by_the_new_strategy() -> None:
+    values = [1.0] * 65536
     with local_groups(THREE) as local:
-        local.ranks[0].call(0, [1.0])
+        before = local.groups[0].current.explain("all_reduce", 4 * len(values))
+        local.ranks[0].call(0, values, strategy="auto")
         arrange(local, TURNED)
         await_layout(local, TURNED)
+        after = local.groups[0].current.explain("all_reduce", 4 * len(values))
+        assert before != after
         for rank in local.ranks[1:]:
-            rank.call(0, [1.0])
+            rank.call(0, values, strategy="auto")
         assert outcomes(local) == [(0, None)] * 4
+        assert np.all(local.ranks[0].result(0) == 4.0)
+        assert {group.outcomes.recent[-1].strategy for group in local.groups} == {after}
         assert local.rounds == 1
 
 
