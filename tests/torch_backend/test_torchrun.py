@@ -72,3 +72,29 @@ def test_ranks_meet_after_one_died_before_the_group_was_open(
     script.write_text(DIES_AT_FIRST)
     text = run_by_torchrun(services, "--max-restarts", "1", str(script), dead)
     assert text.count("sum 2.0") == 2, text
+
+
+DIES_IN_THE_MIDDLE = """
+import os, signal
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("allfold")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(10):
+    if os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "10" and step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(2, 4)).sum().backward()
+os.write(1, b"done\\n")  # at once: both ranks share the pipe
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_all_ranks_train_again_on_the_same_agent_after_one_was_killed_in_the_middle(
+    services: Services, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DIES_IN_THE_MIDDLE)
+    text = run_by_torchrun(services, "--max-restarts", "1", str(script))
+    assert text.count("done") == 2, text
