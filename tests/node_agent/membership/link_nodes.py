@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 from allfold_agent.data_port import DataPort
 from allfold_agent.http.client import upgrade
@@ -16,6 +17,7 @@ from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.tensors.store import TensorStore
+from allfold_core.errors import AllfoldError
 from allfold_core.survival.suspicion import Observation
 from allfold_core.wire.peer_link import (
     LINK_PROTOCOL,
@@ -71,6 +73,7 @@ class Node:
     Attributes:
         sockets: all connections that it has dialled or accepted.
         before_dial: called in the thread of each dial.
+        refused: the requests of dials that have come to nothing.
     """
 
     def __init__(self, name: str, incarnation: str = "life-1", port: int = 0) -> None:
@@ -78,6 +81,7 @@ class Node:
         self.incarnation = incarnation
         self.heard = Recorder()
         self.sockets: list[socket.socket] = []
+        self.refused: list[LinkRequest] = []
         self.before_dial: Callable[[], object] = lambda: None
         self.reactor = Reactor(f"reactor-{name}")
         self.links = PeerLinks(name, incarnation, self.reactor, self._dial, self.heard)
@@ -96,7 +100,11 @@ class Node:
 
     def _dial(self, address: str, target: str) -> Dialled:
         self.before_dial()
-        dialled = upgrade(address, target, LINK_PROTOCOL, TOKEN, DIAL_SECONDS)
+        try:
+            dialled = upgrade(address, target, LINK_PROTOCOL, TOKEN, DIAL_SECONDS)
+        except AllfoldError:
+            self.refused.append(LinkRequest.parse(dict(parse_qsl(urlsplit(target).query))))
+            raise
         self.sockets.append(dialled[0])
         return dialled
 
@@ -133,6 +141,13 @@ class Node:
             f"{number} connections of {self.name}, not {len(self.open_sockets())}",
             SECONDS,
         )
+
+    def await_refusal(self, node: str, incarnation: str) -> None:
+        """Wait until a dial for a life of a node was refused, and that is known."""
+        request = LinkRequest(node, incarnation)
+        wait_until(lambda: request in list(self.refused), f"a refusal of {request}", SECONDS)
+        self.links._links[node].join()
+        self.in_reactor(lambda: None)
 
     def await_messages(self, sender: str, number: int) -> None:
         """Wait for so many messages of a node."""

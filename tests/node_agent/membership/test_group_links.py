@@ -70,7 +70,7 @@ def test_a_group_wants_links_to_all_other_nodes_until_it_is_over(links: Links) -
     links.peers.want.assert_called_once_with("node1", "node1", "life 1")
     links.peers.unwant.assert_not_called()
     links.links.over(group)
-    links.peers.unwant.assert_called_once_with("node1")
+    links.peers.unwant.assert_called_once_with("node1", "life 1")
 
 
 def test_a_message_reaches_its_group(local: LocalGroups, links: Links) -> None:
@@ -115,7 +115,7 @@ def test_a_node_that_is_left_out_needs_no_link_and_is_told_nothing(
     links.links.opened(group)
     links.links.left_out(group, {"node1"})
     links.links.over(group)
-    links.peers.unwant.assert_called_once_with("node1")
+    links.peers.unwant.assert_called_once_with("node1", "life 1")
     local.lose_node(1)
     wait_until(lambda: group.agreement.term.voters == ("node0",), "the term is there")
     assert links.links.progress("node1") == []

@@ -140,7 +140,7 @@ def test_a_node_that_is_wanted_again_is_not_silent_yet() -> None:
         a.links.want("b", a.address, "life-1")
         wait_until(lambda: a.observe("b").unanswered >= 3, "pings that were due", SECONDS)
         before = a.observe("b").last_heard
-        a.links.unwant("b")
+        a.links.unwant("b", "life-1")
         a.links.want("b", a.address, "life-1")
         again = a.observe("b")
         assert again.last_heard > before

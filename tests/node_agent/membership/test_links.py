@@ -241,12 +241,41 @@ def test_a_refusal_of_one_life_is_none_of_the_next_one() -> None:
         a.await_event("down", "b", True, times=2)
 
 
-def test_the_link_to_a_life_ends_where_another_one_is_wanted() -> None:
+@pytest.mark.parametrize("chooser", ["a", "m"])
+def test_a_late_plan_of_an_earlier_life_does_not_cut_off_the_present_one(chooser: str) -> None:
+    with nodes("a", "m") as (a, m):
+        link(a, m)
+        one, other = (a, m) if chooser == "a" else (m, a)
+        one.links.want(other.name, other.address, "life-0")
+        one.await_refusal(other.name, "life-0")
+        await_one_connection(a, m)
+        one.links.unwant(other.name, "life-0")
+        assert one.in_reactor(one.links.wanted) == [(other.name, "life-1")]
+        assert one.count("down") == 0
+
+
+def test_where_the_newest_plan_is_of_an_earlier_life_the_link_is_to_the_present_one() -> None:
+    with nodes("a", "b") as (a, b):
+        a.links.want("b", b.address, "life-1")
+        a.links.want("b", b.address, "life-0")
+        a.await_event("up", "b", "life-1")
+        assert a.in_reactor(a.links.wanted) == [("b", "life-1")]
+        assert not a.observe("b").refused
+        a.links.unwant("b", "life-1")
+        wait_until(
+            lambda: a.in_reactor(a.links.wanted) == [("b", "life-0")], "that is left", SECONDS
+        )
+
+
+def test_a_later_life_takes_over_the_link_as_soon_as_it_is_there() -> None:
     with nodes("a", "b") as (a, b):
         link(a, b)
         a.links.want("b", b.address, "life-2")
-        a.await_event("down", "b", True)
-        assert a.in_reactor(lambda: a.links.last_heard("b")) == float("-inf")
+        a.await_refusal("b", "life-2")
+        b.links.unwant("a", "life-1")  # so that it is up to the other one to dial
+        b.links.renew("life-2")
+        a.await_event("up", "b", "life-2")
+        await_one_connection(a, b)
 
 
 def test_a_dial_to_a_life_that_is_over_says_nothing_about_the_next_one() -> None:
@@ -291,11 +320,11 @@ def test_a_link_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyP
     with nodes("a", "b") as (a, b):
         link(a, b)
         a.links.want("b", b.address, "life-1")
-        a.links.unwant("b")
+        a.links.unwant("b", "life-1")
         await_one_connection(a, b)  # one group is left
         assert a.count("up") == 1
-        a.links.unwant("b")
-        b.links.unwant("a")
+        a.links.unwant("b", "life-1")
+        b.links.unwant("a", "life-1")
         wait_until(lambda: not (a.knows("b") or b.knows("a")), "the end of the link", SECONDS)
         for node in (a, b):
             node.await_connections(0)
@@ -308,7 +337,7 @@ def test_a_link_that_the_peer_wants_is_back_after_it_was_let_go(
     monkeypatch.setattr(links, "_LINGER_SECONDS", 0.0)
     with nodes("a", "b") as (a, b):
         link(a, b)
-        a.links.unwant("b")
+        a.links.unwant("b", "life-1")
         b.await_event("up", "a", times=2)
         await_one_connection(a, b)
 

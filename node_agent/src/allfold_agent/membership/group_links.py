@@ -40,7 +40,7 @@ class GroupLinks(LinkListener):
         self._links = links
         self._registry = registry
         self._notices = notices
-        self._wanted: dict[AgreeingGroup, set[str]] = {}
+        self._wanted: dict[AgreeingGroup, dict[str, str]] = {}  # node: incarnation
         self.on_link_down: Callable[[str], None] = lambda _: None
         links.listener = self
 
@@ -49,17 +49,16 @@ class GroupLinks(LinkListener):
     def opened(self, group: Group) -> None:
         """Have links to all other nodes of a group."""
         others = [member for member in group.plan.members if member.node != self._node]
-        self._wanted[group] = {member.node for member in others}
+        self._wanted[group] = {member.node: member.incarnation for member in others}
         for member in others:
             self._links.want(member.node, member.data_address, member.incarnation)
 
     def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
         """The group goes on without these nodes."""
-        wanted = self._wanted.get(group, set())
+        wanted = self._wanted.get(group, {})
         for node in nodes:
             with suppress(KeyError):  # the end of the group was faster
-                wanted.remove(node)
-                self._links.unwant(node)
+                self._links.unwant(node, wanted.pop(node))
 
     def over(self, group: AgreeingGroup) -> None:
         """The group needs its links no more."""

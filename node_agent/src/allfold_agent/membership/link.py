@@ -2,6 +2,9 @@
 
 Both ends may dial, and at once. The end whose name is the earlier chooses: a connection is the link
 when that end has sent ``CHOSEN`` on it. The other end takes the newest choice.
+
+Groups may want different lives of the node, since the plan of one may come late. Which of them is
+the present one the node says itself: by its HELLO, or by refusing a dial that is meant for another.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from allfold_agent.membership.link_connection import LinkConnection
 from allfold_agent.membership.link_dialling import (
@@ -25,7 +28,7 @@ from allfold_agent.membership.link_dialling import (
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.membership.pings import Pings
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.wire.peer_link import Chosen, Floor, GroupMessage, Hello, Progress
 
 log = logging.getLogger(__name__)
@@ -109,14 +112,21 @@ class LinkContext:
             log.exception("news of a link could not be taken in")
 
 
+class _Life(NamedTuple):
+    """A life of the node that groups want."""
+
+    address: str
+    users: int
+
+
 class PeerLink:
     """The link to one node, in the reactor's thread.
 
     Attributes:
         node: its name.
-        users: how many groups want the link.
         connection: the one that is the link at the moment.
-        incarnation: the life of the node that is wanted; empty where nobody has told.
+        incarnation: the life of the node that is, or is to be, at the other end; empty where nobody
+            has told.
         floors: what its last answer to a ping has said of the groups.
         last_heard: when the last byte came from the node (monotonic).
         silent_since: the same; or when the node was first wanted, if that is later.
@@ -125,7 +135,6 @@ class PeerLink:
 
     def __init__(self, node: str, context: LinkContext) -> None:
         self.node = node
-        self.users = 0
         self.connection: LinkConnection | None = None
         self.incarnation = ""
         self.pings = Pings()
@@ -134,8 +143,10 @@ class PeerLink:
         self.refused = False
         self._wanted_at = monotonic()
         self._context = context
-        self._address = ""
-        self._is_replaced = False
+        # By incarnation, the one that was named last at the end; changed by making another one.
+        self._lives: dict[str, _Life] = {}
+        self._over: frozenset[str] = frozenset()  # those of them that the node says it is not
+        self._met = ""  # the life to which there was a link last
         self._last_choice = 0
         self._dialled_incarnation = ""
         self._dialled_at_silence = float("-inf")
@@ -148,26 +159,53 @@ class PeerLink:
     def silent_since(self) -> float:
         return max(self.last_heard, self._wanted_at)
 
+    @property
+    def users(self) -> int:
+        """How many groups want the link."""
+        return sum(life.users for life in self._lives.values())
+
     def want(self, address: str, incarnation: str) -> None:
         """One more group has the node among its members, in this life of it."""
-        self.users += 1
-        self._address = address
-        if incarnation != self.incarnation:
-            self._expect(incarnation)
-        if self.connection is not None:
-            if self.users == 1:
-                self._tell_up()
+        is_first = not self._lives
+        others = {each: life for each, life in self._lives.items() if each != incarnation}
+        users = self._lives[incarnation].users if incarnation in self._lives else 0
+        self._lives = {**others, incarnation: _Life(address, users + 1)}
+        if self.connection is not None and not is_first:
+            if self.needs_dial():  # this life may have followed the one at the other end
+                self._redial.start()
             return
-        if self.users == 1:
+        if incarnation in self._over:
+            self._over, self.refused = self._over - {incarnation}, False
+        self._expect(incarnation)
+        if self.connection is not None:
+            self._tell_up()
+            return
+        if is_first:
             self._begin_to_wait()
-        if self._is_replaced:
-            self._is_replaced = self.refused = False
         self._redial.start(_FIRST_WAIT_SECONDS if self._chooses else 0.0)
+
+    def unwant(self, incarnation: str) -> None:
+        """Take one :meth:`want` back."""
+        address, users = self._lives[incarnation]
+        lives = {**self._lives, incarnation: _Life(address, users - 1)}
+        self._lives = {each: life for each, life in lives.items() if life.users}
+        self._over &= self._lives.keys()
+        if self._lives and self.incarnation not in self._lives:
+            self._expect(self._newest or next(reversed(self._lives)))
+            self._redial.start()
+
+    @property
+    def _newest(self) -> str | None:
+        """The life that was named last, of those that are not over. From any thread."""
+        over = self._over
+        return next((each for each in reversed(self._lives) if each not in over), None)
 
     def _expect(self, incarnation: str) -> None:
         """Have to do with this life of the node, and with no other one any more."""
+        if incarnation == self.incarnation:
+            return
         self.incarnation, self._last_choice = incarnation, 0
-        self._is_replaced = self.refused = False
+        self.refused = False
         self.last_heard = float("-inf")
         self._begin_to_wait()
         if self.connection is not None:
@@ -189,12 +227,16 @@ class PeerLink:
     # What Redial asks for
 
     def needs_dial(self) -> bool:
-        return bool(self.users) and not self._is_replaced and not self._is_well
+        newest = self._newest
+        return newest is not None and (newest != self.incarnation or not self._is_well)
 
     def dial(self) -> Dialled:
-        self._dialled_incarnation = self.incarnation
-        request = LinkRequest(self.node, self._dialled_incarnation)
-        return self._context.dial(self._address, request.target)
+        lives, newest = self._lives, self._newest
+        if newest is None or newest not in lives:
+            raise ServiceError(f"no group wants a link to node {self.node} any more")
+        self._dialled_incarnation = newest
+        request = LinkRequest(self.node, newest)
+        return self._context.dial(lives[newest].address, request.target)
 
     def on_dialled(self, dialled: Dialled) -> None:
         if self.needs_dial():
@@ -208,21 +250,33 @@ class PeerLink:
         if error.message != self._failure:  # not twenty times a second
             self._failure = error.message
             log.info("there is no link to node %s yet: %s", self.node, error.message)
-        # A dial that began before another incarnation was wanted says nothing about that one.
-        is_news = self._dialled_incarnation == self.incarnation
-        if refusal is not Refusal.NONE and is_news and self.needs_dial():
-            self._note_refusal(refusal)
+        if refusal is not Refusal.NONE:
+            self._take_refusal(refusal, self._dialled_incarnation)
         self._redial.failed()
+
+    def _take_refusal(self, refusal: Refusal, incarnation: str) -> None:
+        """A dial that was meant for a life of the node was refused."""
+        is_present, is_replaced = incarnation == self.incarnation, refusal is Refusal.REPLACED
+        if incarnation not in self._lives or (is_present and self._is_well):
+            return
+        if is_replaced and incarnation == self._met:  # what was refused before may have followed it
+            self._met, self._over = "", frozenset()
+        if is_replaced or not is_present:
+            self._over |= {incarnation}
+        if not is_present:
+            return  # that says nothing about the present one
+        if is_replaced and self._newest is not None:
+            self._expect(self._newest)
+        else:
+            self._note_refusal()
 
     # What comes on its connections
 
     def on_hello(self, connection: LinkConnection, hello: Hello) -> None:
         """A connection has said that it is the node's."""
-        if self.incarnation not in ("", hello.incarnation):
-            if self.users:
-                connection.end("another incarnation is wanted")
-                return
-            self._last_choice = 0
+        if self.incarnation not in ("", hello.incarnation) and not self._follow(hello.incarnation):
+            connection.end("another incarnation is wanted")
+            return
         self.incarnation = hello.incarnation
         self.last_heard = monotonic()
         if not self._chooses:
@@ -232,6 +286,18 @@ class PeerLink:
             return
         connection.send(Chosen(next(self._context.choices)).pack())
         self._adopt(connection)
+
+    def _follow(self, incarnation: str) -> bool:
+        """Go on with another life of the node, which has spoken, if any group wants it."""
+        if not self._lives:
+            self._last_choice = 0
+            return True
+        is_known_over = incarnation in self._over and self.connection is not None
+        if incarnation not in self._lives or is_known_over:
+            return False
+        self._over = (self._over | {self.incarnation}) & self._lives.keys() - {incarnation}
+        self._expect(incarnation)
+        return True
 
     def on_chosen(self, connection: LinkConnection, number: int) -> None:
         """The peer has chosen a connection."""
@@ -248,6 +314,8 @@ class PeerLink:
             if self.users:
                 log.info("the link to node %s has ended: %s", self.node, reason)
                 self._context.tell(self._context.listener.on_down, self.node, False)
+                if self._newest is not None:
+                    self._expect(self._newest)
                 self._redial.start()
         elif connection.dialled and not connection.settled:
             self._redial.failed()
@@ -265,13 +333,16 @@ class PeerLink:
     def _adopt(self, connection: LinkConnection) -> None:
         former, self.connection = self.connection, connection
         connection.settled = True
-        self.refused = self._is_replaced = False
+        self.refused, self._met = False, self.incarnation
+        self._over -= {self.incarnation}
         self._failure = ""
         self.pings.begin_anew()
         if connection.dialled:
             self._redial.done()
         if former is not None:
             former.end("replaced by a new connection")
+        if self.needs_dial():  # a later life may be there
+            self._redial.start()
         if self.users:
             self._tell_up()
 
@@ -279,8 +350,7 @@ class PeerLink:
         log.info("there is a link to node %s, incarnation %s", self.node, self.incarnation)
         self._context.tell(self._context.listener.on_up, self.node, self.incarnation)
 
-    def _note_refusal(self, refusal: Refusal) -> None:
-        self._is_replaced = refusal is Refusal.REPLACED
+    def _note_refusal(self) -> None:
         if self.connection is not None:
             self.connection.end("it is silent, and its node refuses another one")
         if not self.refused:

@@ -71,16 +71,16 @@ class PeerLinks:
     def want(self, node: str, address: str, incarnation: str) -> None:
         """Have a link to this life of a node, on behalf of one more group.
 
-        Where another one was wanted before, that one is over.
+        Where others want another life, the node says which of them is the present one.
 
         Args:
             address: of its data port.
         """
         self._reactor.call(lambda: self._link(node).want(address, incarnation))
 
-    def unwant(self, node: str) -> None:
+    def unwant(self, node: str, incarnation: str) -> None:
         """Take one :meth:`want` back; the last one lets the link go after a while."""
-        self._reactor.call(lambda: self._unwant(node))
+        self._reactor.call(lambda: self._unwant(node, incarnation))
 
     def send(self, node: str, message: bytes) -> bool:
         """Send a packed message, without waiting.
@@ -177,9 +177,9 @@ class PeerLinks:
                 self._ping_later()
         return link
 
-    def _unwant(self, node: str) -> None:
+    def _unwant(self, node: str, incarnation: str) -> None:
         link = self._links[node]
-        link.users -= 1
+        link.unwant(incarnation)
         if not link.users:
             self._reactor.later(_LINGER_SECONDS, lambda: self._let_go(link))
 
