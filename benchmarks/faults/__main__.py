@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
@@ -17,13 +17,14 @@ from benchmarks.faults.options import Options, parse
 
 _LEGEND = (
     "ms from a fault until every survivor has finished an op without the lost: the slowest counts;",
-    "error: the median until every survivor had an error or a result; victim: its resident MiB",
+    "error: the median until every survivor had an error or a result; victim: its resident MiB;",
+    "load: of the machine in the minute before the row, with what the row itself brings",
 )
 _NAMES = (
     *("what", "shape", "library", "faults", "recovered"),
-    *("p50", "p99", "mean", "max", "error", "victim", "to reach"),
+    *("p50", "p99", "mean", "max", "error", "victim", "load", "to reach"),
 )
-_ROW = "{:<42} {:>5} {:>14} {:>6} {:>9} {:>8} {:>8} {:>8} {:>8} {:>7} {:>6}  {}"
+_ROW = "{:<42} {:>5} {:>14} {:>6} {:>9} {:>8} {:>8} {:>8} {:>8} {:>7} {:>6} {:>5}  {}"
 
 
 def main() -> None:
@@ -37,7 +38,8 @@ def main() -> None:
     _print(*(f"# {line}" for line in _LEGEND), _ROW.format(*_NAMES))
     found = []
     try:
-        for row in _rows(options):
+        for measured in _rows(options):
+            row = replace(measured, load=os.getloadavg()[0])
             found.append(row)
             _print(*line_of(row))
     except BenchmarkFailed as error:
@@ -73,6 +75,7 @@ def line_of(row: Row) -> Sequence[str]:
         "" if row.recovered is None else f"{row.recovered:.1%}",
         *map(_ms, (row.p50, row.p99, row.mean, row.max, row.outcome_p50)),
         "" if row.resident is None else row.resident >> 20,
+        "" if row.load is None else f"{row.load:.1f}",
         row.target,
     )
     return [line.rstrip(), *([f"  # {row.note}"] if row.note else [])]

@@ -101,6 +101,7 @@ class Row:
 
     Attributes:
         note: why there are no figures, or what they are of.
+        load: of the machine in the minute before they were there.
     """
 
     what: str
@@ -116,6 +117,7 @@ class Row:
     outcome_p50: float | None = None
     resident: int | None = None
     note: str = ""
+    load: float | None = None
 
 
 def row_of(what: str, library: str, shape: str, target: str, found: Sequence[Sample]) -> Row:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,10 @@ def test_a_row_has_the_statistics_of_what_was_recovered_and_the_share() -> None:
         [2 / 3, 0.3, 0.4, 0.3, 0.4]
     )
     assert (row.outcome_p50, row.resident) == (0.2, 7 << 20)
-    (line,) = line_of(row)
+    (line,) = line_of(replace(row, load=1.25))
     assert line.split() == [
         *("kill", "4x1", "allfold", "3", "66.7%", "300.0", "400.0", "300.0", "400.0"),
-        *("200.0", "7", "soon"),
+        *("200.0", "7", "1.2", "soon"),
     ]
 
 
