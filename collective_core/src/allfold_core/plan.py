@@ -143,11 +143,6 @@ class Plan:
         return self.members[self._index_of_rank[rank]].node
 
     @cached_property
-    def nodes_by_rank(self) -> tuple[str, ...]:
-        """The name of the node of each rank."""
-        return tuple(self.members[self.index_of_rank(rank)].node for rank in range(self.world_size))
-
-    @cached_property
     def _index_of_node(self) -> dict[str, int]:
         return {member.node: index for index, member in enumerate(self.members)}
 

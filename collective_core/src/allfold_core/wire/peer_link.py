@@ -45,7 +45,6 @@ class LinkMessageType(IntEnum):
     FREEZE      the leader begins a round
     FROZEN      the report of a node for a round
     INSTALL     the decision of a round
-    INSTALLED   a node has applied it
     DOWN        ranks of the sending node are dead, or have left
     DOUBT       an op cannot go on
     TERM        a term that the receiver may not know, or that leaves it out
@@ -62,7 +61,6 @@ class LinkMessageType(IntEnum):
     FREEZE = 5
     FROZEN = 6
     INSTALL = 7
-    INSTALLED = 8
     DOWN = 9
     DOUBT = 10
     TERM = 11

@@ -1,4 +1,4 @@
-"""News of a group that come before its plan."""
+"""What other nodes and the orchestrator say of a group before its plan has come to this node."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _Kept(NamedTuple):
 
 
 class EarlyNotices:
-    """Applies notices to their groups, those of groups that are not open yet when they open.
+    """Gives messages and terms to the groups that they are for, as soon as those are open.
 
-    A peer may get its plan a moment before this node does. Nobody waits for that: a notice is kept
-    for as long as a plan may take, and there are at most :data:`MAX_KEPT`; the oldest go first.
-    Notices of groups that are over are dropped, so that they take no places.
+    A peer may get its plan a moment before this node does, and its messages are not sent again
+    while the link lasts. So they are kept for as long as a plan may take, at most :data:`MAX_KEPT`
+    of them; the oldest go first. Those for groups that are over are dropped.
     """
 
     def __init__(self, registry: Registry) -> None:
