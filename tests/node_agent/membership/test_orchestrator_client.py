@@ -101,7 +101,7 @@ def test_answers_of_an_orchestrator_are_data_errors_or_oblivion() -> None:
 
 
 def test_an_orchestrator_that_accepts_and_says_nothing_is_said_to_take_too_long() -> None:
-    """On a busy machine it is the connection that takes too long."""
+    """The error of a deadline has no text of its own. On a busy machine it is one of connecting."""
 
     async def ask_silence(url: str) -> None:
         client = OrchestratorClient(url, "")
@@ -112,7 +112,7 @@ def test_an_orchestrator_that_accepts_and_says_nothing_is_said_to_take_too_long(
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(OrchestratorUnreachable, match=r"no (answer|connection) within 0\.05 s"):
+        with pytest.raises(OrchestratorUnreachable, match=r"answer: (Read|Connect)Timeout\."):
             asyncio.run(ask_silence(url))
 
 

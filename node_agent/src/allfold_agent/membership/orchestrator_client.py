@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
-from http import HTTPStatus
 from time import monotonic
 from typing import Any, TypeVar
 
-import h11
+import httpx
 from pydantic import BaseModel, ValidationError
 from tenacity import (
     AsyncRetrying,
@@ -19,7 +17,6 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from allfold_agent.http.async_client import Answer, AsyncHttpClient
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 from allfold_core.schema import MESSAGE, UnknownSchema
 
@@ -36,10 +33,10 @@ class Forgotten(Exception):
     """The orchestrator does not know what it was asked about, e.g. after it lost its state."""
 
 
-def _json(answer: Answer) -> Any:
+def _json(response: httpx.Response) -> Any:
     """Return what the body says: ``{}`` for an empty one, ``None`` for one that is not JSON."""
     try:
-        return json.loads(answer.body) if answer.body else {}
+        return response.json() if response.content else {}
     except ValueError:
         return None
 
@@ -99,10 +96,12 @@ class OrchestratorClient:
     def __init__(self, urls: str, token: str) -> None:
         self.urls = [url.strip().rstrip("/") for url in urls.split(",")]
         self.url = self.urls[0]
-        self._http = AsyncHttpClient({"Authorization": f"Bearer {token}"} if token else {})
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # A proxy of the environment is not meant for the services of one job.
+        self._http = httpx.AsyncClient(headers=headers, trust_env=False)
 
     async def close(self) -> None:
-        self._http.close()
+        await self._http.aclose()
 
     def move_on(self, url: str) -> None:
         """Ask the replica after this one from now on, unless somebody has moved on already."""
@@ -120,8 +119,8 @@ class OrchestratorClient:
             AllfoldError: the orchestrator's refusal.
         """
         if "json" in request:
-            request["json"] = json.dumps(MESSAGE.stamp(request["json"])).encode()
-        request |= {"timeout": timeout, "connect_timeout": min(timeout, _CONNECT_SECONDS)}
+            request["json"] = MESSAGE.stamp(request["json"])
+        request["timeout"] = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         first = self.urls.index(self.url)
         failures: list[AllfoldError] = []
         for url in self.urls[first:] + self.urls[:first]:
@@ -136,22 +135,22 @@ class OrchestratorClient:
         self, url: str, method: str, path: str, request: dict[str, Any]
     ) -> dict[str, Any]:
         try:
-            answer = await self._http.request(method, url + path, **request)
-        except (OSError, h11.ProtocolError) as error:
+            response = await self._http.request(method, url + path, **request)
+        except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise OrchestratorUnreachable(
                 f"the orchestrator at {url} does not answer: {reason}"
             ) from error
-        body, is_error = _json(answer), answer.status >= HTTPStatus.BAD_REQUEST
-        refusal = _error_in(body) if is_error else None
-        if not isinstance(body, dict) or (is_error and refusal is None):
+        body = _json(response)
+        refusal = _error_in(body) if response.is_error else None
+        if not isinstance(body, dict) or (response.is_error and refusal is None):
             raise OrchestratorUnreachable(
-                f"{url} answered {answer.status} to {method} {path}: "
+                f"{url} answered {response.status_code} to {method} {path}: "
                 "is this an Allfold orchestrator?"
             )
         if refusal is None:
             return _read(url, body)
-        if answer.status == HTTPStatus.NOT_FOUND:
+        if response.status_code == httpx.codes.NOT_FOUND:
             raise Forgotten(refusal.message)
         raise refusal
 
