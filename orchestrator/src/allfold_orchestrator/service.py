@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
@@ -132,18 +132,24 @@ class Orchestrator:
         views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
         return wire.NodeList(nodes=views, next=names[-1] if more else None)
 
-    async def clear_up(self, lives: Collection[Life], groups: Iterable[str] = ()) -> None:
+    async def clear_up(
+        self,
+        lives: Collection[Life],
+        groups: Iterable[str] = (),
+        known: Mapping[Life, str] | None = None,
+    ) -> None:
         """Free all seats of lives that are over, together. May run twice, also on two replicas.
 
         Args:
             groups: that they are in, besides those in which they took a seat.
+            known: how their ends are known, where the store has lost the records of their nodes.
         """
         if not lives:
             return
         nodes = self._store.nodes
         for node, _ in lives:
             self._lately.pop(node, None)
-        lost = NodesLost(await nodes.ends_of(lives))
+        lost = NodesLost(await nodes.ends_of(lives, known))
         seated = await asyncio.gather(*(nodes.groups_of(*life) for life in lives))
         # All at once: the others of each group wait for it.
         await asyncio.gather(*(self._lose(group, lost) for group in {*groups}.union(*seated)))

@@ -46,7 +46,10 @@ async def test_one_of_three_nodes_goes_on_where_the_others_refuse_all(
         await a.hears("registered", generation=a.generation)
         await a.accuse(b, "refused")
         await a.accuse(c, "refused")
+        how = "refused connections of a, and gave no sign of life"
         await a.holds("a")
+        terms = [message["record"]["term"] for message in a.received("term")]
+        assert {node: how for term in terms for node, how in term["lost"]} == {"b": how, "c": how}
 
 
 async def test_a_node_that_was_started_anew_does_not_acquit_its_life_before(

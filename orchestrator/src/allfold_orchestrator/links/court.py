@@ -234,7 +234,7 @@ class Court:
         """
         over = [life for life, how in lives.items() if await self._end(life, how, turn)]
         groups = {group for life in over for group in self._terms.groups_of(life)}
-        await self._orchestrator.clear_up(over, groups)
+        await self._orchestrator.clear_up(over, groups, lives)
         for life in over:
             if life in self._links:
                 self._links[life].end_life(lives[life])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -217,13 +217,19 @@ class NodeStore:
             removed, *_ = await pipe.execute()
         return bool(removed)
 
-    async def ends_of(self, lives: Collection[Life]) -> dict[Life, str]:
-        """Return how the end of each of these lives is known."""
+    async def ends_of(
+        self, lives: Collection[Life], known: Mapping[Life, str] | None = None
+    ) -> dict[Life, str]:
+        """Return how the end of each of these lives is known.
+
+        Args:
+            known: what the caller knows, for nodes of which the store has lost the record.
+        """
         with store_errors():
             texts = await self._client.mget([keys.node(name) for name, _ in lives])
         records = [readable(name, text) for (name, _), text in zip(lives, texts, strict=True)]
         return {
-            life: record.end_of(life[1]) if record else LEASE_ENDED
+            life: record.end_of(life[1]) if record else (known or {}).get(life, LEASE_ENDED)
             for life, record in zip(lives, records, strict=True)
         }
 
