@@ -13,6 +13,7 @@ import select
 import socket
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Condition, Lock
 from time import monotonic, sleep
 from typing import Any, Protocol
@@ -86,6 +87,7 @@ class Connection:
         self._lock = Lock()
         self._changed = Condition(self._lock)
         self._reading = False
+        self._asleep = 0
         self._pending: dict[Hashable, Pending] = {}
         self._listeners: dict[int, GroupListener] = {}
         self._requests = itertools.count(1)
@@ -137,7 +139,7 @@ class Connection:
         Raises:
             AgentLost: the agent is gone, or takes nothing.
         """
-        self._hand_over(lambda: self._socket.send(message, socket.MSG_DONTWAIT), timeout)
+        self._hand_over(partial(self._socket.send, message, socket.MSG_DONTWAIT), timeout)
 
     def send_descriptor(self, message: bytes, descriptor: int, timeout: float) -> None:
         """Send one message with a file descriptor; see :meth:`send`."""
@@ -149,7 +151,9 @@ class Connection:
     def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
         """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
         try:
-            if not _done(give):
+            try:
+                give()
+            except BlockingIOError:
                 self._await_room(give, timeout)
         except (OSError, ValueError) as error:
             raise self.lose(f"the node agent at {self.path} is gone: {error}") from error
@@ -219,7 +223,9 @@ class Connection:
             if condition():
                 return
             if self._reading:
+                self._asleep += 1
                 self._changed.wait(min(timeout, _LONGEST_WAIT))
+                self._asleep -= 1
                 return
             self._reading = True
         try:
@@ -227,7 +233,8 @@ class Connection:
         finally:
             with self._lock:
                 self._reading = False
-                self._changed.notify_all()
+                if self._asleep:
+                    self._changed.notify_all()
 
     def _take_in(self, timeout: float) -> None:
         """Wait for a message; where more are expected, process those that have arrived as well."""

@@ -19,7 +19,8 @@ ACK = struct.Struct("<Q")
 
 _BODY = struct.Struct("<HBxQQQQIQQI")
 _CHECK = struct.Struct("<I")
-HEADER_SIZE = _BODY.size + _CHECK.size
+_HEADER = struct.Struct(_BODY.format + "I")
+HEADER_SIZE = _HEADER.size
 # The value of ``behind`` where the sender does not know it.
 UNKNOWN_BEHIND = 2**32 - 1
 
@@ -95,17 +96,14 @@ class FrameHeader(NamedTuple):
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> FrameHeader:
         """The inverse of :meth:`pack`; :class:`FrameError` for anything else."""
-        view = memoryview(data)
-        if len(view) < HEADER_SIZE:
-            raise FrameError(f"a frame's header has {HEADER_SIZE} bytes, not {len(view)}")
-        body = view[: _BODY.size]
-        magic, code, stamp, number, seq, offset, length, print_, digest, behind = _BODY.unpack(body)
+        if len(data) < HEADER_SIZE:
+            raise FrameError(f"a frame's header has {HEADER_SIZE} bytes, not {len(data)}")
+        magic, code, stamp, number, *rest, check = _HEADER.unpack_from(data)
         if magic != MAGIC:
             raise FrameError(f"not an Allfold frame: magic {magic:#06x}, expected {MAGIC:#06x}")
-        (check,) = _CHECK.unpack(view[_BODY.size : HEADER_SIZE])
-        if check != zlib.crc32(body):
+        if check != zlib.crc32(data[: _BODY.size]):
             raise FrameError(f"the header of frame {number} is damaged: its checksum differs")
         kind = _TYPES.get(code)
         if kind is None:
             raise FrameError(f"frame {number} is of an unknown type: {code}")
-        return cls(kind, stamp, number, seq, offset, length, print_, digest, behind)
+        return cls(kind, stamp, number, *rest)

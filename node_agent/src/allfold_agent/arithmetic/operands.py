@@ -41,6 +41,8 @@ class Operands:
 
     def wire_bytes(self, numel: int) -> int:
         """The size of ``numel`` elements on the wire."""
+        if self.codec is None:
+            return numel * self.arithmetic.kept_itemsize
         return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
 
     def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:

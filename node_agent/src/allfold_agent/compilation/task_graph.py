@@ -41,6 +41,9 @@ class TaskKind(IntEnum):
     ENCODE = 8  # make the code of the range, and round the range to what it stands for
 
 
+SENDING = (TaskKind.SEND, TaskKind.SIGNAL)
+
+
 @dataclass(slots=True)
 class Task:
     """One node of the graph.
@@ -80,12 +83,27 @@ class TaskGraph:
         sends: by destination, the task indices of sends and signals in edge order.
         receives: by source, the task indices of receives and awaits in edge order.
         rest: the (start, stop) of results that are no task's whole range.
+        waits_for: by task, how many others must be done first.
+        contributions: the tasks that an op begins with, of the local ranks.
+        first_destinations: whom something is sent that waits for no other task.
     """
 
     tasks: tuple[Task, ...]
     sends: dict[int, tuple[int, ...]]
     receives: dict[int, tuple[int, ...]]
     rest: tuple[tuple[int, int], ...] = ()
+    waits_for: tuple[int, ...] = field(init=False, repr=False)
+    contributions: tuple[Task, ...] = field(init=False, repr=False)
+    first_destinations: frozenset[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Work out, once for all ops of this graph, how each of them begins."""
+        ready = [task for task in self.tasks if not task.waits_for]
+        sends = frozenset(task.peer for task in ready if task.kind in SENDING)
+        contributions = tuple(task for task in ready if task.kind is TaskKind.CONTRIBUTE)
+        object.__setattr__(self, "waits_for", tuple(task.waits_for for task in self.tasks))
+        object.__setattr__(self, "contributions", contributions)
+        object.__setattr__(self, "first_destinations", sends)
 
 
 def chunks(whole: Slice, size: int) -> Iterator[tuple[int, int]]:

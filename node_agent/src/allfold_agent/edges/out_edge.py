@@ -218,16 +218,16 @@ class OutEdge:
         """
         while True:
             with self._lock:
-                frame = None
                 if len(self._unacked) >= _MANY_UNACKED:
                     self._drain_acks()
+                frame, head = None, self._queue.head()
                 idle = self._partial is None and not self._resend
-                if connection is self._connection and idle and self._head_is_small():
-                    frame = self._next_frame()
+                if head is not None and idle and connection is self._connection:
+                    frame = self._frame_of(head) if _is_small(head) else None
                 if frame is None:
                     self._busy = False
                     self._close_dropped()
-                    if self._has_work():
+                    if not idle or (head is not None and head.is_ready()):
                         self._ready.notify_all()
                     return
             self._fill(frame)
@@ -287,14 +287,14 @@ class OutEdge:
             self._close_dropped()
             self._ready.notify_all()
 
-    def _head_is_small(self) -> bool:
-        head = self._queue.head()
-        return head is not None and head.next_size() <= INLINE_MESSAGE_BYTES
-
     def _next_frame(self) -> Frame | None:
         head = self._queue.head()
-        content = None if head is None else head.take()
-        if head is None or content is None:
+        return None if head is None else self._frame_of(head)
+
+    def _frame_of(self, head: PayloadSource) -> Frame | None:
+        """The next frame of a source; ``None`` where it is not ready."""
+        content = head.take()
+        if content is None:
             return None
         frame = Frame(self._next_number, head, content)
         self._unacked.append(frame)
@@ -379,3 +379,7 @@ class OutEdge:
             if frame.content.buffer is not None:
                 frame.content.buffer.release()
         self._resend = deque(frame for frame in self._resend if frame.number >= expected)
+
+
+def _is_small(source: PayloadSource) -> bool:
+    return source.next_size() <= INLINE_MESSAGE_BYTES

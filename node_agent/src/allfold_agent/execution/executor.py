@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from allfold_agent.arithmetic.operands import Operands
-from allfold_agent.compilation.task_graph import INPUTS, Task, TaskGraph, TaskKind
+from allfold_agent.compilation.task_graph import INPUTS, SENDING, Task, TaskGraph, TaskKind
 from allfold_agent.execution.receiving import ReceivingOp
 from allfold_agent.execution.sending import SendingOp
 from allfold_agent.runtime.buffers import Buffer, BufferPool
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 HandOut = Callable[[Sequence[Piece], Callable[[Exception | None], None]], None]
 
 _RECEIVING = (TaskKind.RECEIVE, TaskKind.RECEIVE_OPERAND, TaskKind.AWAIT)
-_SENDING = (TaskKind.SEND, TaskKind.SIGNAL)
 _COMPUTING = (TaskKind.FOLD, TaskKind.ENCODE)
 
 
@@ -84,21 +83,20 @@ class Executor(SendingOp, ReceivingOp):
 
     # Running
 
-    def start(self) -> list[Task]:
+    def start(self) -> Sequence[Task]:
         """Begin: returns the contributions, which the caller has someone :meth:`contribute`."""
-        if not self.graph.tasks:
+        graph = self.graph
+        if not graph.tasks:
             self._on_finished()
-            return []
-        ready = [task for task in self.graph.tasks if not task.waits_for]
-        for destination in {task.peer for task in ready if task.kind in _SENDING}:
+            return ()
+        for destination in graph.first_destinations:
             self._on_sendable(destination)
-        contributions = [task for task in ready if task.kind is TaskKind.CONTRIBUTE]
         with self._lock:
             if self.failed:  # its memory may have been given up already
-                return []
-            for _ in contributions:
+                return ()
+            for _ in graph.contributions:
                 self.buffer.hold()
-        return contributions
+        return graph.contributions
 
     def contribute(self, task: Task) -> None:
         """Fold the local inputs into the task's range of the work buffer."""
@@ -239,7 +237,7 @@ class Executor(SendingOp, ReceivingOp):
             task = tasks[index]
             if task.kind in _COMPUTING:
                 own.append(task)
-            elif task.kind in _SENDING:
+            elif task.kind in SENDING:
                 destinations.add(task.peer)
             elif task.kind in _RECEIVING:
                 sources.add(task.peer)

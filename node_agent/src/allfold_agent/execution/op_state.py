@@ -40,7 +40,7 @@ class OpState:
         self.work = operands.arithmetic.kept(self.buffer.bytes, operands.layout.held)
         self._lock = make_rlock("executor")
         self._changed: Condition | None = None  # made by the first thread that waits
-        self._waits_for = [task.waits_for for task in graph.tasks]
+        self._waits_for = list(graph.waits_for)
         self._codes: dict[int, Buffer] = {}
 
     def range(self, start: int, stop: int) -> torch.Tensor:

@@ -59,8 +59,9 @@ class ReceivingOp(OpState):
             if task.kind is TaskKind.AWAIT:
                 return SliceLanding(task, memoryview(b""))
             if task.kind is TaskKind.RECEIVE_OPERAND or self._operands.codec is not None:
-                buffer = self._buffers.take(self.nbytes(task))
-                return SliceLanding(task, buffer.view[: self.nbytes(task)], buffer)
+                nbytes = self.nbytes(task)
+                buffer = self._buffers.take(nbytes)
+                return SliceLanding(task, buffer.view[:nbytes], buffer)
             return SliceLanding(task, self._native(task), self.buffer.hold())
 
     def received(self, landing: SliceLanding) -> None:
