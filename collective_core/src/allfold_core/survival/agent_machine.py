@@ -50,7 +50,8 @@ class AgentMachine(OpMachine):
             self.evict()
             return [Evicted(term)]
         self.term = term
-        self._watermarks = {each: self._watermarks.get(each, -1) for each in term.voters}
+        others = (each for each in term.voters if each != self.node)
+        self._watermarks = {each: self._watermarks.get(each, -1) for each in others}
         return self._report(0)
 
     def evict(self) -> None:

@@ -65,7 +65,7 @@ class OpMachine:
         self._abandoned: set[tuple[int, str]] = set()
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
-        self._watermarks = dict.fromkeys(term.voters, -1)
+        self._watermarks = {each: -1 for each in term.voters if each != node}  # of the others
 
     def copy(self) -> Self:
         """Return an independent machine in the same state."""
@@ -156,11 +156,12 @@ class OpMachine:
 
     # The runs of ops
 
-    def completed(self, seq: int, stamp: Stamp) -> Instructions:
-        """Every task of an attempt is done."""
+    def completed(self, seq: int, stamp: Stamp, floor: int = -1) -> Instructions:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
         entry = self.ops.get(seq)
         if entry is None or entry.stamp != stamp or not entry.started or self.out:
-            return []  # of an attempt that was cancelled
+            return self.learn_floor(floor)  # the attempt was cancelled
+        self._raise_watermarks(floor)
         entry.complete = True
         return self._advance(seq, entry)
 
@@ -272,10 +273,14 @@ class OpMachine:
 
     def learn_floor(self, floor: int) -> Instructions:
         """Every op up to this one is final on all nodes."""
-        for node, known in self._watermarks.items():
-            if known < floor:
-                self._watermarks[node] = floor
+        self._raise_watermarks(floor)
         return self._settle()
+
+    def _raise_watermarks(self, floor: int) -> None:
+        if floor > self.floor:
+            for node, known in self._watermarks.items():
+                if known < floor:
+                    self._watermarks[node] = floor
 
     def _settle(self) -> Instructions:
         """Raise the watermark and the floor, and forget what nobody will ask for."""
@@ -283,10 +288,7 @@ class OpMachine:
             return []
         while (entry := self.ops.get(self._reached + 1)) is not None and entry.is_final:
             self._reached += 1
-        floor = self.watermark
-        for node, known in self._watermarks.items():
-            if known < floor and node != self.node:
-                floor = known
+        floor = min((self.watermark, *self._watermarks.values()))
         if floor <= self.floor:
             return []
         self.floor = floor

@@ -35,6 +35,7 @@ class OpSpec:
         strategy: by which the nodes run the op.
         wire: how data travels between nodes.
         digest: of what all ranks must agree on; nodes compare it before data moves.
+        itemsize: of an element.
         input_bytes: what each local rank brings.
         output_bytes: what each local rank gets.
         hears_from_all: what a node has in the end has something from every other node in it.
@@ -46,6 +47,7 @@ class OpSpec:
     strategy: str
     wire: Wire
     digest: int
+    itemsize: int
     input_bytes: dict[int, int]
     output_bytes: dict[int, int]
     hears_from_all: bool
@@ -71,6 +73,7 @@ class OpSpecs:
             self._strategy(fingerprint, wire),
             wire,
             xxhash.xxh3_64_intdigest(fingerprint.common.pack()),
+            fingerprint.dtype.itemsize,
             self._bytes(fingerprint, input_numel),
             self._bytes(fingerprint, output_numel),
             fingerprint.kind is Kind.BARRIER

@@ -110,24 +110,26 @@ class Runner:
     def _prepare_memory(self, op: Op) -> tuple[Compiled, Operands]:
         spec = op.spec
         op.strategy = spec.strategy
-        callers = self.ranks if spec.is_exchange else self.ranks[:1]
-        calls = tuple(op.arrivals[rank].spec for rank in callers)
+        calls = (spec,)
+        if spec.is_exchange:
+            calls = tuple([op.arrivals[rank].spec for rank in self.ranks])
         op.compiled = compiled = self._compiler.compile(calls, op.on_gpu)
-        # Where a rank has its memory on a GPU, the CPU folds for none.
-        elements: Callable[[Any], torch.Tensor] = compiled.arithmetic.elements
-        arrivals = {} if op.on_gpu else op.arrivals
-        inputs = {rank: elements(arrival.source) for rank, arrival in arrivals.items()}
-        outputs = {
-            rank: inputs[rank] if arrival.target is arrival.source else elements(arrival.target)
-            for rank, arrival in arrivals.items()
-        }
+        inputs: dict[int, torch.Tensor] = {}
+        outputs: dict[int, torch.Tensor] = {}
+        if op.on_gpu:  # where a rank has its memory on a GPU, the CPU folds for none
+            op.gpu_operands = self._prepare_gpu_operands(op, compiled)
+        else:
+            elements: Callable[[Any], torch.Tensor] = compiled.arithmetic.elements
+            for rank, arrival in op.arrivals.items():
+                source, target = arrival.source, arrival.target
+                inputs[rank] = outputs[rank] = elements(source)
+                if target is not source:
+                    outputs[rank] = elements(target)
         residual = self._residual(op, spec, compiled)
-        op.operands = Operands(
+        op.operands = operands = Operands(
             compiled.layout, compiled.arithmetic, inputs, outputs, spec.wire, residual
         )
-        if op.on_gpu:
-            op.gpu_operands = self._prepare_gpu_operands(op, compiled)
-        return compiled, op.operands
+        return compiled, operands
 
     def _prepare_gpu_operands(self, op: Op, compiled: Compiled) -> GpuOperands:
         arrivals = op.arrivals.items()

@@ -175,7 +175,7 @@ class Epoch:
         """The spec of a local rank's call; ``ValueError`` says what is wrong with it."""
         check_timeout(message.timeout)
         spec = self.specs.of(message.fingerprint)
-        itemsize = spec.fingerprint.dtype.itemsize
+        itemsize = spec.itemsize
         if message.source.offset % itemsize or message.target.offset % itemsize:
             raise InvalidArgument(
                 f"a {spec.fingerprint.dtype.label} cannot lie at byte "
@@ -188,19 +188,21 @@ class Epoch:
         root = self.plan.sessions[fingerprint.root] if fingerprint.kind.has_root else ""
         return Call(self.ordinal, fingerprint, root)
 
-    def add(self, op: Op, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> None:
-        """Record a call of an op that runs, or would run, in this epoch.
+    def translated(
+        self, session: str, arrival: Arrival, views: Mapping[int, Epoch]
+    ) -> Arrival | None:
+        """Return a call with the numbers of this epoch; ``None`` if the op cannot be done in it.
 
         Args:
             views: by ordinal, the epochs in whose numbers ranks have called.
         """
-        translated = None
-        if session in self._numbers:
-            try:
-                translated = self._translated(session, arrival, views)
-            except ValueError as error:  # no such op can be done in this epoch, as a round will say
-                log.info("op %d of group '%s': %s", op.seq, self.plan.group, error)
-        op.add(session, arrival, translated)
+        if session not in self._numbers:
+            return None
+        try:
+            return self._translated(session, arrival, views)
+        except ValueError as error:  # a round will say so to all
+            log.info("op %d of group '%s': %s", arrival.message.seq, self.plan.group, error)
+            return None
 
     def enter(self, op: Op, views: Mapping[int, Epoch]) -> None:
         """Have an op run in this epoch: its calls get the numbers that they have here.

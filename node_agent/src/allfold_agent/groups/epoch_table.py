@@ -67,8 +67,8 @@ class EpochTable:
 
     def note_view(self, session: str, ordinal: int) -> None:
         """A local rank has called as a member of an epoch: it will name no older one."""
-        if session in self._views:
-            self._views[session] = max(ordinal, self._views[session])
+        if ordinal > self._views.get(session, ordinal):
+            self._views[session] = ordinal
 
     def session_ended(self, session: str) -> None:
         """A local rank makes no more calls."""

@@ -72,10 +72,10 @@ class Group(AgreeingGroup):
             self.abandon(session, seq, error)
         else:
             call = epoch.call_of(arrival.spec)
-            self.event(partial(self._arrive, session, arrival, call))
+            self.event(partial(self._arrive, epoch, session, arrival, call))
 
     def _view(self, ordinal: int) -> Epoch:
-        epoch = self.epochs.get(ordinal)
+        epoch = self.epoch_table.by_ordinal.get(ordinal)
         if epoch is None:
             raise InvalidArgument(f"group '{self.name}' has no epoch {ordinal} on this node")
         return epoch
@@ -112,8 +112,12 @@ class Group(AgreeingGroup):
                 "flight, the most there may be; wait for some of them first"
             )
 
-    def _arrive(self, session: str, arrival: Arrival, call: Call) -> None:
-        """Record a call; with the table's lock held."""
+    def _arrive(self, view: Epoch, session: str, arrival: Arrival, call: Call) -> None:
+        """Record a call; with the table's lock held.
+
+        Args:
+            view: the epoch that was asked about the call, in whose numbers it is.
+        """
         seq, machine = arrival.message.seq, self.agreement.machine
         is_new = self.evicted is None and session not in machine.dead
         is_new = is_new and seq > self._submitted.get(session, -1)
@@ -121,7 +125,7 @@ class Group(AgreeingGroup):
         if not is_new or machine.failure(seq) is not None:
             refusal = self._refusal(session, arrival)
         if refusal is None:
-            op = self._record(session, arrival)
+            op = self._record(view, session, arrival)
         else:
             self._runs.add_due(
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
@@ -147,12 +151,17 @@ class Group(AgreeingGroup):
             return InvalidArgument(text), view
         return None
 
-    def _record(self, session: str, arrival: Arrival) -> Op:
+    def _record(self, view: Epoch, session: str, arrival: Arrival) -> Op:
         seq = arrival.message.seq
-        op = self.table.in_flight.get(seq)
+        in_flight = self.table.in_flight
+        op = in_flight.get(seq)
         if op is None:
-            op = self.table.in_flight[seq] = self._epoch_of(seq).new_op(seq)
-        self.epoch_table.of(op.stamp).add(op, session, arrival, self.epochs)
+            op = in_flight[seq] = self._epoch_of(seq).new_op(seq)
+        translated: Arrival | None = arrival
+        if op.stamp != view.stamp:
+            own = self.epoch_table.of(op.stamp)
+            translated = own.translated(session, arrival, self.epochs)
+        op.add(session, arrival, translated)
         return op
 
     def _check_fit(self, seq: int) -> None:

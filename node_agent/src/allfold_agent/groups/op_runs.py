@@ -178,6 +178,13 @@ class OpRuns:
         else:
             action()
 
+    def _do_once_free(self, op: Op, action: Action) -> None:
+        """Have something done without the lock, as soon as no attempt uses the ranks' memory."""
+        if op.leaving:
+            self._when_free[op.seq] = partial(self.add_due, action)
+        else:
+            self._due.append(action)
+
     # Results
 
     def release(self, floor: int) -> None:
@@ -204,10 +211,10 @@ class OpRuns:
             return
         op.ended = True
         if op.error is not None:  # the others have the result, and this node cannot take it
-            self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+            self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:
             self._results.keep(op)
-            self._once_free(op, lambda: self._due.append(partial(self._writer.write, op)))
+            self._do_once_free(op, partial(self._writer.write, op))
         self._begin_next()
 
     def refuse(self, each: Refuse) -> None:
@@ -219,7 +226,7 @@ class OpRuns:
         op.ordinal = each.ordinal
         self._table.changed.notify_all()
         self._due.append(self._progress.resume_frames)
-        self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+        self._do_once_free(op, partial(self._outcomes.refuse, op))
         self._begin_next()
 
     def drop(self, seq: int, current: records.Epoch) -> None:
@@ -234,7 +241,7 @@ class OpRuns:
         op.ended = True
         if current.loss:
             op.error, op.ordinal = unpacked(current.loss), current.ordinal
-            self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+            self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:
             self._once_free(op, lambda: self._outcomes.retire(op))
             self._begin_next()
@@ -245,4 +252,4 @@ class OpRuns:
             return
         self.cancel(op.seq)
         op.ended, op.error = True, error
-        self._once_free(op, lambda: self._due.append(partial(self._outcomes.refuse, op)))
+        self._do_once_free(op, partial(self._outcomes.refuse, op))

@@ -58,12 +58,13 @@ class Results:
 
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
-        if not self._kept:
+        kept = self._kept
+        if not kept:
             return
-        for seq in [each for each in self._kept if each <= floor]:
-            released = self._kept.pop(seq)
-            self._nbytes -= released.nbytes
-            released.buffer.release()
+        for seq in [each for each in kept if each <= floor]:
+            _, buffer, nbytes = kept.pop(seq)
+            self._nbytes -= nbytes
+            buffer.release()
 
     def close(self) -> None:
         """The group is over here."""
