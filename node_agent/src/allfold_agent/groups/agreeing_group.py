@@ -91,6 +91,11 @@ class AgreeingGroup:
         writer = ResultWriter(resources.workers, self)
         fetches = Fetches(plan, self._edges.members, resources, self)
         self._runs = OpRuns(self.table, self.outcomes, self.results, writer, fetches, self)
+        self._for_every_op: dict[type, Callable[[Any], None]] = {
+            Start: self._runs.start,
+            HandOut: self._runs.hand_out,
+            Release: self._release,
+        }
         self._lost_ranks = LostRanks(plan, self._seat_numbers, self.p2p)
         self._depth = 0
         self._ended: set[str] = set()
@@ -144,9 +149,11 @@ class AgreeingGroup:
                     event()
                 finally:
                     self._depth -= 1
-                    due = self._runs.take_due() if not self._depth else ()
+                    if not self._depth:
+                        due = self._runs.take_due()
         finally:
-            self._do(due)
+            if due:
+                self._do(due)
 
     def _do(self, due: Iterable[Callable[[], None]]) -> None:
         for action in due:
@@ -219,14 +226,19 @@ class AgreeingGroup:
 
     def carry_out(self, instruction: Instruction) -> None:
         """Do what the agreement says; see :mod:`allfold_core.survival.instructions`."""
+        action = self._for_every_op.get(type(instruction))
+        if action is not None:
+            action(instruction)
+        else:
+            self._carry_out(instruction)
+
+    def _release(self, instruction: Release) -> None:
+        self._runs.release(instruction.floor)
+        self._residuals.settle(instruction.floor)
+        self.agreement.release(instruction.floor)
+
+    def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case Start():
-                self._runs.start(instruction)
-            case HandOut():
-                self._runs.hand_out(instruction)
-            case Release(floor):
-                self._runs.release(floor)
-                self._residuals.settle(floor)
             case Cancel(seq, forward):
                 self._runs.cancel(seq, forward=forward)
             case Drop(seq):

@@ -20,15 +20,12 @@ from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
-    HandOut,
     Instruction,
     Instructions,
-    Release,
     SendClosing,
     SendDoubt,
     SendDown,
     SendReport,
-    Start,
 )
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Call, Doubt, Install, Reason, Report
@@ -36,10 +33,10 @@ from allfold_core.wire.peer_link import LinkMessageType
 
 log = logging.getLogger(__name__)
 
+_OF_THE_AGREEMENT = frozenset({SendClosing, SendReport, SendDown, SendDoubt})
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
 _ARRIVAL_SECONDS = 0.3
-_FOR_EVERY_OP = (Start, HandOut)
 
 Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
 
@@ -128,9 +125,7 @@ class Agreement:
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
         """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
-        self._follow(self.machine.completed(seq, stamp))
-        if floor > self.machine.floor:
-            self._follow(self.machine.learn_floor(floor))
+        self._follow(self.machine.completed(seq, stamp, floor))
 
     def fetched(self, seq: int, stamp: Stamp) -> None:
         """The result of an op has come from another node."""
@@ -189,6 +184,11 @@ class Agreement:
         """Another node has said how far it is."""
         self._follow(self.machine.learn_watermark(node, watermark))
 
+    def release(self, floor: int) -> None:
+        """Forget what was heard of ops that are final on all nodes."""
+        if self._closing.heard:
+            self._closing.forget(floor)
+
     # Messages of other nodes
 
     def receive(self, node: str, kind: LinkMessageType, body: Mapping[str, Any]) -> None:
@@ -242,20 +242,16 @@ class Agreement:
         while self._todo:
             each = self._todo.popleft()
             try:
-                if isinstance(each, _FOR_EVERY_OP):
-                    self._effects.carry_out(each)
-                else:
+                if type(each) in _OF_THE_AGREEMENT:
                     self._carry_out(each)
+                else:
+                    self._effects.carry_out(each)
             except Exception:  # the machine goes by all of them, the next ones too
                 log.exception("group '%s': %s could not be carried out", self._policy.group, each)
         self._busy = False
 
     def _carry_out(self, each: Instruction) -> None:
         match each:
-            case Release(floor):
-                if self._closing.heard:
-                    self._closing.forget(floor)
-                self._effects.carry_out(each)
             case SendClosing(seq):
                 self._closing.announce(seq)
             case SendReport(report):
@@ -264,8 +260,6 @@ class Agreement:
                 self._tell_leader(LinkMessageType.DOWN, codec.pack_down(dict(dead)))
             case SendDoubt(doubt):
                 self.doubt([doubt])
-            case _:
-                self._effects.carry_out(each)
 
     def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
         if self._leader.leads:

@@ -118,9 +118,13 @@ class Group(AgreeingGroup):
         Args:
             view: the epoch that was asked about the call, in whose numbers it is.
         """
-        seq, machine = arrival.message.seq, self.agreement.machine
-        is_new = self.evicted is None and session not in machine.dead
-        is_new = is_new and seq > self._submitted.get(session, -1)
+        message, machine = arrival.message, self.agreement.machine
+        seq = message.seq
+        is_new = (
+            seq > self._submitted.get(session, -1)
+            and session not in machine.dead
+            and self.evicted is None
+        )
         op = refusal = None
         if not is_new or machine.failure(seq) is not None:
             refusal = self._refusal(session, arrival)
@@ -132,7 +136,7 @@ class Group(AgreeingGroup):
             )
         if is_new:
             self._submitted[session] = seq
-            self.epoch_table.note_view(session, arrival.message.view)
+            self.epoch_table.note_view(session, message.view)
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:
                 self._check_fit(seq)

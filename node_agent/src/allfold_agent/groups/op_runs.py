@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -76,8 +76,10 @@ class OpRuns:
         self._when_free: dict[int, Action] = {}
         self._due: list[Action] = []
 
-    def take_due(self) -> list[Action]:
+    def take_due(self) -> Sequence[Action]:
         """Return what is to be done without the lock, in this order."""
+        if not self._due:
+            return ()
         due, self._due = self._due, []
         return due
 
@@ -120,8 +122,9 @@ class OpRuns:
             self._refuse_others(op, epoch)
         if not op.agrees():
             return  # its ranks will hear of a verdict
+        runner = epoch.runner
         try:
-            epoch.runner.prepare(op, self._progress.watermark)
+            runner.prepare(op, self._progress.watermark)
         except Exception as error:
             log.exception("op %d cannot be run", op.seq)
             self._progress.cannot_run(op.seq, error, op.stamp)
@@ -131,7 +134,7 @@ class OpRuns:
         else:
             self._table.changed.notify_all()
             self._due.append(self._progress.resume_frames)
-            self._due.append(epoch.runner.start(op))
+            self._due.append(runner.start(op))
 
     def _refuse_others(self, op: Op, epoch: Epoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
@@ -190,7 +193,8 @@ class OpRuns:
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
         self._results.release(floor)
-        self._begin_next()
+        if self._starts:
+            self._begin_next()
 
     def fetch(self, each: Fetch) -> None:
         """Get the result from a node that has it."""
@@ -215,7 +219,8 @@ class OpRuns:
         else:
             self._results.keep(op)
             self._do_once_free(op, partial(self._writer.write, op))
-        self._begin_next()
+        if self._starts:
+            self._begin_next()
 
     def refuse(self, each: Refuse) -> None:
         """Send the error to the local ranks that have called."""
