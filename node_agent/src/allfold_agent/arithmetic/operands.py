@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_core.codecs import Wire
-from allfold_core.schedules.parts import Layout, Part
+from allfold_core.schedules.parts import End, Layout, Part
 
 
 @dataclass(slots=True)
@@ -47,9 +47,7 @@ class Operands:
 
     def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """Return the inputs of the local ranks to a range of a part, in rank order."""
-        low, high = start - part.slice.start, stop - part.slice.start
-        inputs = self.inputs
-        return [_cut(inputs[end.rank], end.offset + low, end.offset + high) for end in part.sources]
+        return _ranges(self.inputs, part.sources, start - part.slice.start, stop - start)
 
     def only_input(self, start: int, stop: int) -> torch.Tensor | None:
         """The input of the one rank that brings all of a range, if it can be folded as it is."""
@@ -63,11 +61,7 @@ class Operands:
 
     def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
         """Return the outputs on this node that a range of a part goes to."""
-        low, high = start - part.slice.start, stop - part.slice.start
-        outputs = self.outputs
-        return [
-            _cut(outputs[end.rank], end.offset + low, end.offset + high) for end in part.targets
-        ]
+        return _ranges(self.outputs, part.targets, start - part.slice.start, stop - start)
 
     def outputs_are_no_inputs(self) -> bool:
         """Return true if no rank's output overlaps its input."""
@@ -106,6 +100,15 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return begin < start + other.nbytes and start < begin + one.nbytes
 
 
-def _cut(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """A range of a flat tensor. For a small one, to make a view takes longer than to fold it."""
-    return tensor if stop - start == tensor.numel() else tensor[start:stop]
+def _ranges(
+    tensors: Mapping[int, torch.Tensor], ends: Sequence[End], skipped: int, numel: int
+) -> list[torch.Tensor]:
+    """So many elements of each end. To make a view of a small tensor takes longer than its fold."""
+    ranges = []
+    for end in ends:
+        tensor = tensors[end.rank]
+        if tensor.numel() != numel:
+            start = end.offset + skipped
+            tensor = tensor[start : start + numel]
+        ranges.append(tensor)
+    return ranges

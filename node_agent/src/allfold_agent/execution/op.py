@@ -164,22 +164,23 @@ class Op:
             translated: the same in the numbers of the op's epoch; ``None`` where it has none there.
         """
         if translated is not None:
+            spec = translated.spec
             if not self.arrivals:
-                self.spec = translated.spec
-                self.uniform = not translated.spec.is_exchange
-            elif translated.spec is not self.spec:
+                self.spec = spec
+                self.uniform = not spec.is_exchange
+            elif spec is not self.spec:
                 self.uniform = False
             self.arrivals[translated.rank] = translated
         elif not self.calls:
             self.spec = arrival.spec
         self.calls[session] = arrival
-        if isinstance(arrival.source, GpuRange) or isinstance(arrival.target, GpuRange):
+        if type(arrival.source) is GpuRange or type(arrival.target) is GpuRange:
             self.on_gpu = True
-        if arrival.message.timeout < self.timeout:
-            self.timeout = arrival.message.timeout
-        if arrival.called < self.first_call:
-            self.first_call = arrival.called
-        self.next_deadline = self.deadline
+        timeout, called = arrival.message.timeout, arrival.called
+        if timeout < self.timeout or called < self.first_call:
+            self.timeout = min(timeout, self.timeout)
+            self.first_call = min(called, self.first_call)
+            self.next_deadline = self.deadline
 
     @property
     def deadline(self) -> float:

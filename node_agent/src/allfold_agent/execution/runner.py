@@ -110,7 +110,7 @@ class Runner:
     def _prepare_memory(self, op: Op) -> tuple[Compiled, Operands]:
         spec = op.spec
         op.strategy = spec.strategy
-        calls = (spec,)
+        calls: tuple[OpSpec, ...] = (spec,)
         if spec.is_exchange:
             calls = tuple([op.arrivals[rank].spec for rank in self.ranks])
         op.compiled = compiled = self._compiler.compile(calls, op.on_gpu)
