@@ -58,8 +58,8 @@ class FetchesWhileFrozen(AgentMachine):
 
 
 class ClosesWhileFrozen(AgentMachine):
-    def completed(self, seq: int, stamp: Stamp) -> Instructions:
-        done = super().completed(seq, stamp)
+    def completed(self, seq: int, stamp: Stamp, floor: int = -1) -> Instructions:
+        done = super().completed(seq, stamp, floor)
         entry = self.ops.get(seq)
         if self.frozen and entry is not None and entry.complete and self._must_close(entry):
             done.append(SendClosing(seq))

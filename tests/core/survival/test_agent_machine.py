@@ -75,6 +75,26 @@ def test_an_op_starts_when_all_local_ranks_have_called_it() -> None:
     assert not me.ops
 
 
+def test_what_the_others_have_come_to_is_learnt_with_an_op_that_is_complete() -> None:
+    me = machine()
+    for seq in (0, 1):
+        me.call(seq, "r1", SUM)
+    assert me.completed(0, EPOCH.stamp, -1) == [HandOut(0, EPOCH.stamp)]
+    assert me.completed(1, EPOCH.stamp, 0) == [HandOut(1, EPOCH.stamp), Release(0)]
+
+
+def test_it_is_learnt_as_well_where_the_attempt_has_been_given_up_or_the_node_is_frozen() -> None:
+    me = machine()
+    for seq in (0, 1):
+        me.call(seq, "r1", SUM)
+    me.completed(0, EPOCH.stamp)
+    assert me.completed(1, REDUCED.stamp, 0) == [Release(0)]
+    me.freeze(0, 1)
+    assert me.completed(1, EPOCH.stamp, 1) == []
+    done = me.install(decided({1: Run(EPOCH.stamp)}))
+    assert done == [HandOut(1, EPOCH.stamp), Release(1)]
+
+
 def test_a_part_of_a_result_is_handed_out_when_all_others_have_theirs() -> None:
     me = machine()
     me.call(0, "r1", PARTS)

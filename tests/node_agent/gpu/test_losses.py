@@ -117,9 +117,8 @@ def op_on_gpu(group: Group) -> Op:
     rank: Any = None
     spec = group.current.spec_of(message)
     op = group.current.new_op(0)
-    group.current.add(
-        op, session_of(0), Arrival(0, rank, 0, message, spec, data, data, 0.0, 0.0), group.epochs
-    )
+    arrival = Arrival(0, rank, 0, message, spec, data, data, 0.0, 0.0)
+    op.add(session_of(0), arrival, arrival)
     return op
 
 
