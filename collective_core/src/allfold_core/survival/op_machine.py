@@ -185,11 +185,8 @@ class OpMachine:
         """Do with an op what may be done now."""
         if self.frozen or self.out:
             return []
-        if entry.state is OpState.OPEN:
-            return self._advance_open(seq, entry)
-        return self._advance_held(seq, entry) if entry.state is OpState.HELD else []
-
-    def _advance_open(self, seq: int, entry: OpEntry) -> Instructions:
+        if entry.state is not OpState.OPEN:
+            return self._advance_held(seq, entry) if entry.state is OpState.HELD else []
         if entry.complete:
             entry.state = OpState.HELD
             if self._must_close(entry):

@@ -296,7 +296,7 @@ class AgreeingGroup:
     def enter(self, op: Op, stamp: Stamp) -> Epoch:
         """Have an op run in the epoch of a stamp; returns that."""
         epoch = self.epoch_table.take_in(self.agreement.machine.epochs[stamp])
-        epoch.enter(op, self.epochs)
+        epoch.enter(op, self.epoch_table.by_ordinal)
         return epoch
 
     def resume_frames(self) -> None:

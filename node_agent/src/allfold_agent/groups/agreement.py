@@ -235,12 +235,13 @@ class Agreement:
         """Do what a machine says, after what is being done already."""
         if not instructions:
             return
-        self._todo += instructions
+        todo = self._todo
+        todo += instructions
         if self._busy:
             return
         self._busy = True
-        while self._todo:
-            each = self._todo.popleft()
+        while todo:
+            each = todo.popleft()
             try:
                 if type(each) in _OF_THE_AGREEMENT:
                     self._carry_out(each)

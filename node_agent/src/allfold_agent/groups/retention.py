@@ -21,6 +21,7 @@ class Retention:
         self._given = limit
         self._limit = LEAST_BYTES if limit is None else limit
         self._groups = 0
+        self._share = self._limit
         self._lock = make_lock("retention")
 
     @property
@@ -31,20 +32,26 @@ class Retention:
     @property
     def share(self) -> int:
         """The bound for each group, in bytes."""
-        return self._limit // max(1, self._groups)
+        return self._share
 
     def enter(self) -> None:
         """One more group keeps results."""
         with self._lock:
             self._groups += 1
+            self._divide()
 
     def leave(self) -> None:
         """One of the groups is over."""
         with self._lock:
             self._groups -= 1
+            self._divide()
 
     def note(self, nbytes: int) -> None:
         """There is a result of so many bytes."""
         if self._given is None and 2 * nbytes > self._limit:
             with self._lock:
                 self._limit = max(self._limit, 2 * nbytes)
+                self._divide()
+
+    def _divide(self) -> None:
+        self._share = self._limit // max(1, self._groups)
