@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.children import ROOT, environment
-from benchmarks.faults import steady
+from benchmarks.faults import cost, steady
 from benchmarks.faults.__main__ import line_of
 from benchmarks.faults.changes import ChangeLog, read_changes
 from benchmarks.faults.measuring import Contestant, Row, Sample, row_of, samples
@@ -136,6 +136,20 @@ def test_a_log_of_changes_has_an_op_only_if_it_differs_from_the_one_before(tmp_p
         (2, 7, ""),
         (4, 0, "RuntimeError"),
     ]
+
+
+def test_another_checkout_is_measured_with_its_own_packages(tmp_path: Path) -> None:
+    package = tmp_path / "client_sdk" / "src" / "allfold"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("MEDIAN = 0.5")
+    benchmark = tmp_path / "benchmarks"
+    benchmark.mkdir()
+    (benchmark / "__main__.py").write_text(
+        "import json, sys, allfold\n"
+        "found = [{'size': 8, 'libraries': {'allfold': {'median': allfold.MEDIAN}}}]\n"
+        "json.dump({'results': found}, open(sys.argv[-1], 'w'))\n"
+    )
+    assert cost._run(tmp_path) == {8: 0.5}
 
 
 def test_options_name_rows_and_sizes() -> None:
