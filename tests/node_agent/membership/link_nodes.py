@@ -309,3 +309,13 @@ class Wire:
             thread.join(SECONDS)
         for each in (self._listener, *self._ends):
             each.close()
+
+
+def await_one_connection(*linked: Node) -> None:
+    """Wait until there is one connection between two nodes, and it carries messages both ways."""
+    for node in linked:
+        node.await_connections(1)
+    for node, other in (linked, linked[::-1]):
+        before = len(other.bodies(node.name))
+        assert node.links.send(other.name, message(99))
+        other.await_messages(node.name, before + 1)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from contextlib import AsyncExitStack
 from time import monotonic
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,6 @@ from tests.node_agent.membership.scripted_orchestrator import (
     ScriptedOrchestrator,
     scripted_orchestrators,
 )
-from tests.support.processes.ports import free_address
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -139,91 +135,6 @@ async def test_a_proxy_of_the_environment_is_not_used(
         monkeypatch.delenv(name, raising=False)
     async with linked_node(one.url):
         await one.is_linked()
-
-
-# Generations of the store
-
-
-async def test_a_term_of_another_generation_is_dropped(one: ScriptedOrchestrator) -> None:
-    one.generation = 2
-    async with linked_node(one.url) as node:
-        link = await one.is_linked()
-        for generation in (1, 3, 2):
-            await link.say("term", generation=generation, group="train", record={})
-        await until(lambda: node.listener.of("term"), "it hears of the term")
-        assert node.listener.of("term") == [[2, "train", {}]]
-
-
-async def test_recalled_it_registers_again_on_the_same_link_and_takes_no_term_before_the_answer(
-    one: ScriptedOrchestrator,
-) -> None:
-    async with linked_node(one.url) as node:
-        link = await one.is_linked()
-        one.keeps_registering_waiting = True
-        await link.say("recall", generation=2)
-        again = await link.hears("register", 2)
-        assert again["generation"] == 1
-        await link.say("term", generation=1, group="old", record={})
-        await link.say("term", generation=2, group="early", record={})
-        await link.say("registered", generation=2, is_evicted=False, out=["lost"])
-        await link.say("term", generation=1, group="older", record={})
-        await link.say("term", generation=2, group="train", record={})
-        await until(lambda: node.listener.of("term"), "it hears of the term")
-        assert node.listener.calls == [
-            ("registered", 1, []),
-            ("registered", 2, ["lost"]),
-            ("term", 2, "train", {}),
-        ]
-        assert one.links == [link]
-
-
-async def test_a_group_that_opens_before_the_answer_is_told_of_after_it(
-    one: ScriptedOrchestrator,
-) -> None:
-    held: list[dict[str, Any]] = [
-        {"group": name, "record": {"epoch": 1}, "is_out": False} for name in ("train", "late")
-    ]
-    listener = NotedByListener(groups=held[:1])
-    async with linked_node(one.url, listener=listener) as node:
-        link = await one.is_linked()
-        await link.hears_beats()
-        one.keeps_registering_waiting = True
-        await link.say("recall", generation=2)
-        assert (await link.hears("register", 2))["groups"] == held[:1]
-        listener.unsaid = held[1:]
-        node.link.opened()
-        assert len(link.received("register")) == 2, "an answer is due"
-        one.keeps_registering_waiting = False
-        await link.say("registered", generation=2, is_evicted=False, out=[])
-        assert (await link.hears("register", 3))["groups"] == held
-        await until(lambda: len(listener.of("registered")) == 3, "it is answered")
-        assert len(link.received("register")) == 3, "once is enough"
-
-
-async def test_a_group_that_the_store_may_lack_is_told_of_as_soon_as_it_opens(
-    one: ScriptedOrchestrator,
-) -> None:
-    listener = NotedByListener()
-    async with linked_node(one.url, listener=listener) as node:
-        link = await one.is_linked()
-        await link.hears_beats()
-        listener.unsaid = [{"group": "late", "record": {"epoch": 1}, "is_out": False}]
-        node.link.opened()
-        node.link.opened()
-        assert (await link.hears("register", 2))["groups"] == listener.groups
-        await until(lambda: len(listener.of("registered")) == 2, "it is answered")
-        assert len(link.received("register")) == 2
-
-
-async def test_on_a_new_link_it_names_the_generation_of_the_last_registration(
-    one: ScriptedOrchestrator,
-) -> None:
-    one.generation = 5
-    async with linked_node(one.url):
-        await (await one.is_linked()).socket.close(1001)
-        second = await one.is_linked(2)
-        assert second.received("register")[0]["generation"] == 5
-        assert len(one.registrations) == 1, "the node itself is registered still"
 
 
 # Ends of links
@@ -400,89 +311,3 @@ async def test_goodbye_is_said_before_the_link_ends(one: ScriptedOrchestrator) -
         assert one.requests[-1] == ("DELETE", "/v1/nodes/a")
         await until(lambda: link.is_over, "the link ends")
         assert len(one.links) == 1
-
-
-# Several replicas
-
-
-async def test_where_a_replica_is_silent_the_node_links_to_the_next(
-    two: list[ScriptedOrchestrator],
-) -> None:
-    first, second = two
-    async with linked_node(first.url, second.url) as node:
-        link = await first.is_linked()
-        first.is_silent = True
-        await (await second.is_linked()).hears_beats()
-        assert node.registration.problem is None
-        await until(lambda: link.is_over, "the silent one is given up")
-        assert node.client.url == second.url
-
-
-async def test_a_registration_without_an_answer_is_made_at_the_next_replica(
-    two: list[ScriptedOrchestrator], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allfold_agent.membership.control_session.REGISTER_SECONDS", 0.05)
-    first, second = two
-    first.keeps_registering_waiting = True
-    async with linked_node(first.url, second.url):
-        await second.is_linked()
-
-
-async def test_a_node_goes_from_replica_to_replica_as_long_as_need_be(
-    two: list[ScriptedOrchestrator],
-) -> None:
-    first, second = two
-    async with linked_node(first.url, second.url):
-        await (await first.is_linked()).socket.close(1001)
-        await (await second.is_linked()).socket.close(1001)
-        await first.is_linked(2)
-
-
-async def test_the_first_replica_that_answers_is_taken(one: ScriptedOrchestrator) -> None:
-    nowhere = f"http://{free_address()}"
-    async with linked_node(nowhere, one.url) as node:
-        await one.is_linked()
-        assert node.client.url == one.url
-
-
-async def test_an_outage_of_all_replicas_names_them_all() -> None:
-    urls = [f"http://{free_address()}" for _ in range(2)]
-    async with linked_node(*urls) as node:
-        await until(lambda: urls[0] in str(node.registration.problem), "it says so")
-        assert urls[1] in str(node.registration.problem)
-
-
-async def test_links_that_end_at_all_replicas_are_named_together(
-    two: list[ScriptedOrchestrator],
-) -> None:
-    first, second = two
-    async with linked_node(first.url, second.url) as node:
-        link = await first.is_linked()
-        first.is_down = second.is_down = True
-        await link.socket.close(1001)
-        urls = (first.url, second.url)
-
-        def problem_names(*some: str) -> bool:
-            return all((url in str(node.registration.problem)) == (url in some) for url in urls)
-
-        await until(lambda: problem_names(*urls), "it names both")
-        second.is_down = False
-        link = await second.is_linked()
-        first.is_down = False
-        second.is_silent = first.is_silent = True
-        await until(lambda: problem_names(second.url), "what was before is over")
-
-
-async def test_a_replica_that_accepts_connections_and_does_nothing_is_left(
-    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel accepts for a process that is stopped."""
-    monkeypatch.setattr("allfold_agent.membership.orchestrator_client._CONNECT_SECONDS", 0.05)
-    async with AsyncExitStack() as stack:
-        frozen = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
-        node = await stack.enter_async_context(linked_node(one.url, url))
-        monkeypatch.setattr("allfold_agent.membership.control_socket._OPEN_SECONDS", 0.05)
-        await (await one.is_linked()).socket.close(1001)
-        await one.is_linked(2)
-        assert node.registration.problem is None
