@@ -52,7 +52,7 @@ class ProtocolViolation(Exception):
 
 @dataclass(frozen=True)
 class GroupPolicy:
-    """What all ranks of a group agreed on when they opened it.
+    """The terms on which all ranks of a group opened it.
 
     Attributes:
         group: its name.
@@ -144,7 +144,7 @@ def _gone(epoch: Epoch, term: Term, dead: Mapping[str, str]) -> dict[Seat, str]:
 
 @dataclass(frozen=True)
 class _Round:
-    """What all decisions of one round are made from."""
+    """The evidence of one round, and the rules by which each op gets its outcome."""
 
     policy: GroupPolicy
     term: Term

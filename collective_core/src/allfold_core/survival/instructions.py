@@ -1,4 +1,4 @@
-"""What a node is to do after an event of its agreement machine. Values only.
+"""The instructions of an agent machine to its node, in answer to an event. Values only.
 
 Three of them are made for every op. They are not frozen: that would take three times as long.
 """

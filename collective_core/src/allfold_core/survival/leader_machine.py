@@ -62,7 +62,7 @@ class LeaderMachine:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """What the newest round is to judge."""
+        """The doubts that the newest round is to judge."""
         return tuple(self._doubts.values())
 
     def down(self, dead: Mapping[str, str]) -> list[Freeze]:

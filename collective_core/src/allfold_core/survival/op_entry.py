@@ -52,7 +52,7 @@ class OpEntry:
         )
 
     def report(self, withdrawn: Collection[str]) -> OpReport:
-        """What a round is told of it.
+        """Return the op as a report to a round has it.
 
         Args:
             withdrawn: the sessions whose input cannot be used any more.

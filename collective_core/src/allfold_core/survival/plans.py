@@ -44,7 +44,7 @@ def first_epoch(plan: Plan) -> Epoch:
 
 
 def policy_of(plan: Plan) -> GroupPolicy:
-    """What the ranks of a group have agreed to do about losses."""
+    """The policy of a group about losses, as its plan has it."""
     return GroupPolicy(plan.group, plan.on_loss == "shrink", plan.min_world)
 
 

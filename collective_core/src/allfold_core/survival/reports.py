@@ -1,4 +1,4 @@
-"""What nodes tell each other in a round: reports, doubts, and the decision."""
+"""The content of a round: reports and doubts of the nodes, and the decision."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Report:
 
 
 class Reason(IntEnum):
-    """Why a node doubts that an op can go on; ``STALE``: its members are not those it is for."""
+    """The reason for a doubt; ``STALE``: the calls are for another membership than the op's."""
 
     DEADLINE = 0
     MISMATCH = 1

@@ -24,7 +24,7 @@ def patience_for(worst_pong: float) -> float:
 
 
 Charge = Literal["refused", "silent", "stuck"]
-"""What one node accuses another one of."""
+"""The kind of an accusation of one node by another."""
 
 
 class RecentMaximum:
@@ -49,7 +49,7 @@ class RecentMaximum:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a node sees of another one.
+    """One node as another one sees it at one moment.
 
     Attributes:
         last_heard: when the last byte came, on the link or on any edge.
@@ -75,7 +75,7 @@ class Observation:
 
 
 class Action(Enum):
-    """What to do about a node."""
+    """The next step against a node that is silent."""
 
     NOTHING = "nothing"
     DIAL_AGAIN = "dial a second connection"
@@ -90,7 +90,7 @@ _CHARGES: dict[Action, Charge] = {
 
 
 class Suspicion:
-    """What one node has done about the silence of another one, and what it does next."""
+    """The course of one node's suspicion of another: a second dial, then an accusation."""
 
     def __init__(self) -> None:
         self._heard = float("-inf")
@@ -101,7 +101,7 @@ class Suspicion:
 
     @property
     def charge(self) -> Charge | None:
-        """What the node stands accused of since it was last heard or cleared."""
+        """The accusation since the node was last heard or cleared; ``None`` if there is none."""
         return _CHARGES.get(self._accused)
 
     def clear(self, now: float, patience: float = 0.0) -> None:

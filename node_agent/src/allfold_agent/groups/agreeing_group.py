@@ -1,4 +1,4 @@
-"""What the nodes of a group have agreed upon, done on this one, over all epochs."""
+"""A group on this node as all its nodes agree upon it: carries out decisions, in all epochs."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ class AgreeingGroup:
         return expected is None or stamp < expected.pack()
 
     def receiver(self, op: Op, source: str) -> OpReceiver | None:
-        """What a running op gets from a node; ``None`` for one that has no part in it."""
+        """The receiver of a running op's frames from a node; ``None`` if it has none."""
         return self.epoch_table.of(op.stamp).runner.receiver(op, source)
 
     # The end

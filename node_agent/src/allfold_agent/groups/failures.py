@@ -27,5 +27,5 @@ def evicted(group: str, node: str, how: str) -> Evicted:
 
 
 def how_lost(loss: AllfoldError, session: str) -> str:
-    """How a rank was lost, of the error of a loss: a phrase to follow its name."""
+    """The way in which a rank was lost, from the error of the loss; a phrase to follow its name."""
     return str(loss.details.get("lost", {}).get(session, NODE_LOST))

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class OpsOfGroup(Protocol):
-    """What the edges have to know of the ops of their group. With the table's lock held."""
+    """The ops of a group, as its edges ask for them. With the table's lock held."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class OpsOfGroup(Protocol):
         """Return True for a frame of an attempt that is over here, or was given up."""
 
     def receiver(self, op: Op, source: str) -> OpReceiver | None:
-        """What a running op gets from a node; ``None`` for one that has no part in it."""
+        """The receiver of a running op's frames from a node; ``None`` if it has none."""
 
     def mismatch(self, seq: int) -> None:
         """The calls of two nodes differ: have the op judged."""

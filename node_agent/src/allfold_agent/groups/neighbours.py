@@ -1,4 +1,4 @@
-"""What a group needs of the other nodes, and of those around it."""
+"""The interface of a group to the other nodes and to its agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Neighbours(Protocol):
         """The group goes on without these nodes."""
 
     def obstacles(self, group: AgreeingGroup) -> Obstacles:
-        """What is in the way of a decision. In the reactor's thread."""
+        """Return the obstacles to a decision. In the reactor's thread."""
 
     def group_over(self, group: AgreeingGroup) -> None:
         """No rank is in the group any more."""

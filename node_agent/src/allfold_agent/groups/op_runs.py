@@ -1,4 +1,4 @@
-"""What the agreement says about ops, done: attempts that start, are given up, or have a result."""
+"""The attempts of ops: started, cancelled and handed out as the nodes have agreed."""
 
 from __future__ import annotations
 

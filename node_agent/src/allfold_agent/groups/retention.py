@@ -1,4 +1,4 @@
-"""How much memory the results of ops may take that are kept for other nodes."""
+"""The bound on the memory of results that are kept for other nodes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ TELL_SECONDS = 1.0
 
 
 class Obstacles(NamedTuple):
-    """What is in the way of a group's decisions.
+    """The obstacles to a group's decisions.
 
     Attributes:
         missing: the nodes that cannot be reached, each with a phrase that says so.

@@ -1,4 +1,4 @@
-"""What this node says and hears on the control link."""
+"""This node at its end of the control link: what comes is passed on, what goes is collected."""
 
 from __future__ import annotations
 

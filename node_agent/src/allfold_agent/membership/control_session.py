@@ -1,4 +1,4 @@
-"""What is due on one control link, and which terms count on it; pure, with the time as argument."""
+"""One control link: its due times, and the terms that count on it. Pure; time is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other nodes and the orchestrator say of a group before its plan has come to this node."""
+"""Messages and terms of groups whose plan has not come to this node yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the links between agents carry for groups: their messages, and how far each one is."""
+"""The messages and the progress of groups, on the links between agents."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class LinkListener:
 
 @dataclass
 class LinkContext:
-    """What all links of an agent share.
+    """The parts that all links of an agent share.
 
     Attributes:
         me: this agent.
@@ -161,7 +161,7 @@ class PeerLink:
 
     @property
     def users(self) -> int:
-        """How many groups want the link."""
+        """The number of groups that want the link."""
         return sum(life.users for life in self._lives.values())
 
     def want(self, address: str, incarnation: str) -> None:

@@ -27,7 +27,7 @@ Dialled = tuple[socket.socket, bytes]
 
 
 class Refusal(Enum):
-    """What a dial that has failed says about the peer."""
+    """The meaning of a failed dial for the peer."""
 
     NONE = "nothing: it may live"
     REFUSED = "nobody listens at its address"

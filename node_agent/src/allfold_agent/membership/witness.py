@@ -44,7 +44,7 @@ class Accuser(Protocol):
 
 
 class _News(NamedTuple):
-    """What other threads may know. Made anew at each tick, and never changed."""
+    """A snapshot for other threads. Made anew at each tick, and never changed."""
 
     heard: Mapping[str, float]
     lag: float
