@@ -263,6 +263,16 @@ def test_a_term_counts_if_the_store_of_the_last_registration_has_announced_it() 
     assert (me.term, me.round, me.frozen) == (newer, 0, True)
 
 
+def test_what_a_node_has_said_that_it_holds_stays_true_until_the_answer() -> None:
+    """Else another node could teach it a term that the store, which it tells of its own, lacks."""
+    me = machine()
+    newer = Term(1, 0, ("b",), (0,), (("a", "died"),))
+    me.registers()
+    assert me.take_term(newer, 0) == []
+    me.registered(0)
+    assert report(me.take_term(newer, 0)).term == newer
+
+
 def test_a_term_with_one_who_was_left_out_before_is_not_taken() -> None:
     me = machine()
     me.take_term(Term(1, 0, ("b",), (0,), (("a", "died"),)), 0)

@@ -86,6 +86,20 @@ async def test_a_group_that_the_store_may_lack_is_told_of_as_soon_as_it_opens(
         assert len(link.received("register")) == 2
 
 
+async def test_an_answer_counts_if_nothing_newer_was_said_since(one: ScriptedOrchestrator) -> None:
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        one.keeps_registering_waiting = True
+        for number in (2, 3):
+            await link.say("recall", generation=number)
+            await link.hears("register", number)
+        for number in (2, 3):
+            await link.say("registered", generation=number, is_evicted=False, out=[])
+        await link.say("term", generation=3, group="train", record={})
+        await until(lambda: node.listener.of("term"), "it hears of the term")
+        assert node.listener.of("registered") == [[1, []], [3, []]]
+
+
 async def test_on_a_new_link_it_names_the_generation_of_the_last_registration(
     one: ScriptedOrchestrator,
 ) -> None:

@@ -15,9 +15,14 @@ class Noted:
         self.name, self.opening = "train", opening
         self.record, self.evicted = {"epoch": opening, "generation": generation}, None
         self.errors: list[Exception] = []
+        self.is_registering = False
+
+    def registers(self) -> dict[str, int]:
+        self.is_registering = True
+        return self.record
 
     def registered(self, generation: int) -> None:
-        pass
+        self.is_registering = False
 
     def evict(self, error: Exception) -> None:
         self.errors.append(error)
@@ -55,3 +60,12 @@ def test_a_store_may_lack_what_an_earlier_one_has_opened_and_no_registration_spo
     assert not terms.has_unsaid()
     groups.append(Noted(5, generation=2))
     assert not terms.has_unsaid(), "the present store has opened it"
+
+
+def test_a_group_takes_no_term_from_its_report_to_the_answer() -> None:
+    group = Noted(3)
+    terms = terms_of([group])
+    assert [each["record"] for each in terms.held()] == [group.record]
+    assert group.is_registering
+    terms.registered(1, [])
+    assert not group.is_registering

@@ -34,8 +34,16 @@ class AgentMachine(OpMachine):
             return []
         return self._report(number)
 
+    def registers(self) -> None:
+        """The node says that it holds this term: until the answer that has to stay true.
+
+        Also if the answer never comes: the store may have taken note.
+        """
+        self.registering = True
+
     def registered(self, generation: int) -> None:
         """The node has registered with a store: it takes no term that older ones announced."""
+        self.registering = False
         self.generation = max(generation, self.generation)
 
     def take_term(self, term: Term, announced: int) -> Instructions:
@@ -44,7 +52,9 @@ class AgentMachine(OpMachine):
         Args:
             announced: the generation of the store that has announced it.
         """
-        if self.out or announced != self.generation or not term.may_follow(self.term):
+        if self.out or self.registering or announced != self.generation:
+            return []
+        if not term.may_follow(self.term):
             return []
         if self.node not in term.voters:
             self.evict()

@@ -37,6 +37,7 @@ class OpMachine:
     Attributes:
         term: the newest that was taken.
         generation: of the orchestrator's store with which the node has registered last.
+        registering: what it holds is on its way to the store, and it takes no other term meanwhile.
         round: the newest of that term that was reported to.
         frozen: it was reported to, and its decision has not come.
         out: the group goes on without this node.
@@ -53,6 +54,7 @@ class OpMachine:
         self.policy = policy
         self.term = term
         self.generation = term.generation
+        self.registering = False
         self.round = 0
         self.frozen = False
         self.out = False

@@ -174,6 +174,12 @@ class AgreeingGroup:
         """The link to a node is there (again)."""
         self._tell(partial(self.agreement.link_up, node))
 
+    def registers(self) -> Mapping[str, Any]:
+        """Return the record of the newest term: no other is taken until :meth:`registered`."""
+        with self.table.lock:
+            self.agreement.registers()
+            return self.record
+
     def registered(self, generation: int) -> None:
         """The node has registered with a store: it takes no term that older ones announced."""
         self._tell(partial(self.agreement.registered, generation))

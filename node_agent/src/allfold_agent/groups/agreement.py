@@ -145,6 +145,10 @@ class Agreement:
         """Have the nodes stand in another order; nothing happens unless this node is the leader."""
         self._leader.arrange(layout)
 
+    def registers(self) -> None:
+        """The node says which term it holds; no message changes that until it has the answer."""
+        self.machine.registers()
+
     def registered(self, generation: int) -> None:
         """The node has registered with a store: it takes no term that older ones announced."""
         self.machine.registered(generation)

@@ -261,8 +261,9 @@ class ControlLink:
         self._session.registered(answer.generation, self._loop.time())
         self._failures.clear()
         self._registration.linked(url)
-        self._listener.registered(answer.generation, answer.out)
-        self.opened()  # perhaps since it was said what the node holds
+        if self._session.is_registered:  # else what was said last is still on its way
+            self._listener.registered(answer.generation, answer.out)
+            self.opened()  # perhaps since it was said what the node holds
 
 
 async def _send_all(socket: ControlSocket, outgoing: asyncio.Queue[str]) -> None:

@@ -67,10 +67,11 @@ class GroupTerms:
             self._registrations += 1
             newest = self._newest()
             self._said = {name: group.opening for name, group in newest.items()}
-            return [
-                {"group": name, "record": group.record, "is_out": group.evicted is not None}
-                for name, group in newest.items()
-            ]
+        records = {name: group.registers() for name, group in newest.items()}
+        return [
+            {"group": name, "record": record, "is_out": newest[name].evicted is not None}
+            for name, record in records.items()
+        ]
 
     def registered(self, generation: int, out: Collection[str]) -> None:
         """The node has registered with a store of a generation.
