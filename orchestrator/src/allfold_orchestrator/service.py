@@ -149,8 +149,12 @@ class Orchestrator:
         nodes = self._store.nodes
         for node, _ in lives:
             self._lately.pop(node, None)
-        lost = NodesLost(await nodes.ends_of(lives, known))
-        seated = await asyncio.gather(*(nodes.groups_of(*life) for life in lives))
+        ends, store, seated = await asyncio.gather(
+            nodes.ends_of(lives, known),
+            self._store.lives.read(),
+            asyncio.gather(*(nodes.groups_of(*life) for life in lives)),
+        )
+        lost = NodesLost(ends, store, self._store.clock.now() + nodes.lease_seconds)
         # All at once: the others of each group wait for it.
         await asyncio.gather(*(self._lose(group, lost) for group in {*groups}.union(*seated)))
         for life in lives:

@@ -17,11 +17,13 @@ from allfold_orchestrator import background
 from allfold_orchestrator.links import hub
 from allfold_orchestrator.links.hub import Links
 from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
+from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
+from tests.orchestrator.builders import lost
 from tests.orchestrator.conftest import Backend, MakeStore, Real
 from tests.orchestrator.fake_agent import SECONDS, agents, replica
 from tests.support.waiting import until, within
@@ -154,6 +156,32 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         later = a.messages[before:]
         assert [m["generation"] for m in later if m["type"] == "term"] == [old + 1]
         assert [m["generation"] for m in later if m["type"] == "recall"] == [old + 1]
+
+
+async def test_what_was_read_before_the_store_lost_it_is_not_announced_as_of_the_store_now(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        store = make_store()
+        one = await stack.enter_async_context(replica(store))
+        a, _, _ = await agents(stack, one, "abc")
+        generation, read = a.generation, store.groups.read_if_possible
+
+        async def lost_at_once(group: str) -> GroupState | None:
+            state = await read(group)
+            assert state is not None
+            monkeypatch.setattr(store.groups, "read_if_possible", read)
+            await store.lives.outgrow(generation)
+            a.messages.clear()
+            await a.link()
+            await a.hears("registered", generation=generation + 1)
+            return step(state, lost("c"))[0]
+
+        monkeypatch.setattr(store.groups, "read_if_possible", lost_at_once)
+        one.links._hear("train")
+        await a.hears("term", generation=generation + 1)
+        told = [each["record"]["term"]["voters"] for each in a.received("term")]
+        assert told == [["a", "b", "c"]]
 
 
 # A store that fails

@@ -141,6 +141,14 @@ def test_agents_that_know_more_than_the_store_show_that_it_lost_something() -> N
     assert not shows_loss(old, STORE, report("b", new, is_out=True))
 
 
+def test_an_agent_knows_a_store_that_has_lost_its_count_and_come_to_the_same_number() -> None:
+    """As one that is in memory does, which ends with the orchestrator."""
+    again = report("b", first(), generation=STORE.generation)
+    assert shows_loss(None, STORE, again)
+    assert not shows_loss(None, STORE, replace(again, is_out=True))
+    assert not shows_loss(None, STORE, replace(again, held=without(first(), "b")))
+
+
 # Registrations
 
 
@@ -271,6 +279,21 @@ def test_while_a_record_is_recalled_evictions_take_more(
 ) -> None:
     record = replace(first(), recall=Recall(UNTIL, frozenset(registered)))
     assert may_evict([record], node, is_proven=is_proven, now=now) is allowed
+
+
+def test_nobody_is_evicted_from_a_record_for_which_no_agent_has_registered_yet() -> None:
+    """The store may have gone back to it, from a term that left out those who would go on."""
+    assert not may_evict([first()], "a", is_proven=True, now=UNTIL, generation=2)
+    assert not may_evict([first()], "a", is_proven=False, now=UNTIL, generation=2)
+    assert may_evict([first()], "a", is_proven=False, now=UNTIL, generation=1)
+
+
+def test_a_term_is_of_the_store_that_makes_it() -> None:
+    """Before it lost something the store may have made another one of this number."""
+    left = evict(first(), lost("a"), STORE, UNTIL)
+    assert left is not None
+    assert (left.term.number, left.term.generation) == (2, STORE.generation)
+    assert left.recall == Recall(UNTIL)
 
 
 def test_those_who_registered_in_one_group_speak_for_its_smaller_ones() -> None:

@@ -181,8 +181,11 @@ class Court:
     def _spared(self) -> set[Life]:
         """The lives that may not be evicted now, for what is known of each."""
         now, refused = self._store.clock.now(), self.jury.refused_lives
-        spared = self._terms.spared(now)
-        return spared - (refused - self._terms.spared(now, is_proven=True)) if refused else spared
+        generation = self._store.lives.known.generation
+        spared = self._terms.spared(now, generation)
+        if not refused:
+            return spared
+        return spared - (refused - self._terms.spared(now, generation, is_proven=True))
 
     async def _decide(self, turn: str) -> None:
         # What others have decided in their turn takes accusations away.
@@ -219,8 +222,10 @@ class Court:
         groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}
         found = [await self._record(group) for group in groups]
         records = [record for record in found if record is not None and record.has(life)]
+        # Read after the records: they may be older than the store, and never newer.
+        generation = (await self._store.lives.read()).generation
         now = self._store.clock.now()
-        return may_evict(records, life[0], is_proven=is_proven, now=now)
+        return may_evict(records, life[0], is_proven=is_proven, now=now, generation=generation)
 
     async def _record(self, group: str) -> TermRecord | None:
         """Return the term of a group; as it was known last, where it cannot be read."""

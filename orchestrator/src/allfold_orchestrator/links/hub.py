@@ -229,7 +229,7 @@ class Links:
 
     async def _announce(self) -> None:
         """Tell the agents of terms that have changed, if the store is still the one they know."""
-        groups, has_missed = self._changed, self._has_missed
+        groups, has_missed, generation = self._changed, self._has_missed, self._generation
         self._changed, self._has_missed = set(), False
         try:
             if has_missed:
@@ -241,6 +241,9 @@ class Links:
             self._changed |= groups
             self._has_missed |= has_missed
             raise
+        if self._generation != generation:  # what was read may be what the store has lost
+            self._changed |= groups
+            return
         for group in groups & self._terms.records.keys():
             record = self._terms.records[group]
             linked = [link for link in self._links.values() if link.generation == self._generation]

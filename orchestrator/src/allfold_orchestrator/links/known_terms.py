@@ -52,10 +52,11 @@ class KnownTerms:
         """The nodes that lead a group."""
         return {record.term.leader for record in self.records.values()}
 
-    def spared(self, now: float, *, is_proven: bool = False) -> set[Life]:
+    def spared(self, now: float, generation: int, *, is_proven: bool = False) -> set[Life]:
         """Return the lives that may not be evicted, as a record may lack their term.
 
         Args:
+            generation: of the store.
             is_proven: they are known to be gone, and not only silent.
         """
         records = defaultdict(list)
@@ -65,5 +66,5 @@ class KnownTerms:
         return {
             life
             for life, found in records.items()
-            if not may_evict(found, life[0], is_proven=is_proven, now=now)
+            if not may_evict(found, life[0], is_proven=is_proven, now=now, generation=generation)
         }

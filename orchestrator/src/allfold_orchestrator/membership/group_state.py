@@ -237,9 +237,15 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """These lives of nodes are over, all at once; each with how that is known."""
+    """These lives of nodes are over, all at once; each with how that is known.
+
+    ``store`` is the store's life now, where it is known, and ``until`` the end of the grace in
+    which agents may register, if a record turns out to be of an earlier one.
+    """
 
     lives: Mapping[Life, str]
+    store: StoreLife | None = None
+    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Rea
 def _nodes_lost(state: GroupState, lost: NodesLost) -> Outcome:
     departed: tuple[Instruction, ...] = ()
     freed: tuple[Instruction, ...] = ()
-    state = without_lives(state, lost.lives)
+    state = without_lives(state, lost)
     current, forming = state.current, state.forming
     if current is not None:
         ranks = _ranks_of(current, lost.lives)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from allfold_orchestrator.membership.group_state import (
@@ -13,11 +12,12 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     LossShown,
     NodeHolds,
+    NodesLost,
     Outcome,
     RanksDeparted,
     Reason,
 )
-from allfold_orchestrator.membership.term_record import Life, TermRecord
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import (
     evict,
     register,
@@ -55,12 +55,12 @@ def _has_seats(current: Epoch | None, term: TermRecord) -> bool:
     return current is not None and current.plan.epoch == term.epoch
 
 
-def without_lives(state: GroupState, lost: Mapping[Life, str]) -> GroupState:
+def without_lives(state: GroupState, lost: NodesLost) -> GroupState:
     """Return the group with a term without these lives of nodes; their ranks leave next."""
     record = term_record(state)
     if record is None:
         return state
-    left = evict(record, lost)
+    left = evict(record, lost.lives, lost.store, lost.until)
     if left is None or not _has_seats(state.current, left):
         return replace(state, term=left)
     return state if left is record else replace(state, term=replace(left, seats=()))
@@ -77,10 +77,10 @@ def without_reported_seat(state: GroupState, session: str) -> GroupState:
 def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
     """Note the term that an agent holds, see :func:`register`."""
     report, record = event.report, term_record(state)
-    if shows_loss(record, event.store, report):
-        return state, (LossShown(report.generation),)
     if record is None and _is_over(state, report.held.epoch):
         return state, (AgentRegistered(is_out=True),)
+    if shows_loss(record, event.store, report):
+        return state, (LossShown(report.generation),)
     answer = register(record, event.store, report, event.until)
     if answer.record is not None:
         state = _above(state, answer.record.epoch)

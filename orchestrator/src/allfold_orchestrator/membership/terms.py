@@ -53,17 +53,27 @@ def without_seats(record: TermRecord, sessions: Collection[str]) -> TermRecord:
     return record if len(seats) == len(record.seats) else replace(record, seats=seats)
 
 
-def evict(record: TermRecord, lost: Mapping[Life, str]) -> TermRecord | None:
+def evict(
+    record: TermRecord,
+    lost: Mapping[Life, str],
+    store: StoreLife | None = None,
+    until: float = 0.0,
+) -> TermRecord | None:
     """Return the record without these lives of nodes; ``None`` if no node with a rank is left.
 
     Lives that the record does not have change nothing. Voters whose last rank has left go too.
 
     Args:
         lost: how the loss of each is known.
+        store: its life now: a term is of the store that makes it, since an earlier one may have
+            made another term of the same number.
+        until: the end of the grace, where the record is of an earlier life of the store.
     """
     found = {life[0]: how for life, how in lost.items() if record.has(life)}
     if not found:
         return record
+    if store is not None:
+        record = recalled(record, store, until)
     seated = {seat.node for seat in record.seats}
     staying = {name for name in record.term.voters if name in seated and name not in found}
     return _narrowed(record, staying, record.term.number + 1, found) if staying else None
@@ -110,15 +120,17 @@ def shows_loss(record: TermRecord | None, store: StoreLife, report: Registration
     """
     if report.generation > store.generation:
         return True
-    if record is None or report.is_out:
+    if report.is_out or not report.held.has(report.life):
         return False
+    if record is None:  # where the agent was here before, a new store has the same number
+        return report.generation == store.generation
     is_current = record.recall is None and record.generation == store.generation
     return is_current and report.held.follows(record)
 
 
 def recalled(record: TermRecord, store: StoreLife, until: float) -> TermRecord:
     """Return a record that is no longer trusted if the store has had another life since."""
-    if record.generation == store.generation:
+    if record.generation >= store.generation:
         return record
     return replace(record, generation=store.generation, recall=Recall(until))
 
@@ -193,14 +205,22 @@ def _said_so(report: Registration) -> dict[Life, str]:
     return {report.life: "said that it is out of the group"}
 
 
-def may_evict(records: Collection[TermRecord], node: str, *, is_proven: bool, now: float) -> bool:
+def may_evict(
+    records: Collection[TermRecord], node: str, *, is_proven: bool, now: float, generation: int = 0
+) -> bool:
     """Return True if a node may be evicted; after a loss of its groups' records that takes more.
 
+    A record for which nobody has registered yet with this life of the store may be an old one that
+    has come back, in which nodes are missing that go on, and others are not left out yet.
+
     Args:
+        generation: of the store.
         records: of all groups in which the node votes. Its life ends in all of them, so those who
             have registered in one group speak for the others, too.
         is_proven: the node is known to be gone, and not only silent.
     """
+    if any(record.generation < generation for record in records):
+        return False
     recalls = [record.recall for record in records if record.recall is not None]
     missed = [recall for recall in recalls if node not in recall.registered]
     if any(now < recall.until for recall in missed):

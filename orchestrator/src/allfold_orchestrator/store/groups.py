@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
@@ -298,7 +298,7 @@ def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> 
         for life, how in lost.lives.items()
         if (record := nodes[life[0]]) is None or not record.is_alive_as(life[1])
     }
-    return lost if len(over) == len(lost.lives) else NodesLost(over)
+    return lost if len(over) == len(lost.lives) else replace(lost, lives=over)
 
 
 def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
