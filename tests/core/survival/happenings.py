@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from allfold_core.plan import Layout
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.leader_machine import LeaderMachine
-from allfold_core.survival.records import Stamp, Term
+from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Install, OpState, Reason
-from tests.core.survival.scenario import Violation, name, number
-from tests.core.survival.world import HOLDS, World
+from tests.core.survival.data_plane import Action, data_actions, do
+from tests.core.survival.scenario import name, number
+from tests.core.survival.world import World
+from tests.support.state_search import Violation
 
-Change = Callable[[World], None]
-Action = tuple[str, bool, Change]
-"""What can happen: its name, whether it may never happen, and what it does to a copy."""
+W = TypeVar("W", bound=World)
 
 
 def actions(w: World) -> Iterator[Action]:
     """Everything that can happen now."""
-    yield from _faults(w)
+    yield from node_faults(w)
+    yield from _orchestrator_faults(w)
     yield from _orchestrator(w)
+    for n in w.live():
+        yield from _terms(w, n)
+    yield from node_actions(w)
+
+
+def node_actions(w: World) -> Iterator[Action]:
+    """Whatever nodes do, and what they say to each other in rounds."""
     for rank, seq in w.s.late:
         earlier = all((rank, each) in w.called for each in range(seq))
         may_call = earlier and rank not in w.dead and (rank, seq) not in w.called
         if may_call and w.s.rank_node[rank] in w.live():
-            yield f"rank {rank} calls op {seq}", False, _do(World.call, rank, seq)
+            yield f"rank {rank} calls op {seq}", False, do(World.call, rank, seq)
     for n in w.live():
-        yield from _data(w, n)
-        yield from _control(w, n)
+        yield from data_actions(w, n)
+        yield from _rounds(w, n)
 
 
-def follow(world: World, change: Change) -> World:
+def follow(world: W, change: Callable[[W], None]) -> W:
     """Return the world after an action; a broken rule of the machines is a violation."""
     after = world.copy()
     try:
@@ -45,28 +53,19 @@ def follow(world: World, change: Change) -> World:
     return after
 
 
-def _do(method: Callable[..., None], *args: Any) -> Change:
-    return lambda world: method(world, *args)
-
-
 # Faults
 
 
-def _faults(w: World) -> Iterator[Action]:
+def node_faults(w: World) -> Iterator[Action]:
+    """Deaths, deadlines of ops, and messages that come twice."""
     if w.budget["crash"] and sum(w.alive) > 1:
         for n in range(w.s.nodes):
             if w.alive[n]:
-                yield f"node {n} crashes", True, _do(_crash, n)
+                yield f"node {n} crashes", True, do(_crash, n)
     if w.budget["rank"]:
         for rank in w.s.mortal:
             if rank not in w.dead and w.alive[w.s.rank_node[rank]]:
-                yield f"rank {rank} dies", True, _do(_rank_dies, rank)
-    if w.budget["loss"] and w.record is not None:
-        yield "the record is lost", True, _lose_record
-    if w.budget["orch"] and w.orch:
-        yield "the orchestrator crashes", True, _orch_crashes
-    if w.budget["false"] and w.orch and w.record is not None:
-        yield from _mistakes(w, w.record)
+                yield f"rank {rank} dies", True, do(_rank_dies, rank)
     if w.budget["verdict"]:
         yield from _deadlines(w)
     if w.budget["again"]:
@@ -74,7 +73,16 @@ def _faults(w: World) -> Iterator[Action]:
     if w.budget["arrange"]:
         for t in w.leaders:
             if w.alive[number(w.terms[t].leader)]:
-                yield f"the nodes of term {t} are to stand in another order", True, _do(_arrange, t)
+                yield f"the nodes of term {t} are to stand in another order", True, do(_arrange, t)
+
+
+def _orchestrator_faults(w: World) -> Iterator[Action]:
+    if w.budget["loss"] and w.record is not None:
+        yield "the record is lost", True, _lose_record
+    if w.budget["orch"] and w.orch:
+        yield "the orchestrator crashes", True, _orch_crashes
+    if w.budget["false"] and w.orch and w.record is not None:
+        yield from _mistakes(w, w.record)
 
 
 def _mistakes(w: World, record: int) -> Iterator[Action]:
@@ -85,7 +93,7 @@ def _mistakes(w: World, record: int) -> Iterator[Action]:
     for t in terms:
         for n in w.voters(t):
             if w.alive[n] and len(w.voters(t)) > 1:
-                yield f"node {n} is evicted by mistake from term {t}", True, _do(_mistake, t, n)
+                yield f"node {n} is evicted by mistake from term {t}", True, do(_mistake, t, n)
 
 
 def _deadlines(w: World) -> Iterator[Action]:
@@ -96,17 +104,17 @@ def _deadlines(w: World) -> Iterator[Action]:
                 entry = w.agents[n].ops.get(k)
                 unknown = entry is None and k > w.agents[n].floor
                 if unknown or (entry is not None and entry.state is OpState.OPEN):
-                    yield f"the deadline of op {k} passes in term {t}", True, _do(_deadline, t, k)
+                    yield f"the deadline of op {k} passes in term {t}", True, do(_deadline, t, k)
 
 
 def _repetitions(w: World) -> Iterator[Action]:
     for t, what in sorted(w.arrived, key=str):
         if t in w.leaders:
-            yield f"the leader of term {t} hears again of {what}", True, _do(_again, t, what)
+            yield f"the leader of term {t} hears again of {what}", True, do(_again, t, what)
     for t, r, n in w.reports:
         if t in w.leaders and not (w.leaders[t].gathering and r == w.leaders[t].round):
             label = f"the leader of term {t} gets the report {r} of node {n} again"
-            yield label, True, _do(_report_again, t, r, n)
+            yield label, True, do(_report_again, t, r, n)
 
 
 def _crash(w: World, n: int) -> None:
@@ -171,7 +179,7 @@ def _orchestrator(w: World) -> Iterator[Action]:
         return
     for n in range(w.s.nodes):
         if w.alive[n] and w.agents[n].generation < w.generation:
-            yield f"node {n} registers again", False, _do(_register, n)
+            yield f"node {n} registers again", False, do(_register, n)
     if w.record is None:
         return
     for n in sorted(w.voters(w.record)):
@@ -180,7 +188,7 @@ def _orchestrator(w: World) -> Iterator[Action]:
         gone = not w.alive[n] or (w.agents[n].out and w.mutant.out_is_proof)
         if gone and len(w.voters(w.record)) > 1:
             label = f"the orchestrator evicts the dead node {n}"
-            yield label, False, _do(_evict, w.record, n)
+            yield label, False, do(_evict, w.record, n)
 
 
 def _add_term(w: World, parents: tuple[int, ...], voters: tuple[str, ...]) -> None:
@@ -236,25 +244,28 @@ def _meet(w: World, n: int, t: int) -> None:
 # An agent's control plane
 
 
-def _control(w: World, n: int) -> Iterator[Action]:
-    me = w.agents[n]
+def _terms(w: World, n: int) -> Iterator[Action]:
     by_peers = {w.term_of(m) for m in w.live()}
     for t in range(len(w.terms)):
         known = w.orch or t in by_peers
         if known and _heeds(w, n, t):
-            yield f"node {n} learns term {t}", False, _do(_learn, n, t)
+            yield f"node {n} learns term {t}", False, do(_learn, n, t)
+
+
+def _rounds(w: World, n: int) -> Iterator[Action]:
+    me = w.agents[n]
     t = w.term_of(n)
     leads = w.alive[number(w.terms[t].leader)]
     leader = w.leaders.get(t)
     if leader is not None and leader.round > me.round:
         label = f"node {n} gets FREEZE {t}.{leader.round}"
-        yield label, not leads, _do(_freeze, n, t, leader.round)
+        yield label, not leads, do(_freeze, n, t, leader.round)
     if leader is not None and leader.term.leader == name(n):
         yield from _lead(w, n, t, leader)
     for at, r in w.installs:
         mine = me.frozen and (at, r) == (t, me.round)
         if mine or type(me) is not AgentMachine:  # which heeds no other
-            yield f"node {n} gets INSTALL {at}.{r}", not (mine and leads), _do(_install, n, at, r)
+            yield f"node {n} gets INSTALL {at}.{r}", not (mine and leads), do(_install, n, at, r)
     if w.s.slow:
         yield from _progress(w, n)
 
@@ -269,10 +280,14 @@ def _heeds(w: World, n: int, t: int) -> bool:
 
 
 def _learn(w: World, n: int, t: int) -> None:
-    term = w.terms[t]
+    take_term(w, n, w.terms[t], w.agents[n].generation)
+
+
+def take_term(w: World, n: int, term: Term, announced: int) -> None:
+    """A node is told of a term that it heeds."""
     if term.leader == name(n):
         w.lead(term, gathering=True)
-    w.carry_out(n, w.agents[n].take_term(term, w.agents[n].generation))
+    w.carry_out(n, w.agents[n].take_term(term, announced))
 
 
 def _freeze(w: World, n: int, t: int, r: int) -> None:
@@ -286,7 +301,7 @@ def _install(w: World, n: int, t: int, r: int) -> None:
 def _progress(w: World, n: int) -> Iterator[Action]:
     for m in w.live():
         if m != n and w.agents[m].watermark > w.agents[n]._watermarks.get(name(m), 2**63):
-            yield f"node {n} hears how far node {m} is", False, _do(_hear_watermark, n, m)
+            yield f"node {n} hears how far node {m} is", False, do(_hear_watermark, n, m)
 
 
 def _hear_watermark(w: World, n: int, m: int) -> None:
@@ -296,10 +311,10 @@ def _hear_watermark(w: World, n: int, m: int) -> None:
 def _lead(w: World, n: int, t: int, leader: LeaderMachine) -> Iterator[Action]:
     for at, what in sorted(w.sent, key=str):
         if at == t:
-            yield f"leader {n} hears of {what}", False, _do(_hear, t, what)
+            yield f"leader {n} hears of {what}", False, do(_hear, t, what)
     if _is_complete(w, t, leader):
         gone = not all(w.alive[m] for m in w.voters(t))
-        yield f"leader {n} decides {t}.{leader.round}", gone, _do(_decide, n, t)
+        yield f"leader {n} decides {t}.{leader.round}", gone, do(_decide, n, t)
 
 
 def _is_complete(w: World, t: int, leader: LeaderMachine) -> bool:
@@ -332,61 +347,3 @@ def _decide(w: World, n: int, t: int) -> None:
                 w.installs[t, r] = made
                 w.decided(made.epoch)
     _install(w, n, t, r)
-
-
-# An agent's data plane
-
-
-def _data(w: World, n: int) -> Iterator[Action]:
-    for k, op in w.agents[n].ops.items():
-        if op.stamp is None:
-            continue
-        if op.fetching and not op.complete:
-            yield from _holders(w, n, k, op.stamp)
-        elif op.started and not op.complete and op.state is OpState.OPEN:
-            need = _need(w, n, k, op.stamp)
-            if need and need <= w.started.get((k, op.stamp), set()):
-                label = f"node {n} has received op {k} of epoch {op.stamp}"
-                yield label, _lossy(w, need), _do(_complete, n, k, op.stamp)
-        if op.state is OpState.HELD and not op.closed:
-            nodes = set(map(number, w.agents[n].epochs[op.stamp].nodes))
-            if nodes <= w.closings.get((k, op.stamp), set()):
-                label = f"node {n} has all closing signals of op {k}"
-                yield label, _lossy(w, nodes), _do(_close, n, k, op.stamp)
-
-
-def _holders(w: World, n: int, k: int, stamp: Stamp) -> Iterator[Action]:
-    for m in range(w.s.nodes):
-        entry = w.agents[m].ops.get(k)
-        holds = entry is not None and entry.state in HOLDS and entry.stamp == stamp
-        if m != n and w.alive[m] and holds:
-            yield f"node {n} gets op {k} from node {m}", False, _do(_fetched, n, k, stamp)
-
-
-def _fetched(w: World, n: int, k: int, stamp: Stamp) -> None:
-    w.carry_out(n, w.agents[n].fetched(k, stamp))
-
-
-def _need(w: World, n: int, k: int, stamp: Stamp) -> set[int]:
-    """The nodes whose contributions a node waits for."""
-    epoch, kind, root = w.agents[n].epochs[stamp], w.s.kinds[k], w.s.rank_node[0]
-    if kind == "bc":
-        return {root} if "r0" in epoch.sessions else set()
-    if kind in ("re", "ga") and n != root:
-        return {n}
-    return set(map(number, epoch.nodes))
-
-
-def _lossy(w: World, senders: set[int]) -> bool:
-    return any(not w.alive[m] for m in senders)
-
-
-def _complete(w: World, n: int, k: int, stamp: Stamp) -> None:
-    made_in = (stamp.term, stamp.generation)
-    terms = enumerate(w.terms)
-    w.completed_in.add(next(t for t, x in terms if (x.number, x.generation) == made_in))
-    w.carry_out(n, w.agents[n].completed(k, stamp))
-
-
-def _close(w: World, n: int, k: int, stamp: Stamp) -> None:
-    w.carry_out(n, w.agents[n].closed(k, stamp))

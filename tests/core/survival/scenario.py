@@ -19,10 +19,6 @@ KINDS = {
 }
 
 
-class Violation(Exception):
-    """What must hold does not."""
-
-
 @dataclass(frozen=True)
 class Scenario:
     """What there is, and how much may go wrong.

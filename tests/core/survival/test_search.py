@@ -9,7 +9,8 @@ import pytest
 
 from tests.core.survival.scenario import Scenario
 from tests.core.survival.scenarios import DEEP, SCENARIOS
-from tests.core.survival.search import Found, explore, main, walk
+from tests.core.survival.search import explore, main, walk
+from tests.support.state_search import Found
 
 STATES, STEPS = 400, 1200
 

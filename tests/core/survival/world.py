@@ -8,7 +8,7 @@ all contributions, however the schedule routes them, is what all strategies have
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from allfold_core.errors import AllfoldError, PeerMissing
 from allfold_core.survival import instructions as agent
@@ -24,7 +24,8 @@ from allfold_core.survival.reports import (
     may_shrink,
 )
 from tests.core.survival.calls import call_of
-from tests.core.survival.scenario import FAITHFUL, KINDS, Mutant, Scenario, Violation, name, number
+from tests.core.survival.scenario import FAITHFUL, KINDS, Mutant, Scenario, name, number
+from tests.support.state_search import Violation
 
 HOLDS = (OpState.HELD, OpState.HANDED)
 
@@ -35,6 +36,13 @@ def judge_any(
     """A verdict on whatever missed its deadline."""
     late = doubt is not None and doubt.reason is Reason.DEADLINE
     return PeerMissing(f"op {seq} was late") if late else None
+
+
+def _first(scenario: Scenario) -> tuple[Term, Epoch]:
+    """The term and the epoch with which a group is opened."""
+    seats = tuple(Seat(f"r{rank}", name(at)) for rank, at in enumerate(scenario.rank_node))
+    term = Term(0, 0, tuple(map(name, range(scenario.nodes))), (0,) * scenario.nodes)
+    return term, Epoch(Stamp(0, 0, 0), 0, seats)
 
 
 class World:
@@ -57,12 +65,15 @@ class World:
         arrived: those that were delivered, and may be once more.
     """
 
-    def __init__(self, scenario: Scenario, mutant: Mutant = FAITHFUL) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        mutant: Mutant = FAITHFUL,
+        first: tuple[Term, Epoch] | None = None,
+    ) -> None:
         self.s, self.mutant = scenario, mutant
         everyone = tuple(range(scenario.nodes))
-        seats = tuple(Seat(f"r{rank}", name(at)) for rank, at in enumerate(scenario.rank_node))
-        term = Term(0, 0, tuple(map(name, everyone)), (0,) * scenario.nodes)
-        epoch = Epoch(Stamp(0, 0, 0), 0, seats)
+        term, epoch = first or _first(scenario)
         self.policy = mutant.policy("g", not scenario.raises, scenario.min_world)
         self.terms: list[Term] = [term]
         self.parents: list[tuple[int, ...]] = [()]
@@ -100,12 +111,12 @@ class World:
             "arrange": s.arrangements,
         }
         for seq in range(len(s.kinds)):
-            for rank in range(len(seats)):
+            for rank in range(len(scenario.rank_node)):
                 if (rank, seq) not in s.late:
                     self.call(rank, seq)
         self.settle()
 
-    def copy(self) -> World:
+    def copy(self) -> Self:
         """Return an independent world in the same state."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -205,6 +216,10 @@ class World:
             if at == n and (rank, seq) in self.called
         )
         return max(known, default=0)
+
+    def completes(self, n: int, t: int) -> None:
+        """Note that a node has computed an op in an epoch of a term."""
+        self.completed_in.add(t)
 
     # What agents are told to do
 

@@ -115,6 +115,16 @@ def test_a_refused_dial_of_a_node_that_nobody_accuses_says_nothing() -> None:
 # Silence
 
 
+def test_silence_counts_from_the_first_accusation_and_not_from_the_end_of_the_control_link() -> (
+    None
+):
+    jury = Jury()
+    jury.link_ended(0.0, A, MEMBERS)
+    silent(jury, 0.4, B, A)
+    assert decided(jury, AFTER) == set()
+    assert decided(jury, 0.4 + AFTER) == {"a"}
+
+
 def test_an_accused_node_is_probed_on_every_path_and_evicted_when_nobody_hears_it() -> None:
     jury = Jury()
     assert silent(jury, 0.0, B, A) == [Probe(A, (C, D))]

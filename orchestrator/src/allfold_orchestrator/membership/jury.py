@@ -107,11 +107,11 @@ class Jury:
                 accused waited for.
         """
         case = self._open(now, life, lag)
-        case.charge(accuser, charge)
         until = now + self._confirm(life, now) + lag
-        if charge is Charge.STUCK:
+        if charge is Charge.STUCK or not case.charges:  # it may only have been looked for until now
             case.until = max(case.until, until)
-        else:
+        case.charge(accuser, charge)
+        if charge is not Charge.STUCK:
             self._links.setdefault((accuser, life), SilentLink(now, until))
         return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
 

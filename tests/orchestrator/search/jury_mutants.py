@@ -1,0 +1,71 @@
+"""The jury's rules, each switched off: the search has to find what it was there for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from allfold_orchestrator.membership import jury as module
+from allfold_orchestrator.membership.cases import Case as JuryCase
+from allfold_orchestrator.membership.cover import Link
+from allfold_orchestrator.membership.evidence import Evidence
+from allfold_orchestrator.membership.jury import Instruction, Jury
+from allfold_orchestrator.membership.term_record import Life
+from tests.orchestrator.search.trials import BY_NAME
+from tests.support.state_search import Found, explore_game
+
+
+def nothing(*_: object) -> list[Instruction]:
+    return []
+
+
+def at_once(*_: object) -> float:
+    return 0.0
+
+
+def always(*_: object) -> bool:
+    return True
+
+
+def whether_reached_or_not(self: Jury, life: Life, case: JuryCase) -> list[Instruction]:
+    return self.gone(life, "refuses") if case.is_refused_twice else []
+
+
+def all_ends(links: Collection[Link], *_: object) -> frozenset[str]:
+    return frozenset().union(*links)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mutant of the jury, and the trial that catches it."""
+
+    trial: str
+    target: object
+    name: str
+    instead: object
+
+    def search(self, most: int) -> Found:
+        """Search the trial with this mutant."""
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(self.target, self.name, self.instead))
+            return explore_game(BY_NAME[self.trial].game(), most)
+
+
+CASES = {
+    "signs of life count for nothing": Case("a dead link", Jury, "_sign_of_life", nothing),
+    "nobody is waited for": Case("false accusations", Jury, "_confirm", at_once),
+    "a refusal of one whom nobody has reached is proof": Case(
+        "no way to the orchestrator, and a firewall", Jury, "_proof", whether_reached_or_not
+    ),
+    "silence is no charge": Case("a stop", Jury, "_silent", nothing),
+    "the orchestrator's own silence is enough": Case(
+        "no way to the orchestrator for all", Evidence, "is_missed", always
+    ),
+    "both ends of a dead link go": Case("a dead link", module, "smallest_cover", all_ends),
+    "no link is dead": Case("a dead link", Jury, "_dead_links", nothing),
+    "a replica that stands still blames others": Case(
+        "the replica stands still", Jury, "lagged", nothing
+    ),
+}

@@ -1,0 +1,379 @@
+"""Nodes that die, stop, lose links and are accused, before the real jury; and a clock that ticks.
+
+Whoever can say something does so before the next tick, in any order with the others; a node that is
+silent is accused by all who can hear others and not it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Self
+
+from allfold_orchestrator.membership.cases import Charge
+from allfold_orchestrator.membership.jury import Ask, Evict, Instruction, Jury, Probe
+from allfold_orchestrator.membership.term_record import Life
+from tests.orchestrator.search.jury_value import copy_of, key_of
+from tests.support.state_search import Game, Violation
+
+TICK = 0.125  # less than the time by which accusers are asked ahead
+SILENT_TICKS, BEAT_TICKS, ASKED_TICKS = 4, 4, 2
+STALL_TICKS = 8
+LAST_FAULT, LAST_TICK = 6, 36
+FAR = 99
+
+Link = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What may go wrong.
+
+    Attributes:
+        deaths: of agents' processes.
+        stops: of processes, which go on later if they ``wake``.
+        cuts: links between two nodes on which nothing passes, from the beginning on.
+        heals: links that pass something again.
+        false: accusations of nodes that do nothing wrong.
+        lonely: nodes that lose their way to the orchestrator.
+        stalls: times that the replica stands still for a second.
+        rejects: nodes at whose ports no connection of the orchestrator was ever accepted.
+    """
+
+    name: str
+    nodes: str = "abc"
+    deaths: int = 0
+    stops: int = 0
+    wake: bool = False
+    cuts: tuple[str, ...] = ()
+    heals: int = 0
+    false: int = 0
+    lonely: int = 0
+    stalls: int = 0
+    rejects: str = ""
+
+    def game(self) -> Game[JuryWorld]:
+        return Game(lambda: JuryWorld(self), JuryWorld.actions, JuryWorld.after)
+
+
+def life(node: str) -> Life:
+    return (node, "1")
+
+
+Change = Callable[["JuryWorld"], None]
+
+
+@dataclass
+class JuryWorld:
+    """One replica's jury and the nodes.
+
+    Attributes:
+        heard: by observer and node, the last tick in which the one heard the other.
+        beaten: the tick of each node's last BEAT.
+        asked: nodes that are to say whom they hear, each with the tick: they ping once more first.
+        back: charges that are to be taken back.
+        probed: nodes that are asked for a sign of life, since a tick.
+        accused: (accuser, node) of the charges that were brought.
+        noticed: dead nodes of which the end of the control link is known.
+        evicted: each with the tick.
+        woken: the tick in which a stopped node has gone on.
+        healed: the tick in which a link has come back.
+        sat: the tick in which the jury has decided last.
+    """
+
+    trial: Trial
+    jury: Jury = field(default_factory=Jury)
+    tick: int = 0
+    status: dict[str, str] = field(default_factory=dict)
+    cut: frozenset[Link] = frozenset()
+    lonely: frozenset[str] = frozenset()
+    heard: dict[tuple[str, str], int] = field(default_factory=dict)
+    beaten: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+    back: frozenset[tuple[str, str]] = frozenset()
+    probed: frozenset[str] = frozenset()
+    dialled: frozenset[str] = frozenset()
+    accused: frozenset[tuple[str, str]] = frozenset()
+    noticed: frozenset[str] = frozenset()
+    evicted: dict[str, int] = field(default_factory=dict)
+    woken: dict[str, int] = field(default_factory=dict)
+    healed: dict[Link, int] = field(default_factory=dict)
+    sat: int = -1
+    budget: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        trial = self.trial
+        self.status = dict.fromkeys(trial.nodes, "runs")
+        self.cut = frozenset(map(frozenset, trial.cuts))
+        self.beaten = dict.fromkeys(trial.nodes, 0)
+        self.heard = {(a, b): 0 for a in trial.nodes for b in trial.nodes if a != b}
+        names = ("deaths", "stops", "heals", "false", "lonely", "stalls")
+        self.budget = {each: getattr(trial, each) for each in names}
+        for node in trial.nodes:
+            if node not in trial.rejects:
+                self.jury.reached(life(node))
+
+    # States
+
+    def copy(self) -> Self:
+        other = replace(self, jury=copy_of(self.jury))
+        for name in ("status", "heard", "beaten", "evicted", "woken", "healed", "asked", "budget"):
+            setattr(other, name, dict(getattr(self, name)))
+        return other
+
+    def key(self) -> object:
+        return (
+            (self.tick, key_of(self.jury, self.now), self.cut, self.lonely, self.back),
+            (self.probed, self.dialled, self.accused, self.noticed),
+            tuple(self.status.items()),
+            (tuple(self.evicted.items()), tuple(self.woken.items())),
+            (tuple(self.healed.items()), self.sat, frozenset(self.asked.items())),
+            tuple(min(FAR, self.tick - at) for at in self.heard.values()),
+            tuple(min(FAR, self.tick - at) for at in self.beaten.values()),
+            tuple(self.budget.values()),
+        )
+
+    def after(self, change: Change) -> Self:
+        other = self.copy()
+        change(other)
+        return other
+
+    @property
+    def now(self) -> float:
+        return self.tick * TICK
+
+    # Questions
+
+    def members(self) -> list[str]:
+        return [node for node in self.trial.nodes if node not in self.evicted]
+
+    def running(self) -> list[str]:
+        return [node for node in self.members() if self.status[node] == "runs"]
+
+    def hears(self, a: str, b: str) -> bool:
+        return self.status[b] == "runs" and frozenset((a, b)) not in self.cut
+
+    # What can happen
+
+    def actions(self) -> Iterator[tuple[str, bool, Change]]:
+        yield from self._faults()
+        must = list(self._messages())
+        yield from must
+        if self.sat < self.tick and self.jury.is_due(self.now):
+            yield "the jury decides", False, JuryWorld.decide
+        elif not must and self.tick < LAST_TICK:
+            yield "time passes", False, JuryWorld.pass_time
+
+    def _faults(self) -> Iterator[tuple[str, bool, Change]]:
+        budget = self.budget
+        if budget["heals"]:
+            for link in sorted(self.cut, key=sorted):
+                yield (
+                    f"the link {sorted(link)} is well",
+                    True,
+                    _spend("heals", JuryWorld.heal, link),
+                )
+        if self.trial.wake:
+            for node in self.members():
+                if self.status[node] == "stopped":
+                    yield f"{node} goes on", True, lambda w, n=node: w.wake(n)  # type: ignore[misc]
+        if self.tick > LAST_FAULT:
+            return
+        for node in self.running():
+            if budget["deaths"] and len(self.running()) > 1:
+                yield f"{node} dies", True, _spend("deaths", JuryWorld.end, node, "dead")
+            if budget["stops"] and len(self.running()) > 1:
+                yield f"{node} stops", True, _spend("stops", JuryWorld.end, node, "stopped")
+            if budget["lonely"] and node not in self.lonely:
+                yield f"{node} is cut off", True, _spend("lonely", JuryWorld.cut_off, node)
+            for by in self.running() if budget["false"] else ():
+                if by != node and (by, node) not in self.accused:
+                    change = _spend("false", JuryWorld.accuse, by, node, Charge.SILENT)
+                    yield f"{by} accuses {node} by mistake", True, change
+        if budget["stalls"]:
+            yield "the replica stands still", True, _spend("stalls", JuryWorld.stall)
+
+    def _messages(self) -> Iterator[tuple[str, bool, Change]]:
+        for node in self.members():
+            if self.status[node] == "runs":
+                yield from self._said_by(node)
+            if self.status[node] == "dead" and node not in self.noticed:
+                yield f"the link of {node} ends", False, _do(JuryWorld.notice, node)
+            if node in self.dialled:
+                refuses = self.status[node] == "dead" or node in self.trial.rejects
+                if refuses:
+                    yield f"{node} refuses the dial", False, _do(JuryWorld.refuse, node)
+                elif self.status[node] == "runs" and node not in self.lonely:
+                    yield f"{node} answers the dial", False, _do(JuryWorld.answer, node)
+
+    def _said_by(self, node: str) -> Iterator[tuple[str, bool, Change]]:
+        if node in self.lonely:
+            if node not in self.noticed:
+                yield f"the link of {node} ends", False, _do(JuryWorld.notice, node)
+            return
+        if node in self.probed:
+            yield f"{node} answers", False, _do(JuryWorld.answer, node)
+        for by, other in sorted(self.back):
+            if by == node:
+                yield f"{node} hears {other} again", False, _do(JuryWorld.take_back, node, other)
+        is_due = self.tick - self.beaten[node] >= BEAT_TICKS
+        if is_due or self.asked.get(node, FAR) <= self.tick:
+            yield f"{node} beats", False, _do(JuryWorld.beat, node)
+        for other in self.members():
+            if other == node or (node, other) in self.accused or self.hears(node, other):
+                continue
+            if self.status[other] == "dead" and frozenset((node, other)) not in self.cut:
+                change = _do(JuryWorld.accuse, node, other, Charge.REFUSED)
+                yield f"{node} is refused by {other}", False, change
+            elif self.tick - self.heard[node, other] >= SILENT_TICKS:
+                change = _do(JuryWorld.accuse, node, other, Charge.SILENT)
+                yield f"{node} hears nothing of {other}", False, change
+
+    # Faults
+
+    def end(self, node: str, how: str) -> None:
+        self.status[node] = how
+
+    def wake(self, node: str) -> None:
+        self.status[node], self.woken[node] = "runs", self.tick
+
+    def heal(self, link: Link) -> None:
+        self.cut -= {link}
+        self.healed[link] = self.tick
+        self._hear()
+
+    def cut_off(self, node: str) -> None:
+        self.lonely |= {node}
+
+    def stall(self) -> None:
+        for _ in range(STALL_TICKS):
+            self.pass_time()
+        self.jury.lagged(STALL_TICKS * TICK)
+
+    # Messages
+
+    def pass_time(self) -> None:
+        self._hear()
+        self.tick += 1
+        self._hear()
+
+    def _hear(self) -> None:
+        for a, b in self.heard:
+            if self.status[a] == "runs" and self.hears(a, b):
+                self.heard[a, b] = self.tick
+                self.back |= {(a, b)} & self.accused
+                self.accused -= {(a, b)}
+
+    def beat(self, node: str) -> None:
+        self.beaten[node] = self.tick
+        if self.asked.get(node, FAR) <= self.tick:
+            del self.asked[node]
+        others = [each for each in self.members() if each != node]
+        ages = {life(each): self.now - TICK * self.heard[node, each] for each in others}
+        self.follow(self.jury.answered(self.now, life(node), 0.0))
+        self.follow(self.jury.told(self.now, life(node), ages))
+
+    def answer(self, node: str) -> None:
+        self.probed, self.dialled = self.probed - {node}, self.dialled - {node}
+        self.follow(self.jury.answered(self.now, life(node), 0.0))
+
+    def refuse(self, node: str) -> None:
+        self.dialled -= {node}
+        self.follow(self.jury.dial_refused(life(node)))
+
+    def notice(self, node: str) -> None:
+        self.noticed |= {node}
+        members = [life(each) for each in self.members() if each != node]
+        self.follow(self.jury.link_ended(self.now, life(node), members))
+
+    def accuse(self, by: str, node: str, charge: Charge) -> None:
+        self.accused |= {(by, node)}
+        members = [life(each) for each in self.members()]
+        self.follow(self.jury.accused(self.now, life(by), life(node), charge, members))
+
+    def take_back(self, by: str, node: str) -> None:
+        self.back -= {(by, node)}
+        self.jury.withdrawn(life(by), life(node), Charge.SILENT)
+
+    def decide(self) -> None:
+        self.sat = self.tick
+        ranks = dict.fromkeys(self.trial.nodes, 1)
+        self.follow(self.jury.questions(self.now))
+        self.follow(self.jury.decide(self.now, ranks, "a"))
+
+    def follow(self, instructions: Iterable[Instruction]) -> None:
+        for each in instructions:
+            match each:
+                case Probe(accused, members):
+                    self.jury.asked(self.now, accused)
+                    self.probed |= {accused[0]}
+                    self.dialled |= {accused[0]}
+                    self.asked |= {name: self.tick + ASKED_TICKS for name, _ in members}
+                case Ask(accuser, _):
+                    self.asked |= {accuser[0]: self.tick + ASKED_TICKS}
+                case Evict(lives):
+                    for node, _ in lives:
+                        self._evict(node)
+                    self._check()
+
+    def _evict(self, node: str) -> None:
+        self.evicted[node] = self.tick
+        self.accused = frozenset(pair for pair in self.accused if node not in pair)
+        self.back = frozenset(pair for pair in self.back if node not in pair)
+        self.jury.over(life(node))
+
+    # What must hold
+
+    def _check(self) -> None:
+        """Of nodes that run only those are evicted that have a dead link, and no more than need be.
+
+        One that has just gone on had no time to say so, nor those whose link has just come back.
+        """
+        runs = [node for node in self.evicted if self.status[node] == "runs"]
+        wrong = [
+            each for each in runs if self.evicted[each] > self.woken.get(each, -FAR) + BEAT_TICKS
+        ]
+        lately = {link for link, at in self.healed.items() if self.tick - at <= BEAT_TICKS}
+        dead = self.cut | lately
+        for node in wrong:
+            if self.evicted[node] == self.tick and not any(node in link for link in dead):
+                raise Violation(f"{node} runs and is evicted: {self.evicted}")
+        links = frozenset(map(frozenset, self.trial.cuts))
+        if len(wrong) > _fewest(self.trial.nodes, links):
+            raise Violation(f"of the ends of {self.trial.cuts} too many are evicted: {wrong}")
+
+    def check_end(self) -> None:
+        """Who is gone, or behind a link that stays dead, is evicted by now."""
+        if self.tick < LAST_TICK:
+            return
+        members = self.members()
+        if not set(self.running()) - self.lonely:
+            return  # nobody is left who could say anything
+        for node in members:
+            if self.status[node] != "runs":
+                raise Violation(f"{node} is {self.status[node]}, and a member for ever")
+        for link in self.cut:
+            if link <= set(members) - self.lonely:
+                raise Violation(f"the link {sorted(link)} is dead, and both ends are members")
+
+
+def _fewest(nodes: str, links: frozenset[Link]) -> int:
+    """The size of a smallest set of nodes that has an end of each link."""
+    for size in range(len(nodes)):
+        for chosen in combinations(nodes, size):
+            if all(link & set(chosen) for link in links):
+                return size
+    return len(nodes)
+
+
+def _do(method: Callable[..., None], *args: object) -> Change:
+    return lambda world: method(world, *args)
+
+
+def _spend(what: str, method: Callable[..., None], *args: object) -> Change:
+    def change(world: JuryWorld) -> None:
+        world.budget[what] -= 1
+        method(world, *args)
+
+    return change

@@ -1,0 +1,70 @@
+"""The worlds that are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.core.survival.scenario import FAITHFUL, Mutant, Scenario
+from tests.orchestrator.search.happenings import actions, follow
+from tests.orchestrator.search.world import Losses, StoreWorld
+from tests.support.state_search import Game
+
+
+@dataclass(frozen=True)
+class StoreScenario:
+    """What there is, and how much may go wrong with nodes and with the store."""
+
+    nodes: Scenario
+    losses: Losses = field(default_factory=Losses)
+
+    @property
+    def name(self) -> str:
+        return self.nodes.name
+
+    def game(self, mutant: Mutant = FAITHFUL) -> Game[StoreWorld]:
+        return Game(lambda: StoreWorld(self.nodes, self.losses, mutant), actions, follow)
+
+
+def _of(
+    name: str,
+    nodes: int,
+    losses: Losses,
+    *,
+    kinds: tuple[str, ...] = ("ar",),
+    crashes: int = 0,
+    false: int = 0,
+) -> StoreScenario:
+    ranks = tuple(range(nodes))
+    scenario = Scenario(
+        name, nodes=nodes, rank_node=ranks, kinds=kinds, crashes=crashes, false=false
+    )
+    return StoreScenario(scenario, losses)
+
+
+ONE_BACK = Losses(back=1)
+SCENARIOS = [
+    _of("two nodes, false suspicions", 2, Losses(), false=2),
+    _of("crash, links break", 3, Losses(relinks=1), crashes=1),
+    _of("two nodes, the store goes back", 2, ONE_BACK, false=2),
+    _of("two nodes, the store is lost", 2, Losses(empty=1), false=2),
+    _of("two nodes, all begins anew", 2, Losses(restarts=1), false=2),
+    _of("the store goes back, crash", 3, ONE_BACK, crashes=1, false=1),
+    _of("the store is lost, crash", 3, Losses(empty=1), crashes=1, false=1),
+    _of("all begins anew, crash", 3, Losses(restarts=1), crashes=1, false=1),
+    _of("a node is started anew", 3, Losses(back=1, anew=1), crashes=1, false=1),
+    _of("three nodes, the store goes back", 3, ONE_BACK, false=3),
+    _of("the store goes back twice", 2, Losses(back=2), false=1),
+]
+DEEP = [
+    _of("deep: the store goes back", 4, Losses(back=2, relinks=1, anew=1), crashes=2, false=2),
+    _of("deep: all is lost", 4, Losses(empty=1, restarts=1, relinks=1), crashes=2, false=1),
+    _of(
+        "deep: everything, two ops",
+        4,
+        Losses(back=1, empty=1, restarts=1, relinks=1, anew=1),
+        kinds=("ar", "rs"),
+        crashes=2,
+        false=2,
+    ),
+]
+BY_NAME = {each.name: each for each in SCENARIOS + DEEP}

@@ -1,0 +1,328 @@
+"""Nodes that run the real machines, and an orchestrator that runs the real rules over a store.
+
+What the orchestrator does is :func:`step` of a group's membership and :func:`may_evict`; each write
+is made of the newest state, as compare-and-set sees to it. The store may lose what was written
+last, or everything. Nodes register in two steps: what a node holds is on its way for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from allfold_core.survival.plans import first_epoch, policy_of
+from allfold_core.survival.records import Term
+from allfold_orchestrator.membership.group_state import (
+    AgentRegistered,
+    AgentRegisters,
+    GroupState,
+    LossShown,
+    NodesLost,
+)
+from allfold_orchestrator.membership.membership import step
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import (
+    Life,
+    Registration,
+    StoreLife,
+    TermRecord,
+)
+from allfold_orchestrator.membership.terms import first_term, may_evict, outgrow, store_life
+from tests.core.survival.scenario import Mutant, Scenario, name, number
+from tests.core.survival.world import World
+from tests.orchestrator.builders import GROUP, join, play
+from tests.support.state_search import Violation
+
+UNTIL = 100.0
+BEFORE, AFTER = 0.0, 200.0
+HOW = "was lost"
+
+
+class Saved(NamedTuple):
+    """What the store had at some time.
+
+    Attributes:
+        over: the lives whose record says that they are over.
+    """
+
+    state: GroupState
+    over: frozenset[Life]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What else may go wrong in a scenario.
+
+    Attributes:
+        back: times that the store goes back to what it had before.
+        empty: times that it has lost all, but the orchestrator goes on.
+        restarts: times that the orchestrator and its store begin anew.
+        relinks: times that all control links break.
+        anew: nodes that are started anew.
+    """
+
+    back: int = 0
+    empty: int = 0
+    restarts: int = 0
+    relinks: int = 0
+    anew: int = 0
+
+
+def life(n: int) -> Life:
+    return (name(n), "1")
+
+
+class StoreWorld(World):
+    """All nodes, and the orchestrator over its store.
+
+    Attributes:
+        saved: what the store had at earlier times.
+        opened: what it had first.
+        seen: the newest generation that the orchestrator has seen since it was started.
+        announced_to: (generation, term) that control links carry to whoever is registered so.
+        linked: the nodes that have registered since they had to the last time.
+        asked: what a node has said of itself in a registration that is not answered yet.
+        held: of each node, the record of its term.
+        heard_in: of each node, the generation in which its term was announced to it.
+        done_in: (node, term) of ops that were computed.
+    """
+
+    def __init__(self, scenario: Scenario, losses: Losses, mutant: Mutant) -> None:
+        of = len(scenario.rank_node)
+        joins = [
+            join(
+                rank,
+                name(n),
+                of=of,
+                session=f"r{rank}",
+                on_loss="raise" if scenario.raises else "shrink",
+                min_world=scenario.min_world,
+            )
+            for rank, n in enumerate(scenario.rank_node)
+        ]
+        self._hold(play([replace(each, generation=1) for each in joins])[0])
+        assert self.group_state.current is not None
+        plan = self.group_state.current.plan
+        self.policy = policy_of(plan)
+        first = first_term(plan)
+        super().__init__(scenario, mutant, (first.term, first_epoch(plan)))
+        self.store, self.seen = StoreLife(1, "0"), 1
+        self.over: frozenset[Life] = frozenset()
+        self.saved: tuple[Saved, ...] = ()
+        self.opened = self.group_state
+        self.announced_to = {(1, 0)}
+        self.linked = frozenset(range(scenario.nodes))
+        self.asked: dict[int, Registration] = {}
+        self.held = [first] * scenario.nodes
+        self.heard_in = [1] * scenario.nodes
+        self.done_in: set[tuple[int, int]] = set()
+        self.budget |= vars(losses)
+
+    def copy(self) -> Self:
+        other = super().copy()
+        other.announced_to = set(self.announced_to)
+        other.asked, other.held = dict(self.asked), list(self.held)
+        other.heard_in = list(self.heard_in)
+        other.done_in = set(self.done_in)
+        return other
+
+    def key(self) -> object:
+        saved = self.saved if self.budget["back"] else ()
+        return (
+            super().key(),
+            (self.store, self.seen, self._digested, self.over, self.linked),
+            tuple((_digest(state, term_record(state)), over) for state, over in saved),
+            frozenset(self.announced_to),
+            tuple((n, each.held.term, each.is_out) for n, each in sorted(self.asked.items())),
+            tuple(self.heard_in),
+            frozenset(self.done_in),
+        )
+
+    # The store
+
+    def _hold(self, state: GroupState) -> None:
+        self.group_state, self.term_record = state, term_record(state)
+        self._digested = _digest(state, self.term_record)
+
+    @property
+    def now(self) -> float:
+        """The grace is over when every living agent has registered, and not earlier."""
+        late = any(alive and n not in self.linked for n, alive in enumerate(self.alive))
+        return BEFORE if late else AFTER
+
+    def write(self, state: GroupState, *parents: Term) -> None:
+        """Write a group; its term is announced to all who have registered with this store."""
+        if state is self.group_state:
+            return
+        self.save()
+        before = self.term_record
+        self._hold(state)
+        record = self.term_record
+        if record is None:
+            return
+        made_from = [*parents, *([before.term] if before else [])]
+        t = self.number_of(record.term, tuple(made_from))
+        self.announced_to.add((self.store.generation, t))
+
+    def save(self) -> None:
+        if self.budget["back"]:
+            now = Saved(self.group_state, self.over)
+            if now not in self.saved:
+                self.saved += (now,)
+
+    def number_of(self, term: Term, made_from: tuple[Term, ...]) -> int:
+        if term not in self.terms:
+            self.terms.append(term)
+            self.parents.append(tuple({self.terms.index(each) for each in made_from}))
+        return self.terms.index(term)
+
+    def may_evict(self, n: int, *, is_proven: bool) -> bool:
+        record = self.term_record
+        found = [record] if record is not None and record.has(life(n)) else []
+        return bool(found) and may_evict(
+            found, name(n), is_proven=is_proven, now=self.now, generation=self.store.generation
+        )
+
+    def end_life(self, n: int) -> None:
+        """A life is over: first it is noted, then its groups go on without it."""
+        self.save()
+        self.over |= {life(n)}
+
+    def clear_up(self, n: int) -> None:
+        state, _ = step(self.group_state, NodesLost({life(n): HOW}, self.store, UNTIL))
+        self.write(state)
+
+    # Registrations
+
+    def ask(self, n: int) -> None:
+        """A node says what it holds: it is to take no older term from here on."""
+        me = self.agents[n]
+        me.registers()
+        self.asked[n] = Registration(life(n), me.generation, self.held[n], me.out)
+
+    def is_missed(self, n: int) -> bool:
+        """A record waits for a node that had registered before there was one again."""
+        record = self.term_record
+        recall = record and record.recall
+        return bool(record and recall and record.has(life(n)) and name(n) not in recall.registered)
+
+    def answer(self, n: int) -> None:
+        report = self.asked.pop(n)
+        store = self.store
+        while True:
+            event = AgentRegisters(report, store, UNTIL)
+            state, said = step(self.group_state, event)
+            (answer,) = [each for each in said if isinstance(each, AgentRegistered | LossShown)]
+            self.write(state, report.held.term)
+            if isinstance(answer, AgentRegistered):
+                break
+            store = outgrow(store, max(answer.reported, store.generation))
+            self.begin_generation(store)
+        self.linked |= {n}
+        self.agents[n].registered(store.generation)
+        if answer.is_out:
+            self.agents[n].evict()
+        record = self.term_record
+        if record is not None:
+            self.announced_to.add((store.generation, self.terms.index(record.term)))
+
+    def break_links(self) -> None:
+        """What is on its way on control links is lost."""
+        self.linked = frozenset()
+        self.asked.clear()
+        self.announced_to.clear()
+
+    def begin_generation(self, store: StoreLife) -> None:
+        """All nodes are to register anew."""
+        self.store, self.seen, self.linked = store, store.generation, frozenset()
+
+    # Losses of the store
+
+    def go_back(self, to: Saved) -> None:
+        self.budget["back"] -= 1
+        self._hold(to.state)
+        self.over = to.over
+        self._renamed(self.store)
+
+    def lose_all(self) -> None:
+        self.budget["empty"] -= 1
+        self._forget()
+        self._renamed(None)
+
+    def restart(self) -> None:
+        self.budget["restarts"] -= 1
+        self._forget()
+        self.seen = 0
+        self.break_links()
+        self._renamed(None)
+
+    def _forget(self) -> None:
+        self._hold(GroupState(GROUP))
+        self.over = frozenset()
+
+    def _renamed(self, stored: StoreLife | None) -> None:
+        """The server was started anew: its generation is above all that were seen."""
+        name_of = f"{int(self.store.run_id) + 1}"
+        store = store_life(stored, name_of)
+        if store.generation <= self.seen:
+            store = outgrow(store, self.seen)
+        self.begin_generation(store)
+
+    # What must hold
+
+    def completes(self, n: int, t: int) -> None:
+        self.done_in.add((n, t))
+
+    def check(self) -> None:
+        super().check()
+        self._check_actives()
+        self._check_stamps()
+        for n, record in enumerate(self.held):
+            if record.term != self.agents[n].term:
+                raise Violation(f"node {n} has no record of its term")
+
+    def _check_actives(self) -> None:
+        """I2: of two terms in which living nodes have completed ops, one descends from the other.
+
+        What only nodes know that are dead, or out, binds nobody.
+        """
+        active = sorted({t for n, t in self.done_in if n in self.live()})
+        for a in active:
+            for b in active:
+                if a < b and a not in self.ancestors(b) and b not in self.ancestors(a):
+                    raise Violation(
+                        f"I2: terms {self.terms[a]} and {self.terms[b]} are both active"
+                    )
+
+    def _check_stamps(self) -> None:
+        taken: dict[tuple[int, int], Term] = {}
+        for n in self.live():
+            term = self.agents[n].term
+            if taken.setdefault((term.number, term.generation), term).voters != term.voters:
+                raise Violation(f"I8: living nodes hold two terms {term.number}: {taken}")
+
+    def check_end(self) -> None:
+        super().check_end()
+        record, live = self.term_record, self.live()
+        if record is None:
+            return
+        if not record.is_trusted(self.now):
+            raise Violation("I4: the record is never trusted again")
+        for n in {*voters_of(record), *live}:
+            if n not in live:
+                raise Violation(f"I4: node {n} is gone, and a voter for ever")
+            if self.agents[n].term != record.term:
+                raise Violation(f"I4: node {n} never comes to term {record.term}")
+
+
+def _digest(state: GroupState, record: TermRecord | None) -> object:
+    """What a future can depend on."""
+    current = None if state.current is None else tuple(state.current.present)
+    if record is None:
+        return (state.last_epoch, state.recalled, current)
+    recall = record.recall and record.recall.registered
+    return (state.last_epoch, state.recalled, current, record.term, record.generation, recall)
+
+
+def voters_of(record: TermRecord) -> list[int]:
+    return sorted(map(number, record.term.voters))
