@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 
 Program = Callable[..., Any]
 
-CALL_SECONDS = 30.0
+CALL_SECONDS = 60.0
 _LOG_BYTES = 6000
 
 
