@@ -66,7 +66,7 @@ def _verdicts(w: StoreWorld) -> Iterator[Action]:
                 yield f"node {n} is proven dead", False, _do(StoreWorld.end_life, n)
             if w.budget["anew"]:
                 yield f"node {n} is started anew", True, _do(_anew, n)
-        elif w.budget["false"] and w.may_evict(n, is_proven=False):
+        elif w.budget["false"] and w.others_go_on(n) and w.may_evict(n, is_proven=False):
             yield f"node {n} is evicted by mistake", True, _do(_mistake, n)
 
 
@@ -94,8 +94,8 @@ def _registrations(w: StoreWorld, n: int) -> Iterator[Action]:
 
 
 def _terms(w: StoreWorld, n: int) -> Iterator[Action]:
-    for generation, t in sorted(w.announced_to):
-        if n not in w.asked:
+    for to, generation, t in sorted(w.announced_to):
+        if to == n and n not in w.asked:
             yield from _term(w, n, t, generation, "the orchestrator")
     for m in w.live():
         if m != n:

@@ -80,6 +80,7 @@ class JuryWorld:
         woken: the tick in which a stopped node has gone on.
         healed: the tick in which a link has come back.
         sat: the tick in which the jury has decided last.
+        blamed: by node, the tick of the last mistake about it: it is heard before anything else.
     """
 
     trial: Trial
@@ -100,6 +101,7 @@ class JuryWorld:
     woken: dict[str, int] = field(default_factory=dict)
     healed: dict[Link, int] = field(default_factory=dict)
     sat: int = -1
+    blamed: dict[str, int] = field(default_factory=dict)
     budget: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,7 +120,17 @@ class JuryWorld:
 
     def copy(self) -> Self:
         other = replace(self, jury=copy_of(self.jury))
-        for name in ("status", "heard", "beaten", "evicted", "woken", "healed", "asked", "budget"):
+        for name in (
+            "status",
+            "heard",
+            "beaten",
+            "evicted",
+            "woken",
+            "healed",
+            "asked",
+            "blamed",
+            "budget",
+        ):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
@@ -129,6 +141,7 @@ class JuryWorld:
             tuple(self.status.items()),
             (tuple(self.evicted.items()), tuple(self.woken.items())),
             (tuple(self.healed.items()), self.sat, frozenset(self.asked.items())),
+            tuple(self.blamed.items()),
             tuple(min(FAR, self.tick - at) for at in self.heard.values()),
             tuple(min(FAR, self.tick - at) for at in self.beaten.values()),
             tuple(self.budget.values()),
@@ -183,13 +196,13 @@ class JuryWorld:
         for node in self.running():
             if budget["deaths"] and len(self.running()) > 1:
                 yield f"{node} dies", True, _spend("deaths", JuryWorld.end, node, "dead")
-            if budget["stops"] and len(self.running()) > 1:
+            if budget["stops"] and len(self.running()) > 1 and self.blamed.get(node) != self.tick:
                 yield f"{node} stops", True, _spend("stops", JuryWorld.end, node, "stopped")
             if budget["lonely"] and node not in self.lonely:
                 yield f"{node} is cut off", True, _spend("lonely", JuryWorld.cut_off, node)
             for by in self.running() if budget["false"] else ():
                 if by != node and (by, node) not in self.accused:
-                    change = _spend("false", JuryWorld.accuse, by, node, Charge.SILENT)
+                    change = _spend("false", JuryWorld.blame, by, node)
                     yield f"{by} accuses {node} by mistake", True, change
         if budget["stalls"]:
             yield "the replica stands still", True, _spend("stalls", JuryWorld.stall)
@@ -295,6 +308,10 @@ class JuryWorld:
     def take_back(self, by: str, node: str) -> None:
         self.back -= {(by, node)}
         self.jury.withdrawn(life(by), life(node), Charge.SILENT)
+
+    def blame(self, by: str, node: str) -> None:
+        self.blamed[node] = self.tick
+        self.accuse(by, node, Charge.SILENT)
 
     def decide(self) -> None:
         self.sat = self.tick

@@ -136,7 +136,7 @@ NODE_1_REGISTERS = ("node 1 says what it holds", "the orchestrator answers node 
 TWO_GO_BACK = "two nodes, the store goes back"
 CASES = {
     "writes do not look at what is there": Case(
-        "two nodes, false suspicions", ((StoreWorld, "clear_up", blind_write),)
+        "three nodes, the store goes back", ((StoreWorld, "clear_up", blind_write),)
     ),
     "no report shows a loss": Case(
         "all begins anew, crash",

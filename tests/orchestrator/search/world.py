@@ -79,7 +79,7 @@ class StoreWorld(World):
         saved: what the store had at earlier times.
         opened: what it had first.
         seen: the newest generation that the orchestrator has seen since it was started.
-        announced_to: (generation, term) that control links carry to whoever is registered so.
+        announced_to: (node, generation, term) that control links carry.
         linked: the nodes that have registered since they had to the last time.
         asked: what a node has said of itself in a registration that is not answered yet.
         held: of each node, the record of its term.
@@ -110,7 +110,7 @@ class StoreWorld(World):
         self.over: frozenset[Life] = frozenset()
         self.saved: tuple[Saved, ...] = ()
         self.opened = self.group_state
-        self.announced_to = {(1, 0)}
+        self.announced_to: set[tuple[int, int, int]] = set()
         self.linked = frozenset(range(scenario.nodes))
         self.asked: dict[int, Registration] = {}
         self.held = [first] * scenario.nodes
@@ -162,7 +162,7 @@ class StoreWorld(World):
             return
         made_from = [*parents, *([before.term] if before else [])]
         t = self.number_of(record.term, tuple(made_from))
-        self.announced_to.add((self.store.generation, t))
+        self.announced_to |= {(n, self.store.generation, t) for n in self.linked}
 
     def save(self) -> None:
         if self.budget["back"]:
@@ -182,6 +182,11 @@ class StoreWorld(World):
         return bool(found) and may_evict(
             found, name(n), is_proven=is_proven, now=self.now, generation=self.store.generation
         )
+
+    def others_go_on(self, n: int) -> bool:
+        """Return True if a voter besides this one lives, and is to stay: else the group is over."""
+        voters = voters_of(self.term_record) if self.term_record else []
+        return any(m != n and self.alive[m] and life(m) not in self.over for m in voters)
 
     def end_life(self, n: int) -> None:
         """A life is over: first it is noted, then its groups go on without it."""
@@ -224,7 +229,7 @@ class StoreWorld(World):
             self.agents[n].evict()
         record = self.term_record
         if record is not None:
-            self.announced_to.add((store.generation, self.terms.index(record.term)))
+            self.announced_to.add((n, store.generation, self.terms.index(record.term)))
 
     def break_links(self) -> None:
         """What is on its way on control links is lost."""
