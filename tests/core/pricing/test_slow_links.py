@@ -252,6 +252,19 @@ def test_a_link_that_is_healthy_again_takes_its_place_again() -> None:
     assert better_layout(present, plan, table.figures(plan, 3.0)) == AS_OPENED
 
 
+def test_of_two_slow_links_the_healthy_one_comes_back_and_the_other_is_still_avoided() -> None:
+    plan = plan_for(6)
+    both = table_of(plan, {(1, 2): RATE / 10, (4, 5): RATE / 10}).figures(plan, 1.0)
+    one = table_of(plan, {(1, 2): RATE / 10}).figures(plan, 1.0)
+    layout = better_layout(plan, plan, both)
+    assert layout is not None
+    present = replace(arrange(plan, both.usual, both.slow), layout=layout)
+    layout = better_layout(present, plan, one)
+    assert layout is not None
+    assert layout.slow == slow_links(plan, (1, 2))
+    assert layout.ring == arrange(plan, one.usual, one.slow).layout.ring
+
+
 def test_a_new_leader_believes_what_the_layout_was_made_for() -> None:
     plan = plan_for(4)
     layout = Layout(("n00",), ("n00",), BETA, slow_links(plan, (1, 2)), "")

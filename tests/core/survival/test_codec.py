@@ -237,6 +237,7 @@ UNTOLD = codec.pack_install(DECIDED)["epoch"] | {"loss": ""}
         ((DOWN, {"s0": "died"}), {"dead": ["s0"]}, "a list in place of an object"),
         ((DOWN, {"s0": "died"}), {"dead": {"s0": 1}}, "a int in place of a text"),
         ((REPORT, REPORTED), {"older": {}}, "a dict in place of a list"),
+        ((RATE, {"b": 1e8}), {"rates": {"b": 0}}, "a link on which nothing moves"),
     ],
 )
 def test_what_the_machines_could_not_work_with_is_refused(
