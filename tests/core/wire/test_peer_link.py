@@ -90,6 +90,14 @@ def test_one_damaged_byte_is_noticed_before_the_message_is_believed(
         read(packed)
 
 
+def test_each_byte_of_the_header_is_covered_by_a_check() -> None:
+    for place in range(HEADER_SIZE):
+        packed = bytearray(PING.pack())
+        packed[place] ^= 1
+        with pytest.raises(FrameError):
+            read(packed)
+
+
 def test_messages_before_a_damaged_one_are_read() -> None:
     messages = LinkReader().feed(PING.pack() + Chosen(1).pack() + b"\0" * HEADER_SIZE)
     assert [next(messages), next(messages)] == [PING, Chosen(1)]

@@ -139,6 +139,8 @@ def test_a_name_that_is_known_from_reports_is_free_when_its_last_node_is_lost() 
     assert record_of(state).term.voters == ("b",)
     state, _ = play([lost("b")], state)
     assert state.is_free
+    _, instructions = play([registers("b", held)], state)
+    assert instructions == (AgentRegistered(is_out=True),), "a late report"
 
 
 @pytest.mark.parametrize("later_epoch", [False, True])

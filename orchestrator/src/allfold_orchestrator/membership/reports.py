@@ -61,7 +61,9 @@ def without_lives(state: GroupState, lost: NodesLost) -> GroupState:
     if record is None:
         return state
     left = evict(record, lost.lives, lost.store, lost.until)
-    if left is None or not _has_seats(state.current, left):
+    if left is None:
+        return replace(state, term=None, recalled=0)  # a late report must not bring it back
+    if not _has_seats(state.current, left):
         return replace(state, term=left)
     return state if left is record else replace(state, term=replace(left, seats=()))
 
