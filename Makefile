@@ -59,7 +59,7 @@ chaos: .venv/.installed-dev ## ten minutes of faults on real processes; every op
 # Without the long ones, which run no line that others do not: tracing makes them three times longer.
 LONG := right_for or stays_right or switched_off or at_scale
 coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -k 'not ($(LONG))' \
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --hypothesis-seed=0 -k 'not ($(LONG))' \
 	  --cov --cov-report=term:skip-covered tests/core tests/orchestrator/membership
 
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
