@@ -292,7 +292,7 @@ class GroupStore:
 
 
 def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> NodesLost:
-    """Return the event without lives that are not over: a silent node may have come back."""
+    """Return the event without lives that are not over: the store may have gone back."""
     over = {
         life: how
         for life, how in lost.lives.items()
