@@ -5,9 +5,22 @@ from __future__ import annotations
 import torch
 
 from allfold_agent.arithmetic.error_feedback import Residuals
+from allfold_core.operations import Kind
+from allfold_core.schedules.parts import layout
 
 NUMEL = 256
 NBYTES = 4 * NUMEL
+
+
+def test_what_is_owed_to_one_block_is_not_paid_to_the_one_that_lies_there_now() -> None:
+    one, other = (
+        layout(Kind.REDUCE_SCATTER, (4, 4, 4), -1, placement, 2).parts
+        for placement in (((0,), (1,), (2,)), ((1,), (0,), (2,)))
+    )
+    residuals = Residuals()
+    kept = residuals.of(1, 12, torch.float32, one)
+    assert residuals.of(1, 12, torch.float32, one) is kept
+    assert residuals.of(1, 12, torch.float32, other) is not kept
 
 
 def test_a_series_keeps_its_residual() -> None:

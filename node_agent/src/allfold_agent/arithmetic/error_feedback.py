@@ -9,6 +9,7 @@ import torch
 from allfold_agent.arithmetic.codecs import Codec
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.memory import memory_limit
+from allfold_core.schedules.parts import Part
 
 
 class Residual:
@@ -16,10 +17,14 @@ class Residual:
 
     Ops of one series may be in flight together, so a range is read and written at once. What an
     attempt of an op has changed is undone when the op is given up or done again.
+
+    Args:
+        blocks: whose block lies where among the values; none if they are one tensor.
     """
 
-    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()) -> None:
         self.values = torch.zeros(numel, dtype=dtype)
+        self._blocks = blocks
         self._lock = make_lock("residual")
         self._attempts: list[ResidualAttempt] = []
 
@@ -68,6 +73,11 @@ class Residual:
             # A step that overflows is skipped; it must not spoil those after it.
             owed.nan_to_num_(0.0, 0.0, 0.0)
 
+    def suits(self, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...]) -> bool:
+        """Return True if each value of such an op is what the value at its place was before."""
+        same = len(self.values) == numel and self.values.dtype == dtype
+        return same and self._blocks == blocks
+
     @property
     def nbytes(self) -> int:
         """The memory it takes."""
@@ -115,11 +125,16 @@ class Residuals:
         self._limit = memory_limit() // 4 if limit is None else limit
         self._kept: OrderedDict[int, Residual] = OrderedDict()
 
-    def of(self, series: int, numel: int, dtype: torch.dtype) -> Residual:
-        """That of a series, zero at its beginning and where its ops have another size now."""
+    def of(
+        self, series: int, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()
+    ) -> Residual:
+        """That of a series, zero at its beginning and where its ops are laid out anew.
+
+        Blocks lie in the order of the nodes, which changes where a slow link is avoided.
+        """
         residual = self._kept.pop(series, None)
-        if residual is None or len(residual.values) != numel or residual.values.dtype != dtype:
-            residual = Residual(numel, dtype)
+        if residual is None or not residual.suits(numel, dtype, blocks):
+            residual = Residual(numel, dtype, blocks)
         self._kept[series] = residual
         while len(self._kept) > 1 and self.nbytes > self._limit:
             self._kept.popitem(last=False)

@@ -147,8 +147,9 @@ class Runner:
         series = spec.fingerprint.feedback
         if not series:
             return None
-        held, dtype = compiled.layout.held, compiled.arithmetic.kept_dtype
-        return self._residuals.of(series, held, dtype).attempt(op.seq)
+        layout, dtype = compiled.layout, compiled.arithmetic.kept_dtype
+        blocks = layout.parts if spec.fingerprint.kind.has_blocks else ()
+        return self._residuals.of(series, layout.held, dtype, blocks).attempt(op.seq)
 
     def _nobody(self, op: Op, rank: int) -> Arrival:
         """The call of a rank that is dead: what it would get is written to memory of nobody."""
