@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,11 @@ class Noted:
         self.errors.append(error)
 
 
-def terms_of(groups: list[Noted]) -> GroupTerms:
+def terms_of(
+    groups: list[Noted], call: Callable[[Callable[[], None]], None] = lambda task: task()
+) -> GroupTerms:
     registry: Any = SimpleNamespace(all=lambda: groups)
-    reactor: Any = SimpleNamespace(call=lambda task: task())
+    reactor: Any = SimpleNamespace(call=call)
     notices: Any = None
     return GroupTerms("node0", registry, notices, reactor)
 
@@ -69,3 +72,27 @@ def test_a_group_takes_no_term_from_its_report_to_the_answer() -> None:
     assert group.is_registering
     terms.registered(1, [])
     assert not group.is_registering
+
+
+def test_an_answer_that_the_reactor_takes_late_does_not_end_the_next_registration() -> None:
+    group, queued = Noted(3), list[Callable[[], None]]()
+    terms = terms_of([group], queued.append)
+    terms.held()
+    terms.registered(1, [])
+    terms.held()
+    queued.pop(0)()
+    assert group.is_registering, "the store has not answered what the node has said last"
+    terms.registered(1, [])
+    queued.pop(0)()
+    assert not group.is_registering
+
+
+def test_an_answer_that_the_reactor_takes_late_is_about_the_opening_it_was_given_for() -> None:
+    groups, queued = [Noted(5)], list[Callable[[], None]]()
+    terms = terms_of(groups, queued.append)
+    terms.held()
+    groups.append(Noted(9))
+    terms.registered(2, ["train"])
+    terms.held()  # tells of the later opening
+    queued.pop(0)()
+    assert [len(each.errors) for each in groups] == [1, 0]

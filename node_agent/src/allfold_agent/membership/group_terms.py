@@ -80,12 +80,20 @@ class GroupTerms:
             out: the groups that go on without this node.
         """
         self._generation = generation
-        self._reactor.call(partial(self._registered, generation, out))
+        over = {(name, self._said[name]) for name in out if name in self._said}
+        self._reactor.call(partial(self._registered, self._registrations, generation, over))
 
-    def _registered(self, generation: int, out: Collection[str]) -> None:
+    def _registered(self, number: int, generation: int, over: Collection[tuple[str, int]]) -> None:
+        """The registration of this number was answered; the next one may be under way already.
+
+        Args:
+            over: the openings, with their groups' names, that go on without this node.
+        """
         for group in self._registry.all():
-            group.registered(generation)
-            if group.name in out and self._said.get(group.name) == group.opening:
+            with self._lock:
+                if number == self._registrations:
+                    group.registered(generation)
+            if (group.name, group.opening) in over:
                 group.evict(evicted(group.name, self._node, _UNKNOWN))
 
     def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
