@@ -95,6 +95,45 @@ def test_a_later_life_takes_over_the_link_as_soon_as_it_is_there() -> None:
         await_one_connection(a, b)
 
 
+@pytest.mark.parametrize("by", ["the end of the other", "one more group"])
+def test_a_life_whose_port_was_not_open_yet_is_dialled_again(by: str) -> None:
+    with nodes("a", "b") as (a, b):
+        a.links.want("b", b.address, "life-1")
+        a.await_event("up", "b", "life-1")
+        address = free_address()
+        a.links.want("b", address, "life-2")
+        a.await_refusal("b", "life-2")
+        heir = Node("b", "life-2", port=int(address.split(":")[1]))
+        try:
+            if by == "one more group":
+                a.links.want("b", address, "life-2")
+            else:
+                a.links.unwant("b", "life-1")
+            a.await_event("up", "b", "life-2")
+        finally:
+            heir.close()
+
+
+def test_where_only_a_life_is_left_that_the_node_says_it_is_not_that_is_a_refusal() -> None:
+    with nodes("a", "b") as (a, b):
+        a.links.want("b", b.address, "life-1")
+        a.await_event("up", "b", "life-1")
+        a.links.want("b", b.address, "life-0")
+        a.await_refusal("b", "life-0")
+        a.links.unwant("b", "life-1")
+        a.await_event("down", "b", True)
+
+
+def test_what_another_thread_reads_of_lives_that_are_over_does_not_change() -> None:
+    with nodes("a", "b") as (a, b):
+        for life in ("life-1", "life-0"):
+            a.links.want("b", b.address, life)
+        a.await_event("up", "b", "life-1")
+        a.await_refusal("b", "life-0")
+        a.links.unwant("b", "life-0")
+        assert a.in_reactor(lambda: isinstance(a.links._links["b"]._over, frozenset))
+
+
 def test_a_dial_to_a_life_that_is_over_says_nothing_about_the_next_one() -> None:
     began, go_on = Event(), Event()
 

@@ -170,12 +170,12 @@ class PeerLink:
         others = {each: life for each, life in self._lives.items() if each != incarnation}
         users = self._lives[incarnation].users if incarnation in self._lives else 0
         self._lives = {**others, incarnation: _Life(address, users + 1)}
+        if incarnation in self._over:  # it may have begun since
+            self._over, self.refused = self._over - {incarnation}, False
         if self.connection is not None and not is_first:
             if self.needs_dial():  # this life may have followed the one at the other end
                 self._redial.start()
             return
-        if incarnation in self._over:
-            self._over, self.refused = self._over - {incarnation}, False
         self._expect(incarnation)
         if self.connection is not None:
             self._tell_up()
@@ -189,9 +189,12 @@ class PeerLink:
         address, users = self._lives[incarnation]
         lives = {**self._lives, incarnation: _Life(address, users - 1)}
         self._lives = {each: life for each, life in lives.items() if life.users}
-        self._over &= self._lives.keys()
+        self._over = self._over.intersection(self._lives)  # "&" would make a set, which can change
         if self._lives and self.incarnation not in self._lives:
-            self._expect(self._newest or next(reversed(self._lives)))
+            newest = self._newest
+            if newest is None:  # what was refused may be there by now
+                self._over, newest = frozenset(), next(reversed(self._lives))
+            self._expect(newest)
             self._redial.start()
 
     @property
