@@ -7,6 +7,7 @@ from asyncio import Event
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -171,3 +172,14 @@ async def test_an_agent_that_was_left_out_is_told_so_once(one: Replica) -> None:
         await until(lambda: "train" not in one.links._links["b", "1"].groups, "it is out")
         assert "sub" in one.links._links["b", "1"].groups
         assert "train" in one.links._links["a", "1"].groups
+
+
+async def test_nothing_is_kept_of_a_link_whose_agent_could_not_register(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeAgent("a", one) as a:
+        await a.register()
+        monkeypatch.setattr(one.store.lives, "read", AsyncMock(side_effect=ServiceError("down")))
+        await a.link()
+        await a.closed()
+        await until(lambda: not one.links._links, "it is not taken for linked")

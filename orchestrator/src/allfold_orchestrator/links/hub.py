@@ -89,7 +89,11 @@ class Links:
         self._links[life] = link
         self._court.follow(self._court.jury.linked(monotonic(), life))
         self._court.reach(life, record.info.control_url)
-        await self._register(link, request)
+        try:
+            await self._register(link, request)
+        except BaseException:
+            self.ended(link)
+            raise
         return link
 
     def ended(self, link: Link) -> None:
@@ -173,9 +177,9 @@ class Links:
         raise AssertionError("a report is always answered")
 
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
-        now, others = monotonic(), self._terms.members_with(link.life)
-        ages = {life: beat.heard[life[0]] for life in others if life[0] in beat.heard}
-        self._court.follow(self._court.jury.told(now, link.life, ages))
+        heard = self._terms.named_beside(link.life, beat.heard)
+        ages = {life: beat.heard[life[0]] for life in heard}
+        self._court.follow(self._court.jury.told(monotonic(), link.life, ages))
         if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -35,6 +36,16 @@ class KnownTerms:
         """Return the others that are in a group with this life."""
         records = [self.records[group] for group in self.groups_of(life)]
         return {each for record in records for each in record.lives} - {life}
+
+    def named_beside(self, life: Life, names: Collection[str]) -> set[Life]:
+        """Return the others with these names that are in a group with this life.
+
+        It takes as long as there are names, not nodes.
+        """
+        voters = [self.records[group].voters for group in self.groups_of(life)]
+        return {
+            (name, each[name].incarnation) for each in voters for name in names if name in each
+        } - {life}
 
     def control_url(self, life: Life) -> str | None:
         """Return the address of a node's control port."""

@@ -1,0 +1,37 @@
+"""What a replica knows of terms: looked up for every BEAT, in groups of thousands of nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from allfold_core.survival.records import Seat, Term
+from allfold_orchestrator.links.known_terms import KnownTerms
+from allfold_orchestrator.membership.term_record import TermRecord, Voter
+
+
+def record(**incarnations: str) -> TermRecord:
+    names = tuple(incarnations)
+    voters = {name: Voter(life, name, f"http://{name}") for name, life in incarnations.items()}
+    seats = tuple(Seat(f"s-{name}", name) for name in names)
+    return TermRecord(1, Term(1, 1, names, (1,) * len(names)), voters, seats, 1)
+
+
+def known(**records: TermRecord) -> KnownTerms:
+    terms = KnownTerms()
+    for group, each in records.items():
+        terms.replace(group, each)
+    return terms
+
+
+def test_those_that_a_node_has_heard_are_the_lives_of_its_own_groups() -> None:
+    terms = known(x=record(a="1", b="1"), y=record(a="1", c="2"), z=record(b="1", d="1"))
+    found = terms.named_beside(("a", "1"), ["a", "b", "c", "d", "e"])
+    assert found == {("b", "1"), ("c", "2")}
+
+
+def test_to_look_up_who_was_heard_the_other_nodes_are_not_gone_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terms = known(x=record(a="1", b="1", c="1"))
+    monkeypatch.delattr(TermRecord, "lives")
+    assert terms.named_beside(("a", "1"), ["b"]) == {("b", "1")}
