@@ -278,6 +278,35 @@ def test_a_new_leader_believes_what_the_layout_was_made_for() -> None:
     assert not table.figures(plan, BELIEVED_SECONDS + 1).slow
 
 
+@pytest.mark.parametrize("own", [[], ["n00"], ["n00", "n03"]])
+def test_a_new_leader_keeps_the_layout_when_most_links_it_knows_are_the_slow_ones(
+    own: list[str],
+) -> None:
+    plan = plan_for(4)
+    present = arrange(plan, BETA, slow_links(plan, (1, 2), (2, 1)))
+    table = LinkTable()
+    table.adopt(present.layout, 0.0)
+    table.note("n02", dict.fromkeys(own, RATE), 0.0)
+    figures = table.figures(plan, 1.0)
+    assert figures.slow == present.layout.slow
+    assert figures.usual == pytest.approx(BETA)
+    assert better_layout(present, plan, figures) is None
+    table.note("n02", {"n01": RATE}, 2.0)
+    assert table.figures(plan, 3.0).slow == slow_links(plan, (2, 1)), "the other one has healed"
+
+
+def test_a_link_that_has_healed_is_believed_to_be_slow_no_longer_than_at_first() -> None:
+    plan, slow = plan_for(4), {"n01": RATE / 10}
+    table = table_of(plan, {(1, 2): RATE / 10})
+    now = BELIEVED_SECONDS + 1
+    assert not table.figures(plan, now).slow
+    table.note("n02", {"n01": RATE}, now)
+    assert not table.figures(plan, now).slow
+    table.note("n02", slow, now)
+    assert table.figures(plan, now + BELIEVED_SECONDS - 1).slow
+    assert not table.figures(plan, now + BELIEVED_SECONDS + 1).slow
+
+
 def test_links_of_nodes_that_are_gone_do_not_count() -> None:
     plan = plan_for(4)
     table = table_of(plan, {(1, 2): RATE / 10})

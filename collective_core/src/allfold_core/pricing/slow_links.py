@@ -70,9 +70,10 @@ class LinkTable:
         Args:
             natural: the plan in the order of the group's opening.
         """
-        found = self._figures(natural)
-        for source, destination, _ in found.slow:
-            pair = source, destination
+        slow = _pairs(self._figures(natural))
+        for pair in self._patience.keys() & self._measured.keys() - slow:
+            del self._patience[pair]  # it has healed
+        for pair in slow:
             if now > self._measured[pair].until:
                 del self._measured[pair]
                 patience = 2 * self._patience.get(pair, BELIEVED_SECONDS)
@@ -89,7 +90,10 @@ class LinkTable:
         }
         if not costs:
             return AS_OPENED
-        usual = sorted(costs.values())[(len(costs) - 1) // 2]
+        # Of a leader that is new the adopted ones may be most that it knows.
+        known = _pairs(self._adopted)
+        others = sorted(cost for pair, cost in costs.items() if pair not in known)
+        usual = others[(len(others) - 1) // 2] if others else self._adopted.usual
         slow = (SlowLink(*pair, cost) for pair, cost in costs.items() if cost > SLOWER * usual)
         return Layout(usual=usual, slow=tuple(sorted(slow)))
 
