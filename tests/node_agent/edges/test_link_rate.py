@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+from allfold_agent.edges import link_rate
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.link_rate import LinkRate
 from tests.support.fakes.damaged_wire import tcp_pair
@@ -26,6 +27,24 @@ def test_a_rate_is_known_from_several_samples_and_one_odd_sample_does_not_count(
     for _ in range(3):
         rate.note(4 * MIB, 0.4)
     assert rate.bytes_per_second == pytest.approx(10 * MIB), "the latest ones"
+
+
+def test_a_link_that_was_not_used_for_long_is_measured_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(link_rate, "monotonic", lambda: now)
+    rate = LinkRate()
+    for _ in range(5):
+        rate.note(4 * MIB, 4.0)
+    now += 299.0
+    rate.note(4 * MIB, 0.4)
+    assert rate.bytes_per_second == MIB
+    now += 2.0
+    rate.note(4 * MIB, 0.4)
+    assert rate.bytes_per_second is None, "two samples are too few"
+    rate.note(4 * MIB, 0.4)
+    assert rate.bytes_per_second == pytest.approx(10 * MIB)
 
 
 def test_a_slow_link_needs_no_long_payloads_to_be_known() -> None:

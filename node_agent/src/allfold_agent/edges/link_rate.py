@@ -16,6 +16,8 @@ _SAMPLE_SECONDS = 0.5
 # One slow sample, or two, may be those of a busy machine.
 _SAMPLES_KEPT = 5
 _SAMPLES_NEEDED = 3
+# A link that was not used for so long is measured anew: it may have healed.
+_SAMPLE_KEPT_SECONDS = 300.0
 
 
 class LinkRate:
@@ -33,7 +35,7 @@ class LinkRate:
         self.samples = 0
         self._bytes = 0
         self._seconds = 0.0
-        self._rates: deque[float] = deque(maxlen=_SAMPLES_KEPT)
+        self._rates: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)  # when, and what
         self._began: float | None = None
         self._missing = 0
 
@@ -52,12 +54,15 @@ class LinkRate:
         self._bytes += nbytes
         self._seconds += seconds
         if self._bytes >= _SAMPLE_BYTES or self._seconds >= _SAMPLE_SECONDS:
-            self._rates.append(self._bytes / max(self._seconds, 1e-9))
+            now = monotonic()
+            while self._rates and now > self._rates[0][0] + _SAMPLE_KEPT_SECONDS:
+                self._rates.popleft()
+            self._rates.append((now, self._bytes / max(self._seconds, 1e-9)))
             self._bytes, self._seconds = 0, 0.0
             self.samples += 1
 
     @property
     def bytes_per_second(self) -> float | None:
         """The median of the latest samples; ``None`` while there are too few."""
-        rates = list(self._rates)
+        rates = [rate for _, rate in list(self._rates)]
         return statistics.median(rates) if len(rates) >= _SAMPLES_NEEDED else None
