@@ -16,7 +16,7 @@ from allfold_core.plan import AS_OPENED, Layout, Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe
 from allfold_core.survival.plans import plan_of
-from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.records import Epoch, Stamp, Term
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,10 @@ class LinkWatch:
         self._seen: dict[str, int] = {}
         self._confirm_at = 0.0
         self._considered: object = None
+        self._comparing = False
+        self._arranged: object = None  # the term and stamp for which other orders were asked for
+        self._nodes = frozenset[str]()
+        self._layout = AS_OPENED
         self._shown: set[tuple[str, str]] = set()
 
     def look(self, now: float) -> None:
@@ -138,13 +142,27 @@ class LinkWatch:
         self._table.adopt(record.layout, now)
         figures = self._table.figures(natural, now)
         self._show(figures, natural)
+        self._note_changes(record, now)
         key = (term.number, record.stamp, figures)
-        if not self._avoid or key == self._considered or not self._limit.allows(now):
+        if not self._avoid or key == self._considered or not self._may_change(key[:2], now):
             return
         self._considered = key
         if figures.slow or record.layout.slow:
             present = plan_of(self._opening, record)
-            self._group.compare(partial(self._compare, present, natural, figures, now))
+            self._comparing = True
+            self._group.compare(partial(self._compare, present, natural, figures, key[:2]))
+
+    def _note_changes(self, record: Epoch, now: float) -> None:
+        if record.layout != self._layout:
+            self._layout = record.layout
+            self._limit.note(now)
+        if record.nodes != self._nodes:
+            # The order is that of before without the lost nodes: it may go over a slow link again.
+            self._nodes, self._limit = record.nodes, ChangeLimit()
+
+    def _may_change(self, basis: tuple[int, Stamp], now: float) -> bool:
+        """Return True if no change is on its way and the last one was long enough ago."""
+        return not self._comparing and basis != self._arranged and self._limit.allows(now)
 
     def _show(self, figures: Layout, natural: Plan) -> None:
         self.slow = describe(figures, natural)
@@ -152,11 +170,16 @@ class LinkWatch:
         if not self._shown <= before:
             log.warning("group '%s': %s", self._opening.group, self.slow)
 
-    def _compare(self, present: Plan, natural: Plan, figures: Layout, now: float) -> None:
-        layout = better_layout(present, natural, figures)
-        if layout is not None:
-            self._limit.note(now)
-            self._group.arrange(layout)
+    def _compare(
+        self, present: Plan, natural: Plan, figures: Layout, basis: tuple[int, Stamp]
+    ) -> None:
+        try:
+            layout = better_layout(present, natural, figures)
+            if layout is not None:
+                self._arranged = basis
+                self._group.arrange(layout)
+        finally:
+            self._comparing = False
 
 
 def describe_layout(plan: Plan) -> str:
