@@ -60,6 +60,19 @@ def test_the_deadline_of_an_op_stands_still_while_a_node_is_silent(local: LocalG
         assert "rank 2 on node node2 has not called it" in error.message
 
 
+def test_an_op_that_is_overdue_is_judged_even_where_the_look_at_the_links_fails(
+    local: LocalGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: float) -> None:
+        raise ZeroDivisionError
+
+    began, group = call(local), local.groups[0]
+    monkeypatch.setattr(group.link_watch, "look", fail)
+    with pytest.raises(ZeroDivisionError):
+        group.check_deadlines(began + TIMEOUT + 0.1)
+    assert isinstance(local.ranks[0].outcome()[1], PeerMissing)
+
+
 def test_a_rank_that_calls_during_the_standstill_does_not_end_the_extension(
     local: LocalGroups,
 ) -> None:

@@ -240,9 +240,9 @@ class Group(AgreeingGroup):
         self.expire_messages(now)
         if self.stands_still(now):
             return
-        if self.evicted is None:
-            self.link_watch.look(now)
         self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
+        if self.evicted is None:
+            self.link_watch.look(now)  # last, as no op waits for it
 
     def waits_for(self) -> str:
         """Return what the group waits for while nothing can be decided; ``""`` at other times.
