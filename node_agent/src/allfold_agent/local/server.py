@@ -6,6 +6,7 @@ import logging
 import struct
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any, Protocol
@@ -150,7 +151,8 @@ class LocalServer:
         for group in self._registrar.groups():
             if group.waiting:
                 self._watch_deadlines()
-            group.check_deadlines(now)
+            # A task of its own: the failure of one keeps no other group from its deadlines.
+            self._reactor.call(partial(group.check_deadlines, now))
 
     # Messages
 
