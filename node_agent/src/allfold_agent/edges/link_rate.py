@@ -25,7 +25,8 @@ class LinkRate:
 
     The sender has all of a payload when it sends the header, and the receiver has called its op, so
     neither is waited for. Where the receiver was late, much of the payload is here already, and the
-    link seems to be faster than it is: it is never taken for slow because of its ends.
+    link seems to be faster than it is. A receiver that becomes late after the header makes it seem
+    slower: so it is the median of some samples that counts.
 
     Attributes:
         samples: how many there were so far, for others to know whether there is a new one.
