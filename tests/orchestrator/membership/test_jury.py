@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,8 +271,56 @@ def test_a_node_is_accused_of_being_stuck_for_as_long_whatever_it_was_accused_of
     jury = Jury()
     silent(jury, 0.0, C, A)
     jury.accused(0.4, B, A, Charge.STUCK, MEMBERS)
+    jury.answered(0.45, A, 0.0)
     assert decided(jury, AFTER) == set()
     assert decided(jury, 0.4 + AFTER) == {"a"}
+
+
+@pytest.mark.parametrize("was_silent", [False, True])
+def test_a_node_is_waited_for_as_long_if_it_was_accused_of_being_stuck_before(
+    was_silent: bool,
+) -> None:
+    jury = Jury()
+    jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
+    jury.asked(0.0, A)
+    if was_silent:
+        silent(jury, 0.1, D, A)
+        assert jury.answered(0.2, A, 0.0)
+        jury.told(0.3, D, {A: 0.0})
+    silent(jury, 0.49, B, A)
+    jury.asked(0.6, A)
+    jury.withdrawn(C, A, Charge.STUCK)
+    assert not jury.is_due(AFTER, ())
+    assert decided(jury, 0.6 + CONFIRM_SECONDS - 0.01) == set(), "from when it was asked"
+    assert decided(jury, 0.6 + 2 * AFTER) == {"a"}
+
+
+def test_our_own_doubt_waits_as_long_if_the_node_was_accused_of_being_stuck_before() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
+    jury.link_ended(0.49, A, MEMBERS)
+    jury.withdrawn(B, A, Charge.STUCK)
+    jury.told(0.5, B, {A: 0.9})
+    assert decided(jury, AFTER) == set()
+    assert decided(jury, 0.49 + AFTER) == {"a"}
+
+
+def test_silence_that_is_disproved_over_and_over_does_not_save_a_stuck_node() -> None:
+    jury = Jury()
+    jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
+    for now in (0.2, 0.4):
+        silent(jury, now, B, A)
+        jury.answered(now + 0.05, A, 0.0)
+    silent(jury, 0.49, B, A)
+    assert decided(jury, AFTER) == {"a"}
+
+
+def test_a_jury_that_was_late_itself_waits_longer_for_a_stuck_node() -> None:
+    jury = Jury()
+    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
+    jury.lagged(2.0)
+    assert decided(jury, AFTER) == set()
+    assert decided(jury, 2.0 + AFTER) == {"a"}
 
 
 def test_a_sign_of_life_is_waited_for_from_when_all_replicas_were_asked_for_it() -> None:

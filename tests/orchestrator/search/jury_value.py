@@ -41,7 +41,8 @@ def key_of(jury: Jury, now: float) -> object:
     def facts(case: Case) -> object:
         charges = frozenset((each, frozenset(said)) for each, said in case.charges.items())
         flags = (case.link_ended, case.dial_refused, case.is_asked)
-        return (ago(case.begun), ago(case.until), charges, flags)
+        times = (ago(case.begun), ago(case.until), ago(case.stuck_until))
+        return (*times, charges, flags)
 
     evidence = jury._evidence
     return (

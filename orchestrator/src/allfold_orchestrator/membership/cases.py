@@ -77,17 +77,33 @@ class SilentLink(Open):
 class Case(Open):
     """The accusations of one life that are not decided yet; without accusers it is our own.
 
+    ``until`` is for a sign of life. A node that does not do its part has a time of its own for
+    that: neither charge may be decided by the time of the other.
+
     Attributes:
         charges: of each accuser. A node may be silent, and have done nothing before that.
         link_ended: its control link to this replica has ended.
         dial_refused: it refuses connections of this replica.
         is_asked: a sign of life was asked for at all replicas.
+        stuck_until: the end of the time in which a node that is accused of it may do its part.
     """
 
     charges: dict[Life, set[Charge]] = field(default_factory=dict)
     link_ended: bool = False
     dial_refused: bool = False
     is_asked: bool = False
+    stuck_until: float = 0.0
+
+    @property
+    def due(self) -> float:
+        """Return when there is something to decide."""
+        if Charge.STUCK not in self.kinds:
+            return self.until
+        return min(self.until, self.stuck_until) if self.is_missed else self.stuck_until
+
+    def wait_for_life(self, until: float) -> None:
+        """Wait for a sign of life at least until then, and from when it has been asked for."""
+        self.until, self.is_asked = max(self.until, until), False
 
     def charge(self, accuser: Life, charge: Charge) -> None:
         """Add what a node is accused of, to what it is accused of by the same one already."""
@@ -116,6 +132,11 @@ class Case(Open):
     def kinds(self) -> set[Charge]:
         """All that the node is accused of."""
         return {charge for said in self.charges.values() for charge in said}
+
+    @property
+    def is_missed(self) -> bool:
+        """True if somebody says that it gives no sign of life."""
+        return bool(self.kinds & _DISPROVED_BY_LIFE)
 
     @property
     def is_refused_twice(self) -> bool:

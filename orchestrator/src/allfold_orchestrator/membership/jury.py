@@ -108,8 +108,10 @@ class Jury:
         """
         case = self._open(now, life, lag)
         until = now + self._confirm(life, now) + lag
-        if charge is Charge.STUCK or not case.charges:  # it may only have been looked for until now
-            case.until = max(case.until, until)
+        if charge is Charge.STUCK:
+            case.stuck_until = max(case.stuck_until, until)
+        elif not case.is_missed:
+            case.wait_for_life(until)
         case.charge(accuser, charge)
         if charge is not Charge.STUCK:
             self._links.setdefault((accuser, life), SilentLink(now, until))
@@ -135,7 +137,10 @@ class Jury:
 
     def doubted(self, now: float, life: Life) -> None:
         """It is linked to no replica; :meth:`link_ended` follows once it is known who hears it."""
-        self._open(now, life).link_ended = True
+        case = self._open(now, life)
+        if not case.link_ended and not case.is_missed:
+            case.wait_for_life(now + self._confirm(life, now))
+        case.link_ended = True
 
     def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
         """This replica's own control link to the node has ended."""
@@ -179,6 +184,8 @@ class Jury:
         """This replica was itself late: nobody may suffer for answers that it has not read."""
         for each in self._open_questions():
             each.until += seconds
+        for case in self._cases.values():
+            case.stuck_until += seconds
 
     def gone(self, life: Life, how: str) -> list[Instruction]:
         """The node itself says that it is over, or a new life of it has come in its place."""
@@ -219,7 +226,7 @@ class Jury:
 
     def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
-        cases = (case.until for life, case in self._cases.items() if life not in spared)
+        cases = (case.due for life, case in self._cases.items() if life not in spared)
         links = (link.due for pair, link in self._links.items() if not {*pair} & {*spared})
         return now >= min((*cases, *links), default=float("inf"))
 
@@ -263,7 +270,7 @@ class Jury:
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
-            if now < case.until or life in spared:
+            if now < case.due or life in spared:
                 continue
             if case.charges:
                 yield life, case.how
