@@ -143,6 +143,21 @@ def test_a_name_that_is_known_from_reports_is_free_when_its_last_node_is_lost() 
     assert instructions == (AgentRegistered(is_out=True),), "a late report"
 
 
+def test_a_name_that_is_known_from_reports_stays_free_when_its_last_rank_has_left() -> None:
+    held = record_of(ready(2))
+    state, _ = play([registers("a", held), leave(0), leave(1)], EMPTY)
+    assert state.is_free
+    _, instructions = step(state, registers("b", held, generation=LATER.generation))
+    assert instructions == (AgentRegistered(is_out=True),), "a late report"
+    assert step(state, leave(1)) == (state, ()), "the first answer was lost"
+
+
+def test_an_agent_that_read_the_store_before_its_last_loss_registers_with_what_is_now() -> None:
+    state, _ = play([registers("a", record_of(ready(3)), store=StoreLife(3, "third"))], EMPTY)
+    late = registers("b", record_of(ready(3)), generation=1)
+    assert step(state, late) == (state, (LossShown(1),))
+
+
 @pytest.mark.parametrize("later_epoch", [False, True])
 def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_epoch: bool) -> None:
     held = record_of(ready(2))

@@ -311,6 +311,12 @@ def test_all_voters_of_a_record_that_was_not_lost_count_as_registered() -> None:
     assert may_evict([half, first()], "c", is_proven=False, now=UNTIL)
 
 
+def test_a_silent_node_of_which_the_store_has_no_record_is_evicted_on_proof_alone() -> None:
+    """The store has just been emptied."""
+    assert not may_evict([], "a", is_proven=False, now=UNTIL)
+    assert may_evict([], "a", is_proven=True, now=UNTIL)
+
+
 def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> None:
     record = first()
     newer = without(record, "c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,24 @@ async def test_many_who_find_one_loss_begin_one_generation(make_store: MakeStore
     assert (await stores[0].lives.outgrow(7)).generation == 8
     assert (await stores[1].lives.read()).generation == 8
     assert stores[0].lives.known == StoreLife(8, first.run_id)
+
+
+async def test_an_answer_from_before_a_new_generation_does_not_begin_another_one(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = make_store().lives
+    await lives.read()
+    read = lives._client.get
+
+    async def overtaken(name: str) -> Any:
+        monkeypatch.undo()
+        answer = await read(name)
+        await lives.outgrow(1)
+        return answer
+
+    monkeypatch.setattr(lives._client, "get", overtaken)
+    assert (await lives.read()).generation == 2
+    assert (await lives.read()).generation == 2
 
 
 async def test_a_store_that_forgot_its_generation_is_a_later_one(

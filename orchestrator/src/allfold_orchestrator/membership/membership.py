@@ -166,8 +166,9 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
 
 
 def _forgotten(state: GroupState) -> bool:
-    """Return True if the newest epoch is known from the agents' reports alone."""
-    return 0 < state.recalled == state.last_epoch
+    """Return True if there was an epoch of which nobody knows (any more) who had a rank in it."""
+    known = 0 if state.current is None else state.current.plan.epoch
+    return known < state.last_epoch
 
 
 def _free_seats(

@@ -73,7 +73,11 @@ def without_reported_seat(state: GroupState, session: str) -> GroupState:
     if state.term is None or not state.term.seats:
         return state
     left = without_seats(state.term, {session})
-    return state if left is state.term else replace(state, term=left if left.seats else None)
+    if left is state.term:
+        return state
+    if not left.seats:
+        return replace(state, term=None, recalled=0)  # a late report must not bring it back
+    return replace(state, term=left)
 
 
 def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:

@@ -120,6 +120,8 @@ def shows_loss(record: TermRecord | None, store: StoreLife, report: Registration
     """
     if report.generation > store.generation:
         return True
+    if record is not None and record.generation > store.generation:
+        return True  # the store has lost something since: the agent has promised too little
     if report.is_out or not report.held.has(report.life):
         return False
     if record is None:  # where the agent was here before, a new store has the same number
@@ -219,6 +221,8 @@ def may_evict(
             have registered in one group speak for the others, too.
         is_proven: the node is known to be gone, and not only silent.
     """
+    if not records:  # nobody but a member can tell of its silence: a store has lost them
+        return is_proven
     if any(record.generation < generation for record in records):
         return False
     recalls = [record.recall for record in records if record.recall is not None]

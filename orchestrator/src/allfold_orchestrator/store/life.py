@@ -32,12 +32,17 @@ class StoreLives:
         Raises:
             ServiceError: Redis does not answer.
         """
+        seen = self.known.generation  # what others find meanwhile may be later than the answer
         with store_errors():
             run_id = await self._run_id()
             stored = _load(await self._client.get(keys.STORE))
-        seen = self.known.generation
         is_same = stored is not None and stored.run_id == run_id and stored.generation >= seen
-        self.known = stored if is_same and stored else await self._change(seen)
+        return self._know(stored if is_same and stored else await self._change(seen))
+
+    def _know(self, life: StoreLife) -> StoreLife:
+        """Return the later one of two lives: answers may come in another order."""
+        if life.generation >= self.known.generation:
+            self.known = life
         return self.known
 
     async def present(self) -> StoreLife:
@@ -50,8 +55,7 @@ class StoreLives:
 
     async def outgrow(self, generation: int) -> StoreLife:
         """Begin a later generation than this one, in which the store has lost something."""
-        self.known = await self._change(generation)
-        return self.known
+        return self._know(await self._change(generation))
 
     async def _change(self, above: int) -> StoreLife:
         async def attempt() -> StoreLife:
