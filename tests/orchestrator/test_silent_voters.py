@@ -6,10 +6,13 @@ import pytest
 
 from allfold_orchestrator import sweeper
 from allfold_orchestrator.membership.group_state import (
+    AgentRegisters,
     Leave,
     Life,
     Reason,
 )
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import Registration
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.sweeper import (
     ABANDONED_SECONDS,
@@ -47,6 +50,28 @@ async def test_a_silent_node_with_a_vote_in_a_group_stays_and_is_looked_for_now_
     await replica.service.leave(GROUP, Leave(0, "s0", Reason.FINISHED))
     await replica.service.leave(GROUP, Leave(1, "s1", Reason.FINISHED))
     assert await run_for(replica, clock, LOOK_AGAIN_SECONDS, "a") == ["b"], "the group is over"
+
+
+@pytest.mark.parametrize("reporting", ["a", "ac"])
+async def test_it_is_said_what_to_do_where_too_few_have_reported_to_evict_a_silent_node(
+    replica: Replica, clock: ManualClock, caplog: pytest.LogCaptureFixture, reporting: str
+) -> None:
+    nodes = "ab" if reporting == "a" else "abc"
+    for rank, node in enumerate(nodes):
+        await replica.register(node)
+        await replica.join(rank, node, of=len(nodes))
+    store = replica.store
+    state = await store.groups.read_if_possible(GROUP)
+    record = term_record(state) if state else None
+    assert record
+    later = await store.lives.outgrow(record.generation)
+    for node in reporting:
+        report = Registration((node, "1"), record.generation, record)
+        event = AgentRegisters(report, later, clock.time + LEASE_SECONDS)
+        await store.groups.submit(GROUP, event)
+    await run_for(replica, clock, LEASE_SECONDS + 2.5 * LOOK_AGAIN_SECONDS, *reporting)
+    said = [each for each in caplog.messages if "DELETE /v1/nodes/b?force=true" in each]
+    assert len(said) == (reporting == "a"), "the others are enough: the jury evicts it"
 
 
 async def test_a_silent_node_in_a_group_that_cannot_be_read_may_have_a_vote_and_stays(

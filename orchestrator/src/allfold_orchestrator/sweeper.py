@@ -16,6 +16,7 @@ from typing import TypeVar
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import GroupState, Life
 from allfold_orchestrator.membership.nodes import LEASE_ENDED
+from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -31,6 +32,11 @@ ABANDONED_SECONDS = 24 * 3600.0
 """The silence of all its nodes after which a group is over."""
 LOOK_AGAIN_SECONDS = 10.0
 """How often a silent node that has a vote is looked for."""
+WAITED_FOR = (
+    "the groups of node %s wait for it: their records were lost, and too few of their nodes have "
+    "reported to evict it for silence; start its agent again, or remove it: "
+    "DELETE /v1/nodes/%s?force=true"
+)
 
 OnSilent = Callable[[Life], Awaitable[None]]
 
@@ -76,6 +82,7 @@ class Sweeper:
         self._grace = Grace(store.nodes.lease_seconds)
         self._pause = min(1.0, store.nodes.lease_seconds / 5)
         self._unreadable: set[str] = set()  # nodes of which it has been logged
+        self._waited_for: set[Life] = set()  # of which it has been logged
         self._look_again: dict[Life, float] = {}  # silent nodes that have a vote
         self.problem: str | None = _NOT_YET
 
@@ -136,6 +143,7 @@ class Sweeper:
         if voting or None in states:
             if None in states or not await self._are_abandoned(voting, now):
                 self._look_again[life] = now + LOOK_AGAIN_SECONDS
+                self._warn_if_waited_for(life, voting, now)
                 await self._on_silent(life)
                 return False
             how = "was not heard for long, as all nodes of its groups"
@@ -144,6 +152,16 @@ class Sweeper:
             log.warning("node lost: %s", how, extra={"node": life[0]})
             await self._orchestrator.clear_up([life])
         return first
+
+    def _warn_if_waited_for(self, life: Life, groups: Sequence[GroupState], now: float) -> None:
+        """Say once what ends it where too few have registered to evict a silent node, ever."""
+        records = [state.term for state in groups if state.term]
+        ends = [record.recall.until for record in records if record.recall]
+        if not ends or now < max(ends) or life in self._waited_for:
+            return
+        if not may_evict(records, life[0], is_proven=False, now=now):
+            self._waited_for.add(life)
+            log.warning(WAITED_FOR, life[0], life[0], extra={"node": life[0]})
 
     async def _are_abandoned(self, groups: Sequence[GroupState], now: float) -> bool:
         """Return True if nobody in these groups was heard for so long that they must be over."""
