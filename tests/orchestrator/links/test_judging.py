@@ -7,11 +7,12 @@ from asyncio import Event
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from allfold_core.errors import ServiceError
+from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.group_state import Life
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
@@ -136,14 +137,73 @@ async def test_a_node_that_registers_again_while_it_beats_is_not_taken_for_evict
         assert missed
 
 
+async def test_what_an_accuser_cannot_take_back_any_more_does_not_count(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next link may lead to another replica, and there it says what still holds."""
+    monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
+    async with AsyncExitStack() as stack:
+        a, b, c = await agents(stack, one, "abc")
+        court = one.links._court
+        await a.accuse(b, "stuck")
+        await c.accuse(b, "stuck")
+        cases = court.jury._cases
+        await until(lambda: [len(case.charges) for case in cases.values()] == [2], "both say so")
+        a._socket.transport.abort()
+        await until(lambda: ("a", "1") not in court.jury._cases["b", "1"].charges, "it has ended")
+        assert ("c", "1") in court.jury._cases["b", "1"].charges
+
+
+async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judged(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        other = await stack.enter_async_context(FakeAgent("c", one))
+        await other.register()
+        await other.link()
+        await other.join(0, 1, "other")
+        await other.holds("c", group="other")
+        read: list[str] = []
+        refresh = one.links._court._refresh
+
+        async def noted(group: str) -> None:
+            read.append(group)
+            await refresh(group)
+
+        monkeypatch.setattr(one.links._court, "_refresh", noted)
+        b.is_stopped = True
+        await a.accuse(b)
+        await a.holds("a")
+        assert set(read) == {"train"}
+
+
+async def test_while_nothing_is_due_a_beat_costs_no_look_at_what_is_open(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
+    spared = Mock()
+    monkeypatch.setattr(one.links._terms, "spared", spared)
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        court = one.links._court
+        await a.accuse(b, "stuck")
+        await until(lambda: not court.jury.is_idle, "it is accused")
+        await a.hears("beat", number=len(a.received("beat")) + 2)
+        court._wake.clear()
+        court.follow([])
+        assert not court._wake.is_set()
+        spared.assert_not_called()
+
+
 async def test_nothing_is_kept_of_nodes_that_have_left_without_a_group(one: Replica) -> None:
-    jury = one.links._court.jury
+    evidence = one.links._court.jury._evidence
     async with FakeAgent("a", one) as a:
         await a.register()
         await a.link()
         await a.hears("beat", number=2)
-        await until(lambda: ("a", "1") in jury._evidence.lives, "it is known")
-    await until(lambda: not jury._evidence.lives, "it is forgotten")
+        await until(lambda: ("a", "1") in evidence.lives, "it is known")
+    await until(lambda: not evidence.lives, "it is forgotten")
 
 
 async def test_an_agent_is_told_of_no_later_opening_of_a_group_that_it_was_in(

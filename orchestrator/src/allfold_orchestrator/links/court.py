@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -74,7 +74,7 @@ class Court:
         """True if other replicas do not know of all who are accused here."""
         return bool(self._unasked)
 
-    def follow(self, instructions: Iterable[Instruction]) -> None:
+    def follow(self, instructions: Collection[Instruction]) -> None:
         """Do what the jury says."""
         for instruction in instructions:
             match instruction:
@@ -86,10 +86,10 @@ class Court:
                     self._links.send(accuser, messages.cleared(accused, patience))
                 case Evict(lives):
                     self._proven |= dict.fromkeys(lives, instruction)
-        if not self.is_idle:
+        if instructions:
             self._wake.set()
-            if self._lag_watch is None or self._lag_watch.done():
-                self._lag_watch = self._spawn(self._watch_lag())
+        if not self.is_idle and (self._lag_watch is None or self._lag_watch.done()):
+            self._lag_watch = self._spawn(self._watch_lag())
 
     async def _watch_lag(self) -> None:
         """Have the jury wait longer by as much as this process is late itself, or was frozen."""
@@ -172,7 +172,8 @@ class Court:
         """Decide what is due, if it is this replica's turn, and carry it out."""
         await self._ask_all_replicas()
         await self._listen_to_others()
-        if self.jury.is_due(monotonic(), self._spared()):
+        now = monotonic()
+        if self.jury.is_due(now) and self.jury.is_due(now, self._spared()):
             async with self._store.judging.turn() as turn:
                 if turn is not None:
                     await self._decide(turn)
@@ -182,25 +183,23 @@ class Court:
         """The lives that may not be evicted now, for what is known of each."""
         now, refused = self._store.clock.now(), self.jury.refused_lives
         generation = self._store.lives.known.generation
-        spared = self._terms.spared(now, generation)
-        if not refused:
-            return spared
-        return spared - (refused - self._terms.spared(now, generation, is_proven=True))
+        spared = self._terms.spared(self.jury.lives_in_question, now, generation)
+        at_all = self._terms.spared(refused, now, generation, is_proven=True)
+        return spared - (refused - at_all)
 
     async def _decide(self, turn: str) -> None:
         # What others have decided in their turn takes accusations away.
-        for group in await self._groups_concerned():
-            await self._refresh(group)
+        await asyncio.gather(*map(self._refresh, await self._groups_concerned()))
         self.follow(self.jury.questions(monotonic()))
         terms = self._terms
         verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._spared())
         await self._carry_out(verdicts, turn)
 
     async def _groups_concerned(self) -> set[str]:
-        """Return the groups that are known here, and those in which an accused node took a seat."""
-        accused = self.jury.accused_lives
-        seated = [await self._store.nodes.groups_of(*life) for life in accused]
-        return {*self._terms.records}.union(*seated)
+        """Return the groups of those who may be judged, and no others: a turn is short."""
+        lives = self.jury.lives_in_question
+        seated = await asyncio.gather(*(self._store.nodes.groups_of(*life) for life in lives))
+        return set[str]().union(*seated, *map(self._terms.groups_of, lives))
 
     async def _carry_out(self, verdicts: Iterable[Evict], turn: str | None = None) -> None:
         """End the lives that are over, all together: each group gets one term for them.

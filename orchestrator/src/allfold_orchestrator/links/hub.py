@@ -102,6 +102,7 @@ class Links:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
+        self._court.jury.unlinked(link.life)
         if not self._terms.groups_of(link.life):
             self._court.jury.over(link.life)
         elif not self._store.notifications.stopping:

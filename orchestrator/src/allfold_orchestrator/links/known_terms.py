@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -63,19 +63,20 @@ class KnownTerms:
         """The nodes that lead a group."""
         return {record.term.leader for record in self.records.values()}
 
-    def spared(self, now: float, generation: int, *, is_proven: bool = False) -> set[Life]:
-        """Return the lives that may not be evicted, as a record may lack their term.
+    def spared(
+        self, lives: Iterable[Life], now: float, generation: int, *, is_proven: bool = False
+    ) -> set[Life]:
+        """Return those of these lives that may not be evicted, as a record may lack their term.
 
         Args:
             generation: of the store.
             is_proven: they are known to be gone, and not only silent.
         """
-        records = defaultdict(list)
-        for record in self.records.values():
-            for life in record.lives:
-                records[life].append(record)
-        return {
-            life
-            for life, found in records.items()
-            if not may_evict(found, life[0], is_proven=is_proven, now=now, generation=generation)
-        }
+
+        def is_spared(life: Life) -> bool:
+            found = [self.records[group] for group in self.groups_of(life)]
+            return bool(found) and not may_evict(
+                found, life[0], is_proven=is_proven, now=now, generation=generation
+            )
+
+        return set(filter(is_spared, lives))

@@ -128,6 +128,16 @@ class Jury:
         if not case.is_charged:
             del self._cases[life]
 
+    def unlinked(self, accuser: Life) -> None:
+        """Drop what an accuser has said, as it could not take it back here any more.
+
+        On its next link, which may lead to another replica, it says again what still holds.
+        """
+        self._links = {pair: link for pair, link in self._links.items() if pair[0] != accuser}
+        for case in self._cases.values():
+            case.charges.pop(accuser, None)
+        self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
+
     def asked(self, now: float, life: Life) -> None:
         """All replicas were asked for a sign of life; from the first time on it is waited for."""
         case = self._cases.get(life)
@@ -218,6 +228,11 @@ class Jury:
     def accused_lives(self) -> set[Life]:
         """The lives of which a sign is looked for."""
         return set(self._cases)
+
+    @property
+    def lives_in_question(self) -> set[Life]:
+        """The lives that may be judged: the accused, and both ends of silent links."""
+        return self.accused_lives.union(*self._links)
 
     @property
     def refused_lives(self) -> set[Life]:
