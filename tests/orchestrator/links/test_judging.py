@@ -243,3 +243,37 @@ async def test_nothing_is_kept_of_a_link_whose_agent_could_not_register(
         await a.link()
         await a.closed()
         await until(lambda: not one.links._links, "it is not taken for linked")
+
+
+async def test_an_answer_counts_although_it_cannot_be_noted_for_others(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        b.control_is_silent = b.beats_rarely = True
+        Flaky(monkeypatch, one.store.nodes, "note_alive")
+        await a.accuse(b)
+        await a.hears("cleared", node="b")
+
+
+async def test_in_the_first_turn_after_the_store_has_failed_nobody_is_judged(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of the accused may have been lost by that."""
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        b.is_mute = b.control_is_silent = True
+        court = one.links._court
+        store = Flaky(monkeypatch, one.store.nodes, "ask_all_to_probe")
+        cases = court.jury._cases
+        await a.accuse(b)
+        await until(lambda: ("b", "1") in cases, "it is accused")
+        case = cases["b", "1"]
+        case.is_asked = True  # so that what follows is not for that
+        before = case.until
+        await until(lambda: store.calls > 3 and time.monotonic() > before, "the time is over")
+        store.is_broken = False
+        await until(lambda: case.until > before + 1.0, "it is waited for longer")
+        b.is_mute = False
+        await a.hears("cleared", node="b")
+        assert (await one.group())["phase"] == "ready"

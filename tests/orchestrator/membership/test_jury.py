@@ -481,3 +481,13 @@ def test_nobody_is_evicted_unaccused_early_or_within_confirm_of_a_sign_of_life(
                         assert any(life in link for link in links)
                     else:
                         assert now - blamed.pop(life) >= CONFIRM_SECONDS
+
+
+def test_a_search_for_a_life_that_may_not_be_evicted_ends_nevertheless() -> None:
+    """Nobody accuses it: it is looked for again when its lease is over."""
+    jury = Jury()
+    jury.link_ended(0.0, A, MEMBERS)
+    jury.told(0.0, B, {A: 60.0})
+    assert jury.is_due(AFTER, spared=[A])
+    assert jury.decide(AFTER, RANKS, spared=[A]) == []
+    assert jury.is_idle

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 REDIAL_SECONDS = 0.02
 TICK_SECONDS = 0.05
 """How often is looked for what is to be decided."""
+RETURN_SECONDS = 2.0
+"""After a failure of the store: agents whose links it has ended link anew within a second."""
 
 Dial = Callable[[str], Awaitable[Dialled]]
 Refresh = Callable[[str], Awaitable[None]]
@@ -60,6 +62,7 @@ class Court:
         self._proven: dict[Life, Evict] = {}  # and not carried out yet
         self._unasked: set[Life] = set()  # of whom no replica knows yet that they are accused
         self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
+        self._has_store_failed = False  # since the last turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._lag_watch: asyncio.Task[None] | None = None
         self.jury = Jury()
@@ -187,7 +190,18 @@ class Court:
         at_all = self._terms.spared(refused, now, generation, is_proven=True)
         return spared - (refused - at_all)
 
+    def store_failed(self) -> None:
+        """Note that the store does not answer, or takes no writes.
+
+        Answers are lost by that, of agents that are linked to this replica and to others.
+        """
+        self._has_store_failed = True
+
     async def _decide(self, turn: str) -> None:
+        if self._has_store_failed:  # it works by now, as this is a turn
+            self._has_store_failed = False
+            self.jury.wait_until(monotonic() + RETURN_SECONDS)
+            return
         # What others have decided in their turn takes accusations away.
         await asyncio.gather(*map(self._refresh, await self._groups_concerned()))
         self.follow(self.jury.questions(monotonic()))

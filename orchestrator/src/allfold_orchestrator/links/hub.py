@@ -120,16 +120,16 @@ class Links:
 
     async def receive(self, link: Link, message: messages.Up) -> None:
         """Act on a message of an agent, which is a sign of its life whatever it says."""
-        lag = float("inf")
+        has_been_asked, lag = False, float("inf")
         if isinstance(message, messages.Beat):
             lag = message.lag
         elif isinstance(message, messages.Alive) and message.nonce in link.probes:
             link.probes.discard(message.nonce)
-            lag = message.lag
-            # For a replica that has asked for it.
-            await _if_possible(self._store.nodes.note_alive(*link.life))
+            has_been_asked, lag = True, message.lag
         self._court.follow(self._court.jury.answered(monotonic(), link.life, lag))
         match message:
+            case messages.Alive() if has_been_asked:  # perhaps for another replica
+                await _if_possible(self._store.nodes.note_alive(*link.life))
             case messages.Register():
                 await self._register(link, message)
             case messages.Beat():
@@ -317,6 +317,8 @@ class Links:
                 self._has_failed = False
             except ServiceError as error:
                 self._has_failed = True  # the sweeper tells people
+                if not error.details.get("unreadable"):  # one record says nothing of the store
+                    self._court.store_failed()
                 log.debug("terms cannot be announced: %s", error.message)
             except Exception:
                 self._has_failed = True

@@ -197,6 +197,13 @@ class Jury:
         for case in self._cases.values():
             case.stuck_until += seconds
 
+    def wait_until(self, until: float) -> None:
+        """Decide nothing before then: what was said meanwhile may come once more."""
+        for each in self._open_questions():
+            each.until = max(each.until, until)
+        for case in self._cases.values():
+            case.stuck_until = max(case.stuck_until, until)
+
     def gone(self, life: Life, how: str) -> list[Instruction]:
         """The node itself says that it is over, or a new life of it has come in its place."""
         self.over(life)
@@ -241,7 +248,11 @@ class Jury:
 
     def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
-        cases = (case.due for life, case in self._cases.items() if life not in spared)
+        cases = (
+            case.due
+            for life, case in self._cases.items()
+            if life not in spared or not case.charges  # it is not judged, and need not stay open
+        )
         links = (link.due for pair, link in self._links.items() if not {*pair} & {*spared})
         return now >= min((*cases, *links), default=float("inf"))
 
@@ -285,11 +296,12 @@ class Jury:
 
     def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
-            if now < case.due or life in spared:
+            is_spared = life in spared
+            if now < case.due or (is_spared and case.charges):
                 continue
             if case.charges:
                 yield life, case.how
-            elif self._evidence.is_missed(now, life):
+            elif not is_spared and self._evidence.is_missed(now, life):
                 yield life, "ended its control link, and is heard by no member of its groups"
             else:
                 del self._cases[life]
