@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from random import Random
@@ -67,16 +68,14 @@ def slow_link(options: Options) -> Iterator[Row]:
         found.proxy.ask("rate", [slowed], rate=_LINK_RATE / _SLOWER)
         began = time.monotonic()
         before = _next_ops(found)
-        told = _await_layout(found, options.patience)
-        planned = time.monotonic() - began - _SETTLED_SECONDS
+        order = _await_layout(found, options.patience)
         slow = _next_ops(found)
     bound = _bound(found.nodes, slowed)
     over = statistics.median(slow) / bound - 1
     note = (
         f"{over:+.0%} over the bound of {bound * 1e3:.0f} ms; "
         f"{statistics.median(alike) * 1e3:.0f} ms with all links alike, "
-        f"up to {max(before) * 1e3:.0f} ms before it was planned around, after "
-        f"{planned:.0f} s: {told or 'it was not'}"
+        f"up to {max(before) * 1e3:.0f} ms before that; {_planned(order, began)}"
     )
     what, target = f"a link at a tenth of its rate, {_LINK_BYTES // MIB} MiB", "<= +10 %"
     shape = f"{nodes}x1"
@@ -103,19 +102,34 @@ def _bound(names: Sequence[str], slow: tuple[str, str]) -> float:
     return bandwidth_bound(plan, 1 / _LINK_RATE, measured, _LINK_BYTES)
 
 
-def _await_layout(found: Fleet, patience: float) -> str:
-    """Return what all nodes say of their order, once that stays as it is; "" if they never do."""
+@dataclass(frozen=True)
+class Order:
+    """What all nodes say of their order, and since when."""
+
+    layout: str
+    since: float
+
+
+def _planned(order: Order | None, began: float) -> str:
+    if order is None:
+        return "it was not planned around"
+    return f"it was planned around after {order.since - began:.0f} s: {order.layout}"
+
+
+def _await_layout(found: Fleet, patience: float) -> Order | None:
+    """Return the order of all nodes once it stays as it is; ``None`` if it never does."""
     since, before = time.monotonic(), ""
     deadline = since + patience
     while time.monotonic() < deadline:
         groups = [each for node in found.nodes for each in found.services.status(node)["groups"]]
-        (told, *others) = {str(each["layout"]) for each in groups}
-        if others or told != before:
+        layouts = {str(each["layout"]) for each in groups}
+        told = layouts.pop() if len(layouts) == 1 else ""
+        if told != before:
             since, before = time.monotonic(), told
-        if not others and told and time.monotonic() > since + _SETTLED_SECONDS:
-            return told
+        if told and time.monotonic() > since + _SETTLED_SECONDS:
+            return Order(told, since)
         time.sleep(_LOOK_SECONDS)
-    return ""
+    return None
 
 
 def false_evictions(options: Options) -> Iterator[Row]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -122,6 +124,25 @@ def test_ops_are_told_apart_by_the_moments_inside_them() -> None:
     ]
     assert steady._times(logs, [1.55], hit=True) == [pytest.approx(0.6)]
     assert steady._times(logs, [1.55], hit=False) == [pytest.approx(0.6)] * 2
+
+
+def test_the_time_to_plan_around_a_link_is_that_of_the_order_and_not_of_looking_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steady, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(steady, "_LOOK_SECONDS", 0.0)
+    looks = iter([[], ["x", ""], ["x", "x"]])
+
+    def status(_: str) -> dict[str, Any]:
+        return {"groups": [{"layout": each} for each in next(looks)]}
+
+    found: Any = SimpleNamespace(nodes=["a"], services=SimpleNamespace(status=status))
+    order = steady._await_layout(found, 60.0)
+    assert order is not None
+    assert order.layout == "x"
+    assert steady._planned(order, order.since - 3) == "it was planned around after 3 s: x"
+    assert steady._await_layout(found, -1.0) is None
+    assert steady._planned(None, 0.0) == "it was not planned around"
 
 
 def test_a_log_of_changes_has_an_op_only_if_it_differs_from_the_one_before(tmp_path: Path) -> None:
