@@ -217,10 +217,8 @@ class Jury:
     def forget(self, life: Life) -> None:
         """Drop all accusations by and of a life that is in no group any more."""
         self._cases.pop(life, None)
-        self._links = {pair: link for pair, link in self._links.items() if life not in pair}
-        for case in self._cases.values():
-            case.charges.pop(life, None)
-        self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
+        self.unlinked(life)
+        self._links = {pair: link for pair, link in self._links.items() if pair[1] != life}
         self._granted.pop(life, None)
         self._evidence.forget(life)
 
