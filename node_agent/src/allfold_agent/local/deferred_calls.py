@@ -117,12 +117,10 @@ class DeferredCalls:
         for deferred in list(process.deferred):
             message, membership = deferred.message, process.memberships.get(deferred.message.group)
             failed = _failure_of(membership, message)
-            if failed is None and now >= deferred.due:
+            if failed is None and membership is not None and now >= deferred.due:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
                 if isinstance(message, P2PMessage):
                     failed = _late(membership, message), message.view
-                elif membership is None:
-                    pass  # it is refused
                 elif waits_for := membership.group.waits_for():
                     held_for = membership.group.held_for(now)
                     process.send(pack_hold(message.group, waits_for, held_for))
@@ -186,10 +184,10 @@ def _failure_of(
     return group.failed_call(message.seq, message.view)
 
 
-def _late(membership: Membership | None, message: P2PMessage) -> PeerMissing:
+def _late(membership: Membership, message: P2PMessage) -> PeerMissing:
     """Return the error of a send or receive whose tensor the GPU still uses."""
-    epoch = membership.epoch if membership else None
-    ranks = [epoch.rank_of(membership.session)] if membership and epoch else []
+    epoch = membership.epoch
+    ranks = [epoch.rank_of(membership.session)] if epoch else []
     return PeerMissing(
         f"the GPU of {name_ranks(ranks)} has not come to the call within {message.timeout:g} s: "
         "it is still busy with the work that was queued before",
