@@ -49,11 +49,16 @@ class Watched:
                     self.measure(source, destination, rate)
 
     def look(self, after: float = LOOK_SECONDS) -> None:
-        """Have all nodes look at their links, the leader last: then it has heard of everything."""
+        """Have all nodes look at their links, the leader last: then it has heard of everything.
+
+        Returns when it has compared orders as well: while it does, it concludes nothing.
+        """
         self.now += after
         for group in reversed(self.local.groups):
             group.link_watch.look(self.now)
             self._await_messages()
+        leader = self.local.groups[0].link_watch
+        wait_until(lambda: not leader._comparing, "the leader has compared orders")
 
     def _await_messages(self) -> None:
         """Return when the leader has taken in what it was sent."""
