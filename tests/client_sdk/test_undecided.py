@@ -186,16 +186,20 @@ def test_what_watches_an_op_hears_of_it_as_soon_as_a_wait_would(
     work.wait()
 
 
-def test_messages_need_nobodys_decision(
+def test_a_message_that_nobody_can_decide_stays_open_as_an_op_does(
     agent: FakeAgent, group: allfold.Group, clock: Clock, pool: ThreadPoolExecutor
 ) -> None:
     work = group.send(np.ones(1), 1, async_op=True)
     assert agent.connected is not None
     agent.connected.recv(MAX_MESSAGE)
-    waiting = pool.submit(work.settle_within, 0.2)
+    waiting = pool.submit(work.wait)
+    hold(agent, group, clock, 2 * TIMEOUT - 1)
+    assert not waiting.done()
     hold(agent, group, clock, 2 * TIMEOUT)
-    assert not waiting.result(10)
-    assert not work.is_overdue()
+    error = error_of(waiting)
+    assert not error.decided
+    assert error.work is work
+    assert "message 0 of group 'g', with a timeout of 30 s, is not decided" in error.message
 
 
 def test_a_group_that_is_not_held_any_more_decides_soon(

@@ -145,12 +145,10 @@ class Work:
     def _is_undecided(self) -> bool:
         """True if the agent has said for too long that nothing can be decided.
 
-        Deadlines stand still then, for at most as long as the op's timeout. Messages need nobody's
-        decision.
+        Deadlines stand still then, for at most as long as the op's timeout.
         """
         return (
             not (self._settled or self._pending.done)
-            and self._number < FIRST_PAIR
             and self._epochs.is_held
             and monotonic() >= self._patient_until
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from time import monotonic
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
@@ -237,9 +238,9 @@ class Group(AgreeingGroup):
 
     def check_deadlines(self, now: float) -> None:
         """Have ops judged whose deadline is over; look at the links. In the reactor's thread."""
-        self.expire_messages(now)
         if self.stands_still(now):
             return
+        self.expire_messages(now)
         self.doubt([Doubt(op.seq, Reason.DEADLINE, op.timeout) for op in self._overdue(now)])
         if self.evicted is None:
             self.link_watch.look(now)  # last, as no op waits for it
@@ -262,7 +263,7 @@ class Group(AgreeingGroup):
         return self._standstill.seconds(now)
 
     def stands_still(self, now: float) -> bool:
-        """Return True while nothing can be decided; moves the deadlines of ops for that time.
+        """Return True while nothing can be decided; moves the deadlines of calls for that time.
 
         Ranks that wait for their ops are told once a second.
         """
@@ -271,13 +272,15 @@ class Group(AgreeingGroup):
             if not waits_for or not self.waiting:  # nobody looks again until there is a call
                 self._standstill.end()
                 return False
-            waiting = [op for op in self.table.in_flight.values() if not op.ended]
-            self._standstill.go_on(now, waiting)
+            ops = [op for op in self.table.in_flight.values() if not op.ended]
+            messages = self.p2p.waiting_calls()
+            self._standstill.go_on(now, chain(ops, messages))
             if not self._standstill.is_time_to_tell(now):
                 return True
-            messages = hold_messages(waiting, waits_for, self.held_for(now))
-        for connection, message in messages:
-            connection.send(message)
+            arrivals = chain.from_iterable(op.calls.values() for op in ops)
+            told = hold_messages(chain(arrivals, messages), waits_for, self.held_for(now))
+        for connection, hold in told:
+            connection.send(hold)
         return True
 
     def _overdue(self, now: float) -> list[Op]:

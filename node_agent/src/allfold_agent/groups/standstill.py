@@ -1,11 +1,11 @@
-"""The time in which nothing of a group can be decided: deadlines of its ops stand still."""
+"""The time in which nothing of a group can be decided: deadlines of its calls stand still."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from allfold_agent.execution.op import Op, RankEndpoint
+from allfold_agent.execution.op import RankEndpoint
 from allfold_core.wire.local_wire import pack_hold
 
 TELL_SECONDS = 1.0
@@ -30,6 +30,25 @@ class Obstacles(NamedTuple):
         return f"{nodes}; the orchestrator cannot be asked: {self.orchestrator}"
 
 
+class Extendable(Protocol):
+    """An op, a send or a receive: it has a deadline."""
+
+    def extend(self, seconds: float) -> None:
+        """Give it more time."""
+
+
+class Caller(Protocol):
+    """A call of a local rank."""
+
+    @property
+    def connection(self) -> RankEndpoint:
+        """To the rank."""
+
+    @property
+    def group_number(self) -> int:
+        """What the rank calls the group."""
+
+
 class Standstill:
     """Moves deadlines for as long as a group waits for a decision, and lets its ranks know.
 
@@ -45,13 +64,13 @@ class Standstill:
         """The group waits no more."""
         self._seen = None
 
-    def go_on(self, now: float, ops: Iterable[Op]) -> None:
-        """The group waits: ops that are not over have so much longer."""
+    def go_on(self, now: float, waiting: Iterable[Extendable]) -> None:
+        """The group waits: what is not over has so much longer."""
         if self._seen is None:
             self._since = self._seen = now
             self._tell_at = now + TELL_SECONDS
-        for op in ops:
-            op.extend(now - self._seen)
+        for each in waiting:
+            each.extend(now - self._seen)
         self._seen = now
 
     def seconds(self, now: float) -> float:
@@ -67,17 +86,13 @@ class Standstill:
 
 
 def hold_messages(
-    ops: Iterable[Op], waits_for: str, seconds: float
+    callers: Iterable[Caller], waits_for: str, seconds: float
 ) -> list[tuple[RankEndpoint, bytes]]:
-    """Return the HOLD messages to the ranks that have called ops, one for each."""
-    waiting = {
-        id(arrival.connection): (arrival.connection, arrival.group_number)
-        for op in ops
-        for arrival in op.calls.values()
-    }
+    """Return the HOLD messages to ranks that wait, one for each."""
+    waiting = {id(each.connection): each for each in callers}
     return [
-        (connection, pack_hold(number, waits_for, seconds))
-        for connection, number in waiting.values()
+        (each.connection, pack_hold(each.group_number, waits_for, seconds))
+        for each in waiting.values()
     ]
 
 

@@ -29,6 +29,7 @@ class PendingCall:
         rank: whose call it is.
         seats: by the numbers that the rank knows the others by, their seat numbers.
         number: of a send to another node, among the messages of this one; -1 elsewhere.
+        extension: in seconds, for how long nothing of the group could be decided.
         last_word: of a send that was withdrawn, how long the other node's word on it is awaited.
         frames_moved: of such a send, what the edges had carried when that was decided.
     """
@@ -41,12 +42,22 @@ class PendingCall:
     began: float
     seats: Sequence[int]
     number: int = -1
+    extension: float = 0.0
     last_word: float | None = None
     frames_moved: int = 0
 
     @property
     def deadline(self) -> float:
-        return self.began + self.message.timeout if self.last_word is None else self.last_word
+        """When it fails (monotonic)."""
+        if self.last_word is not None:
+            return self.last_word
+        return self.began + self.message.timeout + self.extension
+
+    def extend(self, seconds: float) -> None:
+        """Give it more time, as nothing could be decided meanwhile."""
+        self.extension += seconds
+        if self.last_word is not None:
+            self.last_word += seconds
 
     @property
     def is_send(self) -> bool:
