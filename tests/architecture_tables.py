@@ -121,7 +121,7 @@ def link_header() -> str:
 
 
 def link_ping() -> str:
-    return layout(peer_link._PING, ["number", "lag, in seconds", "number of groups"])
+    return layout(peer_link._PING, ["number", "number of groups"])
 
 
 def link_group() -> str:

@@ -130,7 +130,7 @@ async def test_what_a_frozen_replica_decided_is_void_where_another_one_has_decid
         for agent in (b, d):
             await agent.holds(*"bcde")
         stopping.go_on()
-        await until(lambda: "its turn to judge was over" in stopping.log, "it gives way")
+        await until(lambda: "the turn of this replica was over" in stopping.log, "it gives way")
         await all_hold(b, c, d, e, number=2)
         await goes_on_without(d, other, b, c, e, number=3)
 

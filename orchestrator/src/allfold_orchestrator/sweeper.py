@@ -180,7 +180,11 @@ class Sweeper:
         ``problem`` is shown to everybody who asks for readiness; ``cause`` is for the log.
         """
         if problem and self.problem in (None, _NOT_YET):
-            log.error("leases cannot be watched: %s (%s)", problem, cause)
+            log.error(
+                "leases cannot be watched: %s (%s); groups that run go on, bring Redis back",
+                problem,
+                cause,
+            )
         elif self.problem and not problem:
             log.info("leases are watched")
         self.problem = problem

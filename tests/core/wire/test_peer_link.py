@@ -30,7 +30,6 @@ U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 U64 = st.integers(0, 2**64 - 1)
-LAG = st.floats(0, 1e6)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 GROUP_TYPES = st.sampled_from([each for each in LinkMessageType if each > LinkMessageType.PONG])
 JSON = st.recursive(
@@ -44,8 +43,8 @@ FLOORS = st.lists(st.builds(Floor, NAMES, U32, I64, WAITED_FOR), max_size=4).map
 MESSAGES: st.SearchStrategy[LinkMessage] = st.one_of(
     st.builds(Hello, NAMES, NAMES),
     st.builds(Chosen, U64),
-    st.builds(Ping, U64, LAG, PROGRESS),
-    st.builds(Pong, U64, LAG, FLOORS),
+    st.builds(Ping, U64, PROGRESS),
+    st.builds(Pong, U64, FLOORS),
     st.builds(
         GroupMessage,
         GROUP_TYPES,
@@ -54,7 +53,7 @@ MESSAGES: st.SearchStrategy[LinkMessage] = st.one_of(
         st.dictionaries(st.text(max_size=5), JSON, max_size=3),
     ),
 )
-PING = Ping(7, 0.25, (Progress("train", 3, 11, 12, 99), Progress("größe", 4, -1, -1, 0)))
+PING = Ping(7, (Progress("train", 3, 11, 12, 99), Progress("größe", 4, -1, -1, 0)))
 
 
 def read(data: bytes | bytearray) -> list[LinkMessage]:
@@ -134,12 +133,10 @@ def test_a_message_that_is_too_long_is_not_made() -> None:
         (LinkMessageType.HELLO, b"[" * 200_000, "HELLO cannot be read"),
         (LinkMessageType.CHOSEN, b"1234", "CHOSEN cannot be read"),
         (LinkMessageType.CHOSEN, b"123456789", "1 bytes too many"),
-        (LinkMessageType.PING, struct.pack("<QdH", 1, 0.0, 1), "PING cannot be read"),
-        (LinkMessageType.PING, struct.pack("<QdH", 1, float("nan"), 0), "a lag of nan"),
-        (LinkMessageType.PONG, struct.pack("<QdH", 1, -1.0, 0), "a lag of -1.0"),
+        (LinkMessageType.PING, struct.pack("<QH", 1, 1), "PING cannot be read"),
         (
             LinkMessageType.PONG,
-            struct.pack("<QdH", 1, 0.0, 1)
+            struct.pack("<QH", 1, 1)
             + struct.pack("<IH", 1, 1)
             + b"g"
             + struct.pack("<qHH", 0, 1, 5)
@@ -157,5 +154,5 @@ def test_a_body_that_says_nothing_is_refused(kind: int, body: bytes, why: str) -
 
 
 def test_an_answer_to_a_ping_says_how_far_all_are_and_whom_rounds_wait_for() -> None:
-    pong = Pong(7, 0.25, (Floor("train", 3, 11, ("b", "näher")), Floor("other", 4, -1, ())))
+    pong = Pong(7, (Floor("train", 3, 11, ("b", "näher")), Floor("other", 4, -1, ())))
     assert list(LinkReader().feed(pong.pack())) == [pong]

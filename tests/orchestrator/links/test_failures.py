@@ -14,8 +14,8 @@ import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import background
-from allfold_orchestrator.links import hub
-from allfold_orchestrator.links.hub import Links
+from allfold_orchestrator.links import control_links
+from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
@@ -55,7 +55,7 @@ async def test_a_node_is_cleared_by_its_answer_on_a_link_to_another_replica(
         await a.accuse(b)
         await b.hears("probe")
         await a.hears("cleared", node="b")
-        await until(lambda: served[0].links._court.is_idle, "the case is closed")
+        await until(lambda: served[0].links._runner.is_idle, "the case is closed")
         assert (await served[0].group())["phase"] == "ready"
 
 
@@ -87,7 +87,7 @@ async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
         await b.accuse(a)
         for agent in (c, d):
             assert (await agent.holds("a", "c", "d"))["term"]["number"] == 2
-        await until(lambda: all(each.links._court.is_idle for each in served), "all is decided")
+        await until(lambda: all(each.links._runner.is_idle for each in served), "all is decided")
         assert [place["node"] for place in (await served[0].group())["lost"]] == ["b"]
 
 
@@ -104,7 +104,7 @@ async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
         await b.hears("cleared", node="a")
         assert await served[1].store.nodes.evict("a", "1")
         await served[1].links._orchestrator.clear_up([("a", "1")])
-        await until(lambda: served[0].links._court.is_idle, "all is decided")
+        await until(lambda: served[0].links._runner.is_idle, "all is decided")
         assert [place["node"] for place in (await served[0].group())["lost"]] == ["a"]
 
 
@@ -134,7 +134,9 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         frozen, other = make_store(), make_store()
         served = [await stack.enter_async_context(replica(each)) for each in (frozen, other)]
         a, _, _ = await agents(stack, served, "abc")
-        monkeypatch.setattr(hub, "LIFE_SECONDS", 3600)  # so that it looks only to announce
+        monkeypatch.setattr(
+            control_links, "LIFE_SECONDS", 3600
+        )  # so that it looks only to announce
         thawed, reading = asyncio.Event(), asyncio.Event()
         read = frozen.lives.read
 
@@ -204,8 +206,8 @@ async def test_while_the_store_does_not_answer_it_is_not_asked_without_a_pause(
         lives=SimpleNamespace(read=AsyncMock(return_value=StoreLife(1, "x"))),
         groups=SimpleNamespace(read_if_possible=read),
     )
-    monkeypatch.setattr(hub, "TICK_SECONDS", 3600)
-    links = Links(store, AsyncMock())
+    monkeypatch.setattr(control_links, "TICK_SECONDS", 3600)
+    links = ControlLinks(store, AsyncMock())
     running = asyncio.create_task(links.run())
     links._hear("train")
 
@@ -290,7 +292,7 @@ async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Re
             await agent.hears("recall", generation=2)
             await agent.hears("term", generation=2)
         await a.accuse(c)
-        case = served.links._court.jury._cases
+        case = served.links._runner.jury._cases
         await until(lambda: ("c", "1") in case, "it is accused")
         until_then = case["c", "1"].until
         await until(lambda: monotonic() > until_then + 0.2, "the jury has found it silent")

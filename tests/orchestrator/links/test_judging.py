@@ -64,7 +64,7 @@ async def test_other_replicas_are_told_as_soon_as_they_can_be(
         a, b = await agents(stack, served, "ab")
         b.control_is_silent = b.beats_rarely = True
         store = Flaky(monkeypatch, served[0].store.nodes, "ask_all_to_probe")
-        cases = served[0].links._court.jury._cases
+        cases = served[0].links._runner.jury._cases
         await a.accuse(b)
         await until(lambda: ("b", "1") in cases, "it is accused")
         over = cases["b", "1"].until
@@ -80,7 +80,7 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
 ) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        court, may_evict = one.links._court, one.links._court._may_evict
+        runner, may_evict = one.links._runner, one.links._runner._may_evict
         asked: list[Life] = []
         is_allowed = Event()
 
@@ -88,17 +88,17 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
             asked.append(life)
             return life[0] == "c" and is_allowed.is_set() and await may_evict(life, is_proven)
 
-        monkeypatch.setattr(court, "_may_evict", not_now)
+        monkeypatch.setattr(runner, "_may_evict", not_now)
         c.is_stopped = True
         await c.accuse(b, "stuck")
         await b.hears("probe")
         await a.accuse(c)
         await until(lambda: asked.count(("c", "1")) > 1, "it is judged, and judged again")
-        assert ("c", "1") in court.jury._cases["b", "1"].charges, "what it said still counts"
+        assert ("c", "1") in runner.jury._cases["b", "1"].charges, "what it said still counts"
         is_allowed.set()
         await a.holds("a", "b")
         assert not a.received("cleared"), "nobody had to accuse it again"
-        await until(lambda: court.is_idle, "with it goes what it said")
+        await until(lambda: runner.is_idle, "with it goes what it said")
 
 
 async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_frozen(
@@ -107,7 +107,7 @@ async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_froze
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         b.is_stopped = True
-        cases = one.links._court.jury._cases
+        cases = one.links._runner.jury._cases
         await a.accuse(b)
         await until(lambda: ("b", "1") in cases, "it is accused")
         case = cases["b", "1"]
@@ -144,14 +144,14 @@ async def test_what_an_accuser_cannot_take_back_any_more_does_not_count(
     monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        court = one.links._court
+        runner = one.links._runner
         await a.accuse(b, "stuck")
         await c.accuse(b, "stuck")
-        cases = court.jury._cases
+        cases = runner.jury._cases
         await until(lambda: [len(case.charges) for case in cases.values()] == [2], "both say so")
         a._socket.transport.abort()
-        await until(lambda: ("a", "1") not in court.jury._cases["b", "1"].charges, "it has ended")
-        assert ("c", "1") in court.jury._cases["b", "1"].charges
+        await until(lambda: ("a", "1") not in runner.jury._cases["b", "1"].charges, "it has ended")
+        assert ("c", "1") in runner.jury._cases["b", "1"].charges
 
 
 async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judged(
@@ -165,13 +165,13 @@ async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judge
         await other.join(0, 1, "other")
         await other.holds("c", group="other")
         read: list[str] = []
-        refresh = one.links._court._refresh
+        refresh = one.links._runner._refresh
 
         async def noted(group: str) -> None:
             read.append(group)
             await refresh(group)
 
-        monkeypatch.setattr(one.links._court, "_refresh", noted)
+        monkeypatch.setattr(one.links._runner, "_refresh", noted)
         b.is_stopped = True
         await a.accuse(b)
         await a.holds("a")
@@ -182,22 +182,22 @@ async def test_while_nothing_is_due_a_beat_costs_no_look_at_what_is_open(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
-    spared = Mock()
-    monkeypatch.setattr(one.links._terms, "spared", spared)
+    protected = Mock()
+    monkeypatch.setattr(one.links._terms, "protected", protected)
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
-        court = one.links._court
+        runner = one.links._runner
         await a.accuse(b, "stuck")
-        await until(lambda: not court.jury.is_idle, "it is accused")
+        await until(lambda: not runner.jury.is_idle, "it is accused")
         await a.hears("beat", number=len(a.received("beat")) + 2)
-        court._wake.clear()
-        court.follow([])
-        assert not court._wake.is_set()
-        spared.assert_not_called()
+        runner._wake.clear()
+        runner.execute([])
+        assert not runner._wake.is_set()
+        protected.assert_not_called()
 
 
 async def test_nothing_is_kept_of_nodes_that_have_left_without_a_group(one: Replica) -> None:
-    evidence = one.links._court.jury._evidence
+    evidence = one.links._runner.jury._evidence
     async with FakeAgent("a", one) as a:
         await a.register()
         await a.link()
@@ -263,9 +263,9 @@ async def test_in_the_first_turn_after_the_store_has_failed_nobody_is_judged(
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         b.is_mute = b.control_is_silent = True
-        court = one.links._court
+        runner = one.links._runner
         store = Flaky(monkeypatch, one.store.nodes, "ask_all_to_probe")
-        cases = court.jury._cases
+        cases = runner.jury._cases
         await a.accuse(b)
         await until(lambda: ("b", "1") in cases, "it is accused")
         case = cases["b", "1"]

@@ -37,7 +37,7 @@ def test_to_look_up_who_was_heard_the_other_nodes_are_not_gone_through(
     assert terms.named_beside(("a", "1"), ["b"]) == {("b", "1")}
 
 
-def test_only_those_are_looked_at_of_whom_it_is_asked_who_is_spared() -> None:
+def test_only_those_are_looked_at_of_whom_it_is_asked_who_is_protected() -> None:
     terms = known(x=record(a="1", b="1"), y=record(c="1"))
-    assert terms.spared([("a", "1"), ("d", "1")], 0.0, generation=2) == {("a", "1")}
-    assert terms.spared([("a", "1")], 0.0, generation=1) == set()
+    assert terms.protected([("a", "1"), ("d", "1")], 0.0, generation=2) == {("a", "1")}
+    assert terms.protected([("a", "1")], 0.0, generation=1) == set()

@@ -148,7 +148,7 @@ async def test_a_link_needs_the_token(make_store: MakeStore) -> None:
 async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        await until(lambda: len(one.links._court.jury._evidence._reached) == 3, "all were dialled")
+        await until(lambda: len(one.links._runner.jury._evidence._reached) == 3, "all were dialled")
         await c.die()
         for agent in (a, b):
             term = (await agent.holds("a", "b"))["term"]
@@ -160,7 +160,7 @@ async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) 
 async def test_a_group_of_one_node_is_over_as_soon_as_that_node_is_killed(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         (a,) = await agents(stack, one, "a")
-        await until(lambda: one.links._court.jury._evidence._reached, "it was dialled")
+        await until(lambda: one.links._runner.jury._evidence._reached, "it was dialled")
         await a.die()
         while (await one.group())["phase"] != "gone":
             await asyncio.sleep(0.01)
@@ -171,7 +171,7 @@ async def test_a_node_with_a_vote_whose_lease_is_over_is_looked_for(one: Replica
         a, b, c = await agents(stack, one, "abc")
         await one.links.doubt(("c", "1"))
         await c.hears("probe")
-        await until(lambda: one.links._court.is_idle, "it has answered")
+        await until(lambda: one.links._runner.is_idle, "it has answered")
         c.is_stopped = True
         a.heard = b.heard = {"c": 60.0}
         await one.links.doubt(("c", "1"))
@@ -226,17 +226,17 @@ async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
 ) -> None:
     async with AsyncExitStack() as stack:
         a, _, c, d = await agents(stack, one, "abcd")
-        decide = one.links._court.jury.decide
+        decide = one.links._runner.jury.decide
         ready: list[bool] = []
 
         def when_both_are_accused(*judged: Any) -> list[Evict]:
             return decide(*judged) if ready else []
 
-        monkeypatch.setattr(one.links._court.jury, "decide", when_both_are_accused)
+        monkeypatch.setattr(one.links._runner.jury, "decide", when_both_are_accused)
         for silent in (c, d):
             silent.is_stopped = True
             await a.accuse(silent)
-        cases = one.links._court.jury._cases
+        cases = one.links._runner.jury._cases
         await until(lambda: len(cases) == 2, "both are accused")
         last = max(case.until for case in cases.values())
         await until(lambda: monotonic() > last, "and both are due")
@@ -265,7 +265,7 @@ async def test_a_node_that_answers_its_probe_is_cleared(one: Replica) -> None:
         a.heard = b.heard = {"c": 0.0}
         await a.accuse(c)
         assert (await a.hears("cleared", node="c", incarnation="1"))["patience"] == 0.8
-        await until(lambda: one.links._court.jury.is_idle, "the case is closed")
+        await until(lambda: one.links._runner.jury.is_idle, "the case is closed")
         assert (await one.group())["phase"] == "ready"
         assert c.received("probe")
         assert not b.received("cleared")
@@ -286,13 +286,13 @@ async def test_a_stuck_node_that_does_its_part_again_is_acquitted_by_its_accuser
     monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
     async with AsyncExitStack() as stack:
         a, b, _ = await agents(stack, one, "abc")
-        court = one.links._court
+        runner = one.links._runner
         await a.accuse(b, "stuck", lag=0.2, since=10.0)
         await b.hears("probe")
         await b.hears("beat", number=len(b.received("beat")) + 2)
-        assert not court.jury.is_idle, "its answers do not save it"
+        assert not runner.jury.is_idle, "its answers do not save it"
         await a.send("withdraw", node="b", incarnation="1", charge="stuck")
-        await until(lambda: court.jury.is_idle, "it is acquitted")
+        await until(lambda: runner.jury.is_idle, "it is acquitted")
         assert (await one.group())["phase"] == "ready"
 
 
@@ -307,7 +307,7 @@ async def test_a_node_of_no_common_group_cannot_be_accused(one: Replica) -> None
         await stranger.accuse(b)
         await a.accuse(a)
         await stranger.hears("beat", number=len(stranger.received("beat")) + 2)
-        assert one.links._court.jury.is_idle
+        assert one.links._runner.jury.is_idle
 
 
 async def test_of_a_dead_link_one_end_goes_and_the_leader_stays(one: Replica) -> None:

@@ -99,7 +99,7 @@ def test_a_node_that_was_never_reached_and_refuses_all_is_more_than_silent() -> 
     jury.dial_refused(A)
     jury.dial_refused(C)
     assert jury.refused_lives == {A}
-    assert jury.decide(AFTER, RANKS, spared={A, C}) == []
+    assert jury.decide(AFTER, RANKS, protected={A, C}) == []
     one, other = jury.decide(AFTER, RANKS)
     assert isinstance(one, Evict)
     assert isinstance(other, Evict)
@@ -212,14 +212,14 @@ def test_a_node_that_may_not_be_evicted_now_stays_accused_until_it_may_or_is_hea
     assert jury.accused_lives == {A, D}
     assert not jury.is_due(CONFIRM_SECONDS - ASK_AHEAD_SECONDS - 0.01)
     assert jury.is_due(AFTER, {A})
-    assert set(evicted(jury.decide(AFTER, RANKS, spared={A}))) == {D}
+    assert set(evicted(jury.decide(AFTER, RANKS, protected={A}))) == {D}
     jury.over(D)
     assert not jury.is_due(AFTER, {A})
     assert jury.is_due(AFTER)
     assert not jury.is_idle
     assert decided(jury, 2 * AFTER) == {"a"}
     silent(jury, 5.0, B, A)
-    assert jury.decide(5.0 + AFTER, RANKS, spared={A}) == []
+    assert jury.decide(5.0 + AFTER, RANKS, protected={A}) == []
     assert jury.answered(5.0 + 2 * AFTER, A, 0.3) == [Cleared(B, A, 0.8)]
 
 
@@ -345,7 +345,7 @@ def test_nothing_is_kept_of_lives_that_are_over() -> None:
     for life in MEMBERS:
         jury.over(life)
     assert jury._evidence.lives == set()
-    assert (jury.is_idle, jury._granted) == (True, {})
+    assert (jury.is_idle, jury._extended) == (True, {})
 
 
 def test_a_stuck_node_is_acquitted_when_all_who_accused_it_take_that_back() -> None:
@@ -488,6 +488,6 @@ def test_a_search_for_a_life_that_may_not_be_evicted_ends_nevertheless() -> None
     jury = Jury()
     jury.link_ended(0.0, A, MEMBERS)
     jury.told(0.0, B, {A: 60.0})
-    assert jury.is_due(AFTER, spared=[A])
-    assert jury.decide(AFTER, RANKS, spared=[A]) == []
+    assert jury.is_due(AFTER, protected=[A])
+    assert jury.decide(AFTER, RANKS, protected=[A]) == []
     assert jury.is_idle

@@ -17,7 +17,7 @@ def copy_of(jury: Jury) -> Jury:
     other, evidence = copy(jury), copy(jury._evidence)
     other._cases = {each: _copy_case(case) for each, case in jury._cases.items()}
     other._links = {pair: replace(link) for pair, link in jury._links.items()}
-    other._granted = dict(jury._granted)
+    other._extended = dict(jury._extended)
     other._evidence = evidence
     evidence._reached = set(evidence._reached)
     evidence._prompt, evidence._told = dict(evidence._prompt), dict(evidence._told)
@@ -50,5 +50,5 @@ def key_of(jury: Jury, now: float) -> object:
         frozenset((p, ago(k.begun), ago(k.until), k.is_asked) for p, k in jury._links.items()),
         (ages(evidence._prompt), ages(evidence._told)),
         frozenset((each, ages(heard)) for each, heard in evidence._heard.items()),
-        frozenset((each, g.patience, g.before, ago(g.since)) for each, g in jury._granted.items()),
+        frozenset((each, g.patience, g.before, ago(g.since)) for each, g in jury._extended.items()),
     )

@@ -149,7 +149,10 @@ class LocalGroups:
     @property
     def undecided(self) -> bool:
         """True while a node waits for the decision of a round."""
-        return any(group.agreement.is_undecided for group in self.groups)
+        return any(
+            each.machine.frozen or each._doubts or each._gone()
+            for each in (group.agreement for group in self.groups)
+        )
 
     def fail(self, seq: int, error: AllfoldError) -> None:
         """Have all nodes agree that an op fails with an error, and wait for that."""

@@ -24,7 +24,7 @@ _CHECK = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size + _CHECK.size
 
 _CHOSEN = struct.Struct("<Q")
-_PING = struct.Struct("<QdH")
+_PING = struct.Struct("<QH")
 _GROUP = struct.Struct("<IH")
 _PROGRESS = struct.Struct("<qqQ")
 _FLOOR = struct.Struct("<qH")
@@ -132,32 +132,29 @@ class Ping(NamedTuple):
 
     Attributes:
         number: grows with every ping to the receiver.
-        lag: how late the thread that serves the sender's links was of late, in seconds.
         progress: of the sender, by group.
     """
 
     number: int
-    lag: float
     progress: tuple[Progress, ...] = ()
 
     def pack(self) -> bytes:
         """The message as bytes."""
-        parts = [_PING.pack(self.number, self.lag, len(self.progress))]
+        parts = [_PING.pack(self.number, len(self.progress))]
         for group, opening, *numbers in self.progress:
             parts += [_group(group, opening), _PROGRESS.pack(*numbers)]
         return _packed(LinkMessageType.PING, b"".join(parts))
 
 
 class Pong(NamedTuple):
-    """The answer to the ping of the same number; ``lag`` is the answering end's own."""
+    """The answer to the ping of the same number."""
 
     number: int
-    lag: float
     floors: tuple[Floor, ...] = ()
 
     def pack(self) -> bytes:
         """The message as bytes."""
-        parts = [_PING.pack(self.number, self.lag, len(self.floors))]
+        parts = [_PING.pack(self.number, len(self.floors))]
         for group, opening, floor, waits_for in self.floors:
             parts += [_group(group, opening), _FLOOR.pack(floor, len(waits_for))]
             parts += map(_name, waits_for)
@@ -251,12 +248,12 @@ def _read(kind: LinkMessageType, parts: _Parts) -> LinkMessage:
         case LinkMessageType.CHOSEN:
             return Chosen(*parts.take(_CHOSEN))
         case LinkMessageType.PING:
-            number, lag, count = parts.ping()
+            number, count = parts.take(_PING)
             entries = (Progress(*parts.group(), *parts.take(_PROGRESS)) for _ in range(count))
-            return Ping(number, lag, tuple(entries))
+            return Ping(number, tuple(entries))
         case LinkMessageType.PONG:
-            number, lag, count = parts.ping()
-            return Pong(number, lag, tuple(parts.floor() for _ in range(count)))
+            number, count = parts.take(_PING)
+            return Pong(number, tuple(parts.floor() for _ in range(count)))
         case _:
             group, opening = parts.group()
             return GroupMessage(kind, group, opening, parts.json())
@@ -279,13 +276,6 @@ class _Parts:
         fields = structure.unpack_from(self._body, self._at)
         self._at += structure.size
         return fields
-
-    def ping(self) -> tuple[int, float, int]:
-        """Number, lag and count of what follows, of a ping or its answer."""
-        number, lag, count = self.take(_PING)
-        if not 0 <= lag < float("inf"):
-            raise ValueError(f"a lag of {lag} s")
-        return number, lag, count
 
     def group(self) -> tuple[str, int]:
         """The name and opening of a group."""

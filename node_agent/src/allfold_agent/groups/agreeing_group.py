@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.event_queue import EventQueue
 from allfold_agent.groups.failures import breakdown, evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
@@ -64,6 +65,7 @@ class AgreeingGroup:
         opening: tells this opening of the name from others: the number of its first term.
         edges: to and from the other nodes, over all epochs.
         p2p: the sends and receives, which know ranks by their numbers in the first epoch.
+        event: lets the agreement know something, and does what follows from it.
         current: the newest epoch.
         evicted: the error of every call, once the group has gone on without this node.
         record: of the newest term, as the orchestrator keeps it; it may lose it.
@@ -90,14 +92,17 @@ class AgreeingGroup:
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
         writer = ResultWriter(resources.workers, self)
         fetches = Fetches(plan, self._edges.members, resources, self)
-        self._runs = OpRuns(self.table, self.outcomes, self.results, writer, fetches, self)
+        self._events = EventQueue(self.name, self.table)
+        self.event = self._events.run
+        self._runs = OpRuns(
+            self.table, self.outcomes, self.results, writer, fetches, self._events, self
+        )
         self._for_every_op: dict[type, Callable[[Any], None]] = {
             Start: self._runs.start,
             HandOut: self._runs.hand_out,
             Release: self._release,
         }
         self._lost_ranks = LostRanks(plan, self._seat_numbers, self.p2p)
-        self._depth = 0
         self._ended: set[str] = set()
         self._left_out = LeftOut(partial(neighbours.left_out, self), self._edges.drop)
         first = first_epoch(plan)
@@ -138,29 +143,6 @@ class AgreeingGroup:
         return self._ended.issuperset(self.epoch_table.first.record.sessions_on(self.node))
 
     # Events
-
-    def event(self, event: Callable[[], None]) -> None:
-        """Let the agreement know something, and do what follows from it."""
-        due: Sequence[Callable[[], None]] = ()
-        try:
-            with self.table.lock:
-                self._depth += 1
-                try:
-                    event()
-                finally:
-                    self._depth -= 1
-                    if not self._depth:
-                        due = self._runs.take_due()
-        finally:
-            if due:
-                self._do(due)
-
-    def _do(self, due: Iterable[Callable[[], None]]) -> None:
-        for action in due:
-            try:
-                action()
-            except Exception:  # what is due to other ops must not wait for it
-                log.exception("group '%s': something agreed upon could not be done", self.name)
 
     def send(self, node: str, kind: LinkMessageType, body: dict[str, Any]) -> None:
         """Send another node a message, which is lost if the link to it is down."""
@@ -210,7 +192,7 @@ class AgreeingGroup:
                     self.record = record_of(now, announced, self.record)
                 frozen = self.agreement.machine.frozen
                 for action in self._left_out.note(before, self.agreement.term, frozen=frozen):
-                    self._runs.add_due(action)
+                    self._events.add_due(action)
 
         self.event(take_in)
 
@@ -270,9 +252,9 @@ class AgreeingGroup:
             self._lost_ranks.note(before.record, record)
         self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
-        self._runs.add_due(self.resume_frames)
+        self._events.add_due(self.resume_frames)
         if not record.seats:
-            self._runs.add_due(partial(self._neighbours.group_over, self))
+            self._events.add_due(partial(self._neighbours.group_over, self))
 
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""
@@ -394,10 +376,10 @@ class AgreeingGroup:
         for op in list(self.table.in_flight.values()):
             self._runs.fail(op, error)
         self.table.changed.notify_all()
-        self._runs.add_due(self.edges.resume_all)
-        self._runs.add_due(partial(self.p2p.break_, error))
+        self._events.add_due(self.edges.resume_all)
+        self._events.add_due(partial(self.p2p.break_, error))
         if self.is_empty:
-            self._runs.add_due(partial(self._neighbours.group_over, self))
+            self._events.add_due(partial(self._neighbours.group_over, self))
 
     def close(self, linger: float) -> None:
         """End the group on this node, after the peers have got what they are still owed.

@@ -102,11 +102,6 @@ class Agreement:
         return self.machine.term
 
     @property
-    def is_undecided(self) -> bool:
-        """True while something that this node knows of waits for a decision."""
-        return self.machine.frozen or bool(self._doubts) or bool(self._gone())
-
-    @property
     def waits_for(self) -> tuple[str, ...]:
         """The nodes whose reports the round waits for that this node leads. From any thread."""
         return self._leader.waits_for

@@ -132,7 +132,7 @@ class Group(AgreeingGroup):
         if refusal is None:
             op = self._record(view, session, arrival)
         else:
-            self._runs.add_due(
+            self._events.add_due(
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
             )
         if is_new:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.event_queue import Action, EventQueue
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, refuse
@@ -22,8 +22,6 @@ from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Stamp
 
 log = logging.getLogger(__name__)
-
-Action = Callable[[], None]
 
 
 class Progress(Protocol):
@@ -53,7 +51,7 @@ class OpRuns:
 
     An attempt that was given up may still write to the memory of ranks for a moment. What comes
     next for its op waits for that, and so do the starts of later ops: on every edge ops go in
-    their order. What takes time is only noted, for when the lock is free: :meth:`take_due`.
+    their order. What takes time is done when the lock is free.
     """
 
     def __init__(
@@ -63,6 +61,7 @@ class OpRuns:
         results: Results,
         writer: ResultWriter,
         fetches: Fetches,
+        events: EventQueue,
         progress: Progress,
     ) -> None:
         self._table = table
@@ -70,22 +69,11 @@ class OpRuns:
         self._results = results
         self._writer = writer
         self._fetches = fetches
+        self._add_due = events.add_due
         self._progress = progress
         self._starts: deque[tuple[Op, Epoch]] = deque()
         self._beginning = False
         self._when_free: dict[int, Action] = {}
-        self._due: list[Action] = []
-
-    def take_due(self) -> Sequence[Action]:
-        """Return what is to be done without the lock, in this order."""
-        if not self._due:
-            return ()
-        due, self._due = self._due, []
-        return due
-
-    def add_due(self, action: Action) -> None:
-        """Have something done without the lock."""
-        self._due.append(action)
 
     # Attempts
 
@@ -133,8 +121,8 @@ class OpRuns:
             self._progress.take_completion(op.seq, op.stamp)
         else:
             self._table.changed.notify_all()
-            self._due.append(self._progress.resume_frames)
-            self._due.append(runner.start(op))
+            self._add_due(self._progress.resume_frames)
+            self._add_due(runner.start(op))
 
     def _refuse_others(self, op: Op, epoch: Epoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
@@ -142,7 +130,7 @@ class OpRuns:
         for session in op.calls.keys() - epoch.record.sessions:
             arrival = op.calls.pop(session)
             number, view = arrival.group_number, arrival.message.view
-            self._due.append(partial(refuse, arrival.connection, number, op.seq, loss, view))
+            self._add_due(partial(refuse, arrival.connection, number, op.seq, loss, view))
 
     def cancel(self, seq: int, *, forward: bool = False) -> None:
         """Give up the attempt that is under way, or was to begin.
@@ -151,7 +139,7 @@ class OpRuns:
             forward: it has a result on other nodes.
         """
         op = self._table.in_flight[seq]
-        self._due.append(self._progress.resume_frames)  # those of the attempt go nowhere now
+        self._add_due(self._progress.resume_frames)  # those of the attempt go nowhere now
         waiting = [each for each in self._starts if each[0] is op]
         for each in waiting:
             self._starts.remove(each)
@@ -184,9 +172,9 @@ class OpRuns:
     def _do_once_free(self, op: Op, action: Action) -> None:
         """Have something done without the lock, as soon as no attempt uses the ranks' memory."""
         if op.leaving:
-            self._when_free[op.seq] = partial(self.add_due, action)
+            self._when_free[op.seq] = partial(self._add_due, action)
         else:
-            self._due.append(action)
+            self._add_due(action)
 
     # Results
 
@@ -204,9 +192,9 @@ class OpRuns:
             nbytes = epoch.runner.prepare_result(op)
             fetch = self._fetches.prepare(op, each, nbytes)
         except Exception as error:  # noqa: BLE001 - its ranks are told
-            self._due.append(partial(self._fetches.fail, op, each, error))
+            self._add_due(partial(self._fetches.fail, op, each, error))
         else:
-            self._due.append(fetch)
+            self._add_due(fetch)
 
     def hand_out(self, each: HandOut) -> None:
         """Write the result to the local ranks, and keep it for other nodes."""
@@ -230,7 +218,7 @@ class OpRuns:
         op.ended, op.error = True, unpacked(each.error)
         op.ordinal = each.ordinal
         self._table.changed.notify_all()
-        self._due.append(self._progress.resume_frames)
+        self._add_due(self._progress.resume_frames)
         self._do_once_free(op, partial(self._outcomes.refuse, op))
         self._begin_next()
 

@@ -255,7 +255,7 @@ class PeerLinks:
         context, listener = self._context, self._context.listener
         if isinstance(message, Ping):
             floors = context.ask(listener.floors, link.node)
-            connection.send(Pong(message.number, self.lag(), floors).pack())
+            connection.send(Pong(message.number, floors).pack())
             context.tell(listener.on_progress, link.node, message.progress)
         elif isinstance(message, Pong):
             link.pings.note_answer(message.number, monotonic())
@@ -281,4 +281,4 @@ class PeerLinks:
             number = link.pings.next(now)
             if link.connection is not None:
                 progress = self._context.ask(self._context.listener.progress, link.node)
-                link.connection.send(Ping(number, self.lag(), progress).pack())
+                link.connection.send(Ping(number, progress).pack())

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from allfold_orchestrator import __version__, background, wire
 from allfold_orchestrator.http import api, health, http_errors, link_route, request_limits
 from allfold_orchestrator.http.plan_bodies import PlanBodies
-from allfold_orchestrator.links.hub import Links
+from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import connect
@@ -47,7 +47,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.store = memory
     app.state.orchestrator = Orchestrator(memory, settings.links)
     app.state.plan_bodies = PlanBodies()
-    app.state.links = Links(memory, app.state.orchestrator)
+    app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds

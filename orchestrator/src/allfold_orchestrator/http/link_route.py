@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import wire
 from allfold_orchestrator.links import messages
-from allfold_orchestrator.links.hub import LifeIsOver, Links, UnknownNode
+from allfold_orchestrator.links.control_links import ControlLinks, LifeIsOver, UnknownNode
 from allfold_orchestrator.links.link import Link
 
 REGISTER_SECONDS = 5.0
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1")
 @router.websocket("/nodes/{node}/link")
 async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PATTERN)]) -> None:
     """Serve one agent until either side ends the link."""
-    links: Links = socket.app.state.links
+    links: ControlLinks = socket.app.state.links
     await socket.accept()
     try:
         await _serve(socket, links, await _opened(socket, links, node))
@@ -48,14 +48,14 @@ async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PA
         return  # the agent is gone
 
 
-async def _opened(socket: WebSocket, links: Links, node: str) -> Link:
+async def _opened(socket: WebSocket, links: ControlLinks, node: str) -> Link:
     request = messages.parse(await _text(socket, REGISTER_SECONDS))
     if not isinstance(request, messages.Register):
         raise TypeError("the first message on a link has to be of type register")
     return await links.open(node, request)
 
 
-async def _serve(socket: WebSocket, links: Links, opened: Link) -> None:
+async def _serve(socket: WebSocket, links: ControlLinks, opened: Link) -> None:
     sending = asyncio.create_task(_send(socket, opened))
     lease: wire.Lease = socket.app.state.lease
     silent_seconds = max(SILENT_SECONDS, SILENT_BEATS * lease.heartbeat_seconds)

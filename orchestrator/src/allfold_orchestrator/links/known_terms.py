@@ -63,7 +63,7 @@ class KnownTerms:
         """The nodes that lead a group."""
         return {record.term.leader for record in self.records.values()}
 
-    def spared(
+    def protected(
         self, lives: Iterable[Life], now: float, generation: int, *, is_proven: bool = False
     ) -> set[Life]:
         """Return those of these lives that may not be evicted, as a record may lack their term.
@@ -73,10 +73,10 @@ class KnownTerms:
             is_proven: they are known to be gone, and not only silent.
         """
 
-        def is_spared(life: Life) -> bool:
+        def is_protected(life: Life) -> bool:
             found = [self.records[group] for group in self.groups_of(life)]
             return bool(found) and not may_evict(
                 found, life[0], is_proven=is_proven, now=now, generation=generation
             )
 
-        return set(filter(is_spared, lives))
+        return set(filter(is_protected, lives))

@@ -13,7 +13,7 @@ from allfold_orchestrator.membership.term_record import TermRecord
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""
 
-Told = tuple[int, int, int]
+AnnouncedTerm = tuple[int, int, int]
 """Epoch, number and generation of the term that an agent was told of."""
 
 
@@ -30,7 +30,7 @@ class Link:
 
     life: Life
     generation: int = 0
-    groups: dict[str, Told | None] = field(default_factory=dict)
+    groups: dict[str, AnnouncedTerm | None] = field(default_factory=dict)
     recalled: set[tuple[str, int]] = field(default_factory=set)
     probes: set[str] = field(default_factory=set)
     is_over: bool = False

@@ -30,7 +30,7 @@ _IN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class ExtendedPatience:
     """How long accusers wait for a node that was accused, and lives.
 
     Attributes:

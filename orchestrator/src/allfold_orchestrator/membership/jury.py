@@ -20,7 +20,7 @@ from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
     PATIENCE_SECONDS,
 )
-from allfold_orchestrator.membership.cases import Case, Charge, Granted, Open, SilentLink
+from allfold_orchestrator.membership.cases import Case, Charge, ExtendedPatience, Open, SilentLink
 from allfold_orchestrator.membership.cover import smallest_cover
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.group_state import Life
@@ -77,12 +77,12 @@ class Jury:
         self._cases: dict[Life, Case] = {}
         self._links: dict[tuple[Life, Life], SilentLink] = {}  # by accuser and accused
         self._evidence = Evidence()
-        self._granted: dict[Life, Granted] = {}
+        self._extended: dict[Life, ExtendedPatience] = {}
 
     def patience(self, life: Life, now: float) -> float:
         """Return how long a node may be silent; twice as long after each false accusation."""
-        granted = self._granted.get(life)
-        return granted.patience if granted and granted.holds(now) else PATIENCE_SECONDS
+        extended = self._extended.get(life)
+        return extended.patience if extended and extended.holds(now) else PATIENCE_SECONDS
 
     # What happens
 
@@ -219,7 +219,7 @@ class Jury:
         self._cases.pop(life, None)
         self.unlinked(life)
         self._links = {pair: link for pair, link in self._links.items() if pair[1] != life}
-        self._granted.pop(life, None)
+        self._extended.pop(life, None)
         self._evidence.forget(life)
 
     # What follows when the time is over
@@ -244,14 +244,14 @@ class Jury:
         """The accused that refuse connections here and at an accuser."""
         return {life for life, case in self._cases.items() if case.is_refused_to_all}
 
-    def is_due(self, now: float, spared: Collection[Life] = ()) -> bool:
+    def is_due(self, now: float, protected: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
         cases = (
             case.due
             for life, case in self._cases.items()
-            if life not in spared or not case.charges  # it is not judged, and need not stay open
+            if life not in protected or not case.charges  # it is not judged, and need not stay open
         )
-        links = (link.due for pair, link in self._links.items() if not {*pair} & {*spared})
+        links = (link.due for pair, link in self._links.items() if not {*pair} & {*protected})
         return now >= min((*cases, *links), default=float("inf"))
 
     def decide(
@@ -259,7 +259,7 @@ class Jury:
         now: float,
         ranks: Mapping[str, int],
         leaders: Collection[str] = (),
-        spared: Collection[Life] = (),
+        protected: Collection[Life] = (),
     ) -> list[Evict]:
         """Return the evictions that are due.
 
@@ -269,19 +269,19 @@ class Jury:
         Args:
             ranks: how many each node has.
             leaders: the nodes that lead a group.
-            spared: lives that may not be evicted now.
+            protected: lives that may not be evicted now.
         """
         refused = self.refused_lives
-        silent = dict(self._silent(now, spared))
+        silent = dict(self._silent(now, protected))
         over = {life: how for life, how in silent.items() if life not in refused}
         gone = {life: how for life, how in silent.items() if life in refused}
-        dead = [pair for pair in self._dead_links(now, silent) if not {*pair} & {*spared}]
+        dead = [pair for pair in self._dead_links(now, silent) if not {*pair} & {*protected}]
         names = {life[0]: life for pair in dead for life in pair}
         cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
         over |= {names[name]: _cut_off(name, dead) for name in sorted(cover)}
         for pair in dead:  # these accusations were not false
             for life in pair:
-                self._granted.pop(life, None)
+                self._extended.pop(life, None)
         verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
         return [each for each in verdicts if each.lives]
 
@@ -292,14 +292,14 @@ class Jury:
             self._links[pair].is_asked = True
         return [Ask(*pair) for pair in due]
 
-    def _silent(self, now: float, spared: Collection[Life]) -> Iterator[tuple[Life, str]]:
+    def _silent(self, now: float, protected: Collection[Life]) -> Iterator[tuple[Life, str]]:
         for life, case in list(self._cases.items()):
-            is_spared = life in spared
-            if now < case.due or (is_spared and case.charges):
+            is_protected = life in protected
+            if now < case.due or (is_protected and case.charges):
                 continue
             if case.charges:
                 yield life, case.how
-            elif not is_spared and self._evidence.is_missed(now, life):
+            elif not is_protected and self._evidence.is_missed(now, life):
                 yield life, "ended its control link, and is heard by no member of its groups"
             else:
                 del self._cases[life]
@@ -340,9 +340,9 @@ class Jury:
 
         Those who accuse a node at the same time are not told of its patience one after the other.
         """
-        granted = self._granted.get(life)
-        if granted is not None and granted.is_new(now):
-            return max(CONFIRM_SECONDS, granted.before)
+        extended = self._extended.get(life)
+        if extended is not None and extended.is_new(now):
+            return max(CONFIRM_SECONDS, extended.before)
         return max(CONFIRM_SECONDS, self.patience(life, now))
 
     def _proof(self, life: Life, case: Case) -> list[Instruction]:
@@ -360,12 +360,12 @@ class Jury:
             del self._cases[life]
         if not accusers:
             return []  # we have only looked for it, or it lives and is stuck
-        granted = self._granted.get(life)
-        if granted is None or not granted.is_new(now):
+        extended = self._extended.get(life)
+        if extended is None or not extended.is_new(now):
             before = self.patience(life, now)
-            granted = Granted(min(2 * before, LONGEST_PATIENCE_SECONDS), before, now)
-            self._granted[life] = granted
-        return [Cleared(accuser, life, granted.patience) for accuser in accusers]
+            extended = ExtendedPatience(min(2 * before, LONGEST_PATIENCE_SECONDS), before, now)
+            self._extended[life] = extended
+        return [Cleared(accuser, life, extended.patience) for accuser in accusers]
 
     @staticmethod
     def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:

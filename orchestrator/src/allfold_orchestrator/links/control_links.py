@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.links import messages
-from allfold_orchestrator.links.court import TICK_SECONDS, Court, Dial
 from allfold_orchestrator.links.dial import dial
+from allfold_orchestrator.links.jury_runner import TICK_SECONDS, Dial, JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.cases import Charge
@@ -48,7 +48,7 @@ class LifeIsOver(ValueError):
     """A node that was evicted, or that has another incarnation by now; says how that is known."""
 
 
-class Links:
+class ControlLinks:
     """The agents that are linked to this replica, and its jury."""
 
     def __init__(self, store: Store, orchestrator: Orchestrator, dial: Dial = dial) -> None:
@@ -61,7 +61,7 @@ class Links:
         self._has_missed = False  # changes of any group
         self._wake = asyncio.Event()
         self._has_failed = False
-        self._court = Court(
+        self._runner = JuryRunner(
             store, orchestrator, self._terms, self._links, dial, self._take_up, self._wake
         )
         store.on_change.append(self._hear)
@@ -87,8 +87,8 @@ class Links:
         if earlier is not None:
             earlier.close()
         self._links[life] = link
-        self._court.follow(self._court.jury.linked(monotonic(), life))
-        self._court.reach(life, record.info.control_url)
+        self._runner.execute(self._runner.jury.linked(monotonic(), life))
+        self._runner.reach(life, record.info.control_url)
         try:
             await self._register(link, request)
         except BaseException:
@@ -102,21 +102,21 @@ class Links:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
-        self._court.jury.unlinked(link.life)
+        self._runner.jury.unlinked(link.life)
         if not self._terms.groups_of(link.life):
-            self._court.jury.over(link.life)
+            self._runner.jury.over(link.life)
         elif not self._store.notifications.stopping:
             members = self._terms.members_with(link.life)
-            self._court.follow(self._court.jury.link_ended(monotonic(), link.life, members))
+            self._runner.execute(self._runner.jury.link_ended(monotonic(), link.life, members))
 
     async def doubt(self, life: Life) -> None:
         """Look for a node that has a vote and beats at no replica any more."""
-        jury = self._court.jury
+        jury = self._runner.jury
         jury.doubted(monotonic(), life)  # from here on its groups concern us
         for group in await self._store.nodes.groups_of(*life):
             await self._take_up(group)
         members = self._terms.members_with(life)
-        self._court.follow(jury.link_ended(monotonic(), life, members))
+        self._runner.execute(jury.link_ended(monotonic(), life, members))
 
     async def receive(self, link: Link, message: messages.Up) -> None:
         """Act on a message of an agent, which is a sign of its life whatever it says."""
@@ -126,7 +126,7 @@ class Links:
         elif isinstance(message, messages.Alive) and message.nonce in link.probes:
             link.probes.discard(message.nonce)
             has_been_asked, lag = True, message.lag
-        self._court.follow(self._court.jury.answered(monotonic(), link.life, lag))
+        self._runner.execute(self._runner.jury.answered(monotonic(), link.life, lag))
         match message:
             case messages.Alive() if has_been_asked:  # perhaps for another replica
                 await _if_possible(self._store.nodes.note_alive(*link.life))
@@ -138,7 +138,7 @@ class Links:
                 await self._accuse(link, message)
             case messages.Withdraw():
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
-                self._court.jury.withdrawn(link.life, accused, charge)
+                self._runner.jury.withdrawn(link.life, accused, charge)
 
     async def _register(self, link: Link, request: messages.Register) -> None:
         """Take in what the agent holds, with the generation of the store of this very moment."""
@@ -180,7 +180,7 @@ class Links:
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
         heard = self._terms.named_beside(link.life, beat.heard)
         ages = {life: beat.heard[life[0]] for life in heard}
-        self._court.follow(self._court.jury.told(monotonic(), link.life, ages))
+        self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages))
         if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
             return
@@ -209,8 +209,8 @@ class Links:
             charge, by = Charge(accusation.charge), link.life
             facts = {"node": accused[0], "by": by[0], "seconds": round(accusation.since, 3)}
             log.info("node accused: %s", charge.value, extra=facts)
-            self._court.follow(
-                self._court.jury.accused(monotonic(), by, accused, charge, members, accusation.lag)
+            self._runner.execute(
+                self._runner.jury.accused(monotonic(), by, accused, charge, members, accusation.lag)
             )
 
     # Terms
@@ -276,12 +276,12 @@ class Links:
         concerns_us = record is not None and self._concerns_us(group, record)
         for life in self._terms.replace(group, record if concerns_us else None):
             if life in self._links:
-                self._court.jury.forget(life)
+                self._runner.jury.forget(life)
             else:
-                self._court.jury.over(life)
+                self._runner.jury.over(life)
 
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
-        accused = self._court.jury.accused_lives
+        accused = self._runner.jury.accused_lives
         return not accused.isdisjoint(record.lives) or any(
             group in link.groups or record.has(link.life) for link in self._links.values()
         )
@@ -313,31 +313,31 @@ class Links:
                     looked = monotonic()
                 if self._is_due:
                     await self._announce()
-                await self._court.sit()
+                await self._runner.decide_if_due()
                 self._has_failed = False
             except ServiceError as error:
                 self._has_failed = True  # the sweeper tells people
                 if not error.details.get("unreadable"):  # one record says nothing of the store
-                    self._court.store_failed()
+                    self._runner.store_failed()
                 log.debug("terms cannot be announced: %s", error.message)
             except Exception:
                 self._has_failed = True
-                log.exception("the control links failed")
+                log.exception("the control links failed; this is an error of Allfold, they go on")
 
     async def _pause(self) -> None:
         """Wait for something to do."""
         self._wake.clear()
-        is_due = self._is_due or self._court.has_unasked  # heard of while the court sat
+        is_due = self._is_due or self._runner.has_unannounced  # while others were judged
         if is_due and not self._has_failed:
             return
-        is_busy = self._has_failed or not self._court.is_idle
+        is_busy = self._has_failed or not self._runner.is_idle
         with suppress(TimeoutError):
             async with asyncio.timeout(TICK_SECONDS if is_busy else LIFE_SECONDS):
                 await self._wake.wait()
 
     def close(self) -> None:
         """Let go of everything; the process ends."""
-        self._court.close()
+        self._runner.close()
         for link in self._links.values():
             link.close()
 

@@ -1,4 +1,4 @@
-"""The jury at work: it looks for signs of life, and carries out what the jury decides."""
+"""Runs the jury of a replica: looks for signs of life, and carries out what the jury decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 0.02
 TICK_SECONDS = 0.05
-"""How often is looked for what is to be decided."""
+"""Between two looks at open cases."""
 RETURN_SECONDS = 2.0
 """After a failure of the store: agents whose links it has ended link anew within a second."""
 
@@ -34,8 +34,8 @@ Dial = Callable[[str], Awaitable[Dialled]]
 Refresh = Callable[[str], Awaitable[None]]
 
 
-class Court:
-    """This replica's jury, with the paths on which it reaches nodes and the store.
+class JuryRunner:
+    """Gives this replica's jury what it asks for, from nodes and the store, and does what it says.
 
     Args:
         refresh: reads the term of a group anew.
@@ -60,7 +60,7 @@ class Court:
         self._refresh = refresh
         self._wake = wake
         self._proven: dict[Life, Evict] = {}  # and not carried out yet
-        self._unasked: set[Life] = set()  # of whom no replica knows yet that they are accused
+        self._unannounced: set[Life] = set()  # accused, and other replicas do not know it yet
         self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
         self._has_store_failed = False  # since the last turn
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,11 +73,11 @@ class Court:
         return self.jury.is_idle and not self._proven
 
     @property
-    def has_unasked(self) -> bool:
+    def has_unannounced(self) -> bool:
         """True if other replicas do not know of all who are accused here."""
-        return bool(self._unasked)
+        return bool(self._unannounced)
 
-    def follow(self, instructions: Collection[Instruction]) -> None:
+    def execute(self, instructions: Collection[Instruction]) -> None:
         """Do what the jury says."""
         for instruction in instructions:
             match instruction:
@@ -113,7 +113,7 @@ class Court:
             self.jury.reached(life)
 
     def _probe(self, life: Life, members: Iterable[Life]) -> None:
-        self._unasked.add(life)
+        self._unannounced.add(life)
         if life in self._links:
             self._links[life].ask()
         for member in members:
@@ -133,11 +133,11 @@ class Court:
         dialled = await self._dial(url)
         match dialled:
             case Dialled.REFUSED:
-                self.follow(self.jury.dial_refused(life))
+                self.execute(self.jury.dial_refused(life))
             case Dialled.ANSWERED if await self._is_replaced(life, url):
-                self.follow(self.jury.gone(life, "has been started anew"))
+                self.execute(self.jury.gone(life, "has been started anew"))
             case Dialled.ANSWERED:
-                self.follow(self.jury.answered(monotonic(), life, float("inf")))
+                self.execute(self.jury.answered(monotonic(), life, float("inf")))
         return dialled
 
     async def _is_replaced(self, life: Life, url: str) -> bool:
@@ -153,12 +153,12 @@ class Court:
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """
-        self._unasked &= self.jury.accused_lives
-        for life in [*self._unasked]:
+        self._unannounced &= self.jury.accused_lives
+        for life in [*self._unannounced]:
             self._leases |= await self._store.nodes.leases([life])
             await self._store.nodes.ask_all_to_probe(*life)
             self.jury.asked(monotonic(), life)
-            self._unasked.discard(life)
+            self._unannounced.discard(life)
 
     async def _listen_to_others(self) -> None:
         """Take in the signs of life that other replicas have noted in the store."""
@@ -167,28 +167,28 @@ class Court:
         now_is = await self._store.nodes.leases([*self._leases])
         for life, lease in now_is.items():
             if lease is not None and lease != self._leases.get(life, lease):
-                self.follow(self.jury.answered(monotonic(), life, float("inf")))
+                self.execute(self.jury.answered(monotonic(), life, float("inf")))
 
     # Verdicts
 
-    async def sit(self) -> None:
+    async def decide_if_due(self) -> None:
         """Decide what is due, if it is this replica's turn, and carry it out."""
         await self._ask_all_replicas()
         await self._listen_to_others()
         now = monotonic()
-        if self.jury.is_due(now) and self.jury.is_due(now, self._spared()):
+        if self.jury.is_due(now) and self.jury.is_due(now, self._protected()):
             async with self._store.judging.turn() as turn:
                 if turn is not None:
                     await self._decide(turn)
         await self._carry_out([*self._proven.values()])
 
-    def _spared(self) -> set[Life]:
+    def _protected(self) -> set[Life]:
         """The lives that may not be evicted now, for what is known of each."""
         now, refused = self._store.clock.now(), self.jury.refused_lives
         generation = self._store.lives.known.generation
-        spared = self._terms.spared(self.jury.lives_in_question, now, generation)
-        at_all = self._terms.spared(refused, now, generation, is_proven=True)
-        return spared - (refused - at_all)
+        protected = self._terms.protected(self.jury.lives_in_question, now, generation)
+        at_all = self._terms.protected(refused, now, generation, is_proven=True)
+        return protected - (refused - at_all)
 
     def store_failed(self) -> None:
         """Note that the store does not answer, or takes no writes.
@@ -204,9 +204,9 @@ class Court:
             return
         # What others have decided in their turn takes accusations away.
         await asyncio.gather(*map(self._refresh, await self._groups_concerned()))
-        self.follow(self.jury.questions(monotonic()))
+        self.execute(self.jury.questions(monotonic()))
         terms = self._terms
-        verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._spared())
+        verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._protected())
         await self._carry_out(verdicts, turn)
 
     async def _groups_concerned(self) -> set[str]:
@@ -264,7 +264,7 @@ class Court:
             if await self._store.nodes.evict(*life, how, turn=turn):
                 log.warning("node lost: %s", how, extra={"node": life[0]})
         except TurnIsOver:
-            log.info("its turn to judge was over before node %s was evicted", life[0])
+            log.info("node %s is judged again: the turn of this replica was over before", life[0])
             return False
         return True
 
