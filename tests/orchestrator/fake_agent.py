@@ -203,7 +203,11 @@ class FakeAgent:
             while True:
                 if not self.is_stopped and not self.is_mute:
                     number += 1
-                    await self.send("beat", number=number, heard=self.heard)
+                    progress = [
+                        {"group": name, "epoch": held["epoch"], "last_seq": -1, "in_flight": 0}
+                        for name, held in self.held.items()
+                    ]
+                    await self.send("beat", number=number, heard=self.heard, progress=progress)
                 await asyncio.sleep(2.0 if self.beats_rarely else BEAT_SECONDS)
 
     def received(self, kind: str) -> list[Json]:

@@ -81,6 +81,20 @@ async def test_agents_at_different_replicas_hear_of_the_same_terms(make_store: M
             assert (await agent.holds("a", "c"))["term"]["number"] == 2
 
 
+async def test_an_agent_that_has_missed_the_end_of_its_group_hears_of_it(one: Replica) -> None:
+    """Its own ranks have left, and it waits for a vote of the node that died with the last one."""
+    async with AsyncExitStack() as stack:
+        a, b = await agents(stack, one, "ab")
+        gone = await one.http.delete("/v1/groups/train/ranks/0", params={"session": "s0"})
+        gone.raise_for_status()
+        await b.die()
+        await a.hears("recall")
+        await a.hears("registered", out=["train"])
+        recalls = len(a.received("recall"))
+        await a.hears("beat", number=a.received("beat")[-1]["number"] + 3)
+        assert len(a.received("recall")) == recalls == 1, "it is asked once"
+
+
 async def test_a_node_that_is_not_registered_is_not_linked(one: Replica) -> None:
     async with FakeAgent("a", one) as agent:
         await agent.link()
@@ -238,8 +252,7 @@ async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
             await a.accuse(silent)
         cases = one.links._runner.jury._cases
         await until(lambda: len(cases) == 2, "both are accused")
-        last = max(case.until for case in cases.values())
-        await until(lambda: monotonic() > last, "and both are due")
+        await until(lambda: all(monotonic() > each.due for each in cases.values()), "and due")
         ready.append(True)
         term = (await a.holds("a", "b"))["term"]
         assert (term["number"], [name for name, _ in term["lost"]]) == (2, ["c", "d"])

@@ -183,6 +183,8 @@ class ControlLinks:
         self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages))
         if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
+            if link.holds_ended([each.group for each in beat.progress], monotonic()):
+                link.send(messages.recall(link.generation))  # the answer names what it is out of
             return
         node, incarnation = link.life
         record = await self._store.nodes.get(node)
@@ -272,7 +274,7 @@ class ControlLinks:
         record = term_record(state)
         if record is None:
             for link in self._links.values():
-                link.drop(group)
+                link.group_ended(group, monotonic())
         concerns_us = record is not None and self._concerns_us(group, record)
         for life in self._terms.replace(group, record if concerns_us else None):
             if life in self._links:

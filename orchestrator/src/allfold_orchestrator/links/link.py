@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from allfold_orchestrator.links import messages
@@ -12,6 +13,9 @@ from allfold_orchestrator.membership.term_record import TermRecord
 
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""
+
+END_KNOWN_SECONDS = 1.0
+"""Within so long agents know by themselves that a group is over."""
 
 AnnouncedTerm = tuple[int, int, int]
 """Epoch, number and generation of the term that an agent was told of."""
@@ -24,6 +28,7 @@ class Link:
     Attributes:
         generation: of the store with which it registered on this link.
         groups: of the agent, with the terms that it was told of.
+        ended: the agent's groups that are over, and when that was seen here (monotonic).
         recalled: groups, and generations of their record, for which it was asked to register again.
         is_over: the link is to be closed once everything in ``waiting`` is sent.
     """
@@ -31,6 +36,7 @@ class Link:
     life: Life
     generation: int = 0
     groups: dict[str, AnnouncedTerm | None] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
     recalled: set[tuple[str, int]] = field(default_factory=set)
     probes: set[str] = field(default_factory=set)
     is_over: bool = False
@@ -57,6 +63,7 @@ class Link:
         if not concerned or self.groups.get(group) == told:
             return False
         self.groups[group] = told
+        self.ended.pop(group, None)
         if not record.has(self.life):
             self.drop(group)  # it is told that it is out, and no further term concerns it
         return True
@@ -65,6 +72,22 @@ class Link:
         """Forget a group that is over, or goes on without the agent."""
         self.groups.pop(group, None)
         self.recalled = {each for each in self.recalled if each[0] != group}
+
+    def group_ended(self, group: str, now: float) -> None:
+        """Note that a group of the agent is over."""
+        if group in self.groups:
+            self.ended[group] = now
+        self.drop(group)
+
+    def holds_ended(self, held: Collection[str], now: float) -> bool:
+        """Return True, once, if the agent still holds a group whose end it must have missed.
+
+        As a rule it learns of that from the other agents, or sees it itself.
+        """
+        late = [group for group, at in self.ended.items() if now > at + END_KNOWN_SECONDS]
+        for group in late:
+            del self.ended[group]
+        return not set(late).isdisjoint(held)
 
     def is_missed(self, group: str, record: TermRecord) -> bool:
         """Return True, once, if the record waits for the agent to register again.
