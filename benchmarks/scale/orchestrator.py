@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import percentile
+from benchmarks.scale.beats import Beats
 from benchmarks.scale.cluster import PROBE, VIEW, Cluster
 from benchmarks.scale.http_load import Clients, Load
 from benchmarks.scale.processes import Service, orchestrator, redis_server
@@ -51,6 +52,12 @@ class Phases:
             load = await clients.run(prepared, count)
             self._note(name, load, before)
         return load
+
+    async def beats(self, cluster: Cluster) -> None:
+        """Agents beat on their control links as fast as they are answered."""
+        async with Beats(cluster, [each.address for each in self._services.replicas]) as links:
+            before = self._services.cpu()
+            self._note("beats", await links.run(), before)
 
     async def complete(self, last_join: bytes, waits: Sequence[bytes]) -> None:
         """The last join, while a long-poll of each node waits for the plan.
@@ -140,7 +147,8 @@ async def _life(cluster: Cluster, phases: Phases) -> None:
     survivors = cluster.without_the_first()
     await _form(survivors, phases, epoch=2)
     again = {f"again_{name}": phases.results[name] for name in ("join", "plan")}
-    phases.results = {**first_life, **again}
+    await phases.beats(survivors)  # the last: nobody dials or evicts agents that have no link
+    phases.results = {**first_life, **again, "beats": phases.results["beats"]}
 
 
 async def _form(cluster: Cluster, phases: Phases, epoch: int) -> None:

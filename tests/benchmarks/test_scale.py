@@ -14,6 +14,7 @@ import pytest
 from allfold_core.schedules.registry import STRATEGIES
 from allfold_core.schedules.strategies import direct
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.scale.beats import BEATS
 from benchmarks.scale.cluster import Cluster
 from benchmarks.scale.http_load import Answer, Load
 from benchmarks.scale.orchestrator import measure
@@ -62,6 +63,7 @@ def test_every_phase_of_a_cluster_has_all_its_requests(replicas: int) -> None:
         "register": NODES,
         "join": ranks - 1,
         "plan": NODES,
+        "beats": (NODES - 1) * BEATS,
         "view": 1,
         "node_lost": 1,
         "again_join": ranks - RANKS - 1,
