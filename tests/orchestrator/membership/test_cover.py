@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_orchestrator.membership import cover
-from allfold_orchestrator.membership.cover import smallest_cover
+from allfold_orchestrator.membership.cover import cover_of_some, smallest_cover
 
 NODES = "abcdef"
 
@@ -72,3 +72,30 @@ def test_no_set_of_nodes_is_a_better_cover(
     found = smallest_cover(dead, ranks, leaders)
     assert all(link & found for link in dead)
     assert cost(found) == min(map(cost, covers))
+
+
+def test_an_undecided_link_does_not_hold_up_what_is_the_same_either_way() -> None:
+    assert cover_of_some(links("ab"), [], {"a": 1, "b": 2}) == frozenset("a")
+    assert cover_of_some(links("ab"), links("cb", "db"), {}) == frozenset("b")
+    assert cover_of_some(links("ab"), links("ab", "cd"), {"a": 2, "b": 1}) == frozenset("b")
+
+
+def test_where_an_undecided_link_makes_a_difference_it_is_waited_for() -> None:
+    assert cover_of_some(links("ab", "ac"), links("bd", "ce"), {"a": 5}) is None
+    assert cover_of_some(links("ab"), links("ac"), {"a": 8, "b": 1}) is None
+    assert cover_of_some(links("ab"), links("ac"), {}, leaders="a") is None
+    assert cover_of_some([], links("ab"), {}) == frozenset()
+
+
+@given(st.sets(pairs, max_size=5), st.sets(pairs, max_size=5), st.data())
+def test_who_goes_early_would_go_as_well_if_any_of_the_undecided_links_were_dead(
+    dead: set[frozenset[str]], undecided: set[frozenset[str]], data: st.DataObject
+) -> None:
+    chosen = cover_of_some(dead, undecided, {})
+    if chosen is None:
+        return
+    assert all(link & chosen for link in dead)
+    assert len(chosen) == len(smallest_cover(dead, {}))
+    late = data.draw(st.sets(st.sampled_from(sorted(undecided, key=sorted)))) if undecided else ()
+    left = [link for link in late if not link & chosen]
+    assert len(chosen | smallest_cover(left, {})) <= len(smallest_cover(dead | undecided, {}))

@@ -113,6 +113,15 @@ def test_links_that_died_together_are_judged_together() -> None:
     assert decided(jury, 0.4 + AFTER, "a") == {"a"}, "one node for two links"
 
 
+def test_a_link_that_makes_no_difference_is_not_waited_for() -> None:
+    jury = Jury()
+    silent(jury, 0.0, A, B)
+    silent(jury, 0.4, C, B)
+    jury.answered(0.41, B, 0.0)
+    jury.told(AFTER, A, {B: 2.0})
+    assert decided(jury, AFTER, "a") == {"b"}
+
+
 def test_a_link_that_dies_after_the_window_is_a_matter_of_its_own() -> None:
     jury = Jury()
     silent(jury, 0.0, A, B)

@@ -21,12 +21,21 @@ def nothing(*_: object) -> list[Instruction]:
     return []
 
 
+def no_links(*_: object) -> tuple[list[object], list[object]]:
+    return [], []
+
+
 def at_once(*_: object) -> float:
     return 0.0
 
 
 def always(*_: object) -> bool:
     return True
+
+
+def all_dropped(self: JuryCase) -> list[Life]:
+    accusers, self.charges = [*self.charges], {}
+    return accusers
 
 
 def whether_reached_or_not(self: Jury, life: Life, case: JuryCase) -> list[Instruction]:
@@ -63,8 +72,10 @@ CASES = {
     "the orchestrator's own silence is enough": Case(
         "no way to the orchestrator for all", Evidence, "is_missed", always
     ),
-    "both ends of a dead link go": Case("a dead link", module, "smallest_cover", all_ends),
-    "no link is dead": Case("a dead link", Jury, "_dead_links", nothing),
+    "both ends of a dead link go": Case("a dead link", module, "cover_of_some", all_ends),
+    "life is an excuse for the stuck": Case("a stuck node", JuryCase, "acquit", all_dropped),
+    "nothing is taken back": Case("a stuck node that recovers", Jury, "withdrawn", nothing),
+    "no link is dead": Case("a dead link", Jury, "_dead_links", no_links),
     "a replica that stands still blames others": Case(
         "the replica stands still", Jury, "lagged", nothing
     ),

@@ -38,6 +38,8 @@ class Trial:
         false: accusations of nodes that do nothing wrong.
         lonely: nodes that lose their way to the orchestrator.
         stalls: times that the replica stands still for a second.
+        sticks: nodes that live and answer, and do their part of the ops no more; if one
+            ``recovers``, it does.
         rejects: nodes at whose ports no connection of the orchestrator was ever accepted.
     """
 
@@ -52,6 +54,8 @@ class Trial:
     lonely: int = 0
     stalls: int = 0
     rejects: str = ""
+    sticks: int = 0
+    recovers: bool = False
 
     def game(self) -> Game[JuryWorld]:
         return Game(lambda: JuryWorld(self), JuryWorld.actions, JuryWorld.after)
@@ -80,6 +84,11 @@ class JuryWorld:
         woken: the tick in which a stopped node has gone on.
         healed: the tick in which a link has come back.
         sat: the tick in which the jury has decided last.
+        stuck: nodes that do not do their part, each with the tick since when.
+        called_stuck: (accuser, node) of the charges of that.
+        was_stuck: nodes that did not do their part when they were evicted, or had begun to in
+            this very tick, so that nobody could say so.
+        recovered: the tick in which a node has begun to do its part again.
         blamed: by node, the tick of the last mistake about it: it is heard before anything else.
     """
 
@@ -101,6 +110,10 @@ class JuryWorld:
     woken: dict[str, int] = field(default_factory=dict)
     healed: dict[Link, int] = field(default_factory=dict)
     sat: int = -1
+    stuck: dict[str, int] = field(default_factory=dict)
+    called_stuck: frozenset[tuple[str, str]] = frozenset()
+    was_stuck: frozenset[str] = frozenset()
+    recovered: dict[str, int] = field(default_factory=dict)
     blamed: dict[str, int] = field(default_factory=dict)
     budget: dict[str, int] = field(default_factory=dict)
 
@@ -110,7 +123,7 @@ class JuryWorld:
         self.cut = frozenset(map(frozenset, trial.cuts))
         self.beaten = dict.fromkeys(trial.nodes, 0)
         self.heard = {(a, b): 0 for a in trial.nodes for b in trial.nodes if a != b}
-        names = ("deaths", "stops", "heals", "false", "lonely", "stalls")
+        names = ("deaths", "stops", "heals", "false", "lonely", "stalls", "sticks")
         self.budget = {each: getattr(trial, each) for each in names}
         for node in trial.nodes:
             if node not in trial.rejects:
@@ -128,6 +141,8 @@ class JuryWorld:
             "woken",
             "healed",
             "asked",
+            "stuck",
+            "recovered",
             "blamed",
             "budget",
         ):
@@ -142,6 +157,8 @@ class JuryWorld:
             (tuple(self.evicted.items()), tuple(self.woken.items())),
             (tuple(self.healed.items()), self.sat, frozenset(self.asked.items())),
             tuple(self.blamed.items()),
+            (tuple(self.stuck.items()), self.called_stuck, self.was_stuck),
+            tuple(node for node, at in self.recovered.items() if at == self.tick),
             tuple(min(FAR, self.tick - at) for at in self.heard.values()),
             tuple(min(FAR, self.tick - at) for at in self.beaten.values()),
             tuple(self.budget.values()),
@@ -191,6 +208,9 @@ class JuryWorld:
             for node in self.members():
                 if self.status[node] == "stopped":
                     yield f"{node} goes on", True, lambda w, n=node: w.wake(n)  # type: ignore[misc]
+        if self.trial.recovers:
+            for node in self.stuck:
+                yield f"{node} does its part again", True, _do(JuryWorld.recover, node)
         if self.tick > LAST_FAULT:
             return
         for node in self.running():
@@ -198,6 +218,8 @@ class JuryWorld:
                 yield f"{node} dies", True, _spend("deaths", JuryWorld.end, node, "dead")
             if budget["stops"] and len(self.running()) > 1 and self.blamed.get(node) != self.tick:
                 yield f"{node} stops", True, _spend("stops", JuryWorld.end, node, "stopped")
+            if budget["sticks"] and node not in self.stuck:
+                yield f"{node} is stuck", True, _spend("sticks", JuryWorld.stick, node)
             if budget["lonely"] and node not in self.lonely:
                 yield f"{node} is cut off", True, _spend("lonely", JuryWorld.cut_off, node)
             for by in self.running() if budget["false"] else ():
@@ -227,6 +249,13 @@ class JuryWorld:
             return
         if node in self.probed:
             yield f"{node} answers", False, _do(JuryWorld.answer, node)
+        for by, other in sorted(self.called_stuck):
+            if by == node and other not in self.stuck:
+                yield f"{node} goes on with {other}", False, _do(JuryWorld.go_on, node, other)
+        for other, since in self.stuck.items():
+            is_known = other == node or (node, other) in self.called_stuck
+            if not is_known and self.tick - since >= SILENT_TICKS:
+                yield f"{node} waits for {other}", False, _do(JuryWorld.call_stuck, node, other)
         for by, other in sorted(self.back):
             if by == node:
                 yield f"{node} hears {other} again", False, _do(JuryWorld.take_back, node, other)
@@ -258,6 +287,13 @@ class JuryWorld:
 
     def cut_off(self, node: str) -> None:
         self.lonely |= {node}
+
+    def stick(self, node: str) -> None:
+        self.stuck[node] = self.tick
+
+    def recover(self, node: str) -> None:
+        del self.stuck[node]
+        self.recovered[node] = self.tick
 
     def stall(self) -> None:
         for _ in range(STALL_TICKS):
@@ -305,6 +341,15 @@ class JuryWorld:
         members = [life(each) for each in self.members()]
         self.follow(self.jury.accused(self.now, life(by), life(node), charge, members))
 
+    def call_stuck(self, by: str, node: str) -> None:
+        self.called_stuck |= {(by, node)}
+        members = [life(each) for each in self.members()]
+        self.follow(self.jury.accused(self.now, life(by), life(node), Charge.STUCK, members))
+
+    def go_on(self, by: str, node: str) -> None:
+        self.called_stuck -= {(by, node)}
+        self.jury.withdrawn(life(by), life(node), Charge.STUCK)
+
     def take_back(self, by: str, node: str) -> None:
         self.back -= {(by, node)}
         self.jury.withdrawn(life(by), life(node), Charge.SILENT)
@@ -338,6 +383,10 @@ class JuryWorld:
         self.evicted[node] = self.tick
         self.accused = frozenset(pair for pair in self.accused if node not in pair)
         self.back = frozenset(pair for pair in self.back if node not in pair)
+        self.called_stuck = frozenset(pair for pair in self.called_stuck if node not in pair)
+        if node in self.stuck or self.recovered.get(node) == self.tick:
+            self.was_stuck |= {node}
+        self.stuck.pop(node, None)
         self.jury.over(life(node))
 
     # What must hold
@@ -346,8 +395,10 @@ class JuryWorld:
         """Of nodes that run only those are evicted that have a dead link, and no more than need be.
 
         One that has just gone on had no time to say so, nor those whose link has just come back.
+        One that does not do its part goes as well.
         """
-        runs = [node for node in self.evicted if self.status[node] == "runs"]
+        evicted = self.evicted.keys() - self.was_stuck
+        runs = [node for node in evicted if self.status[node] == "runs"]
         wrong = [
             each for each in runs if self.evicted[each] > self.woken.get(each, -FAR) + BEAT_TICKS
         ]
@@ -370,6 +421,8 @@ class JuryWorld:
         for node in members:
             if self.status[node] != "runs":
                 raise Violation(f"{node} is {self.status[node]}, and a member for ever")
+            if node in self.stuck:
+                raise Violation(f"{node} does not do its part, and is a member for ever")
         for link in self.cut:
             if link <= set(members) - self.lonely:
                 raise Violation(f"the link {sorted(link)} is dead, and both ends are members")

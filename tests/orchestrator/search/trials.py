@@ -18,6 +18,10 @@ TRIALS = [
     Trial("no way to the orchestrator for all", lonely=3),
     Trial("no way to the orchestrator, and a firewall", lonely=1, rejects="b"),
     Trial("the replica stands still", stalls=1, false=1),
+    Trial("a stuck node", sticks=1),
+    Trial("a stuck node that recovers", sticks=1, recovers=True),
+    Trial("a stuck node that is accused of silence", sticks=1, recovers=True, false=1),
+    Trial("a stuck node dies, or another one", sticks=1, recovers=True, deaths=1),
     Trial("a death and a dead link", deaths=1, cuts=("ab",)),
     Trial("a stop, a false accusation, no way to the orchestrator", stops=1, false=1, lonely=1),
 ]

@@ -21,7 +21,39 @@ def smallest_cover(
     Of several it is the one with the fewest ranks, then the one with the fewest leaders, then the
     first by name, so that all replicas find the same.
     """
+    cost = _cost_by(ranks, leaders)
+    cover: frozenset[str] = frozenset()
+    for tangle in _tangles(links):
+        chosen = _greedy(tangle, cost)
+        if len(frozenset().union(*tangle)) <= MAX_SEARCHED:
+            chosen = _search(tangle, frozenset(), chosen, cost)
+        cover |= chosen
+    return cover
 
+
+def cover_of_some(
+    dead: Collection[Link],
+    undecided: Collection[Link],
+    ranks: Mapping[str, int],
+    leaders: Collection[str] = (),
+) -> frozenset[str] | None:
+    """Return the nodes to leave out for some dead links, while it is open if more are dead.
+
+    They are those of the smallest cover of all that touch a dead link, as long as these cost no
+    more than the dead links ask for: then the others may be dead or not. Else ``None``: wait.
+    """
+    cheapest = smallest_cover(dead, ranks, leaders)
+    if not undecided:
+        return cheapest
+    of_all = smallest_cover([*dead, *undecided], ranks, leaders)
+    chosen = of_all.intersection(frozenset().union(*dead))
+    cost = _cost_by(ranks, leaders)
+    *price, _ = cost(chosen)
+    *least, _ = cost(cheapest)
+    return chosen if price == least else None
+
+
+def _cost_by(ranks: Mapping[str, int], leaders: Collection[str]) -> _CostOf:
     def cost(nodes: Iterable[str]) -> _Cost:
         names = tuple(sorted(nodes))
         return (
@@ -31,13 +63,7 @@ def smallest_cover(
             names,
         )
 
-    cover: frozenset[str] = frozenset()
-    for tangle in _tangles(links):
-        chosen = _greedy(tangle, cost)
-        if len(frozenset().union(*tangle)) <= MAX_SEARCHED:
-            chosen = _search(tangle, frozenset(), chosen, cost)
-        cover |= chosen
-    return cover
+    return cost
 
 
 def _tangles(links: Collection[Link]) -> list[frozenset[Link]]:

@@ -13,7 +13,7 @@ have an end of every such link.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from allfold_core.survival.suspicion import (
@@ -21,7 +21,7 @@ from allfold_core.survival.suspicion import (
     PATIENCE_SECONDS,
 )
 from allfold_orchestrator.membership.cases import Case, Charge, ExtendedPatience, Open, SilentLink
-from allfold_orchestrator.membership.cover import smallest_cover
+from allfold_orchestrator.membership.cover import Link, cover_of_some
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.group_state import Life
 
@@ -275,13 +275,17 @@ class Jury:
         silent = dict(self._silent(now, protected))
         over = {life: how for life, how in silent.items() if life not in refused}
         gone = {life: how for life, how in silent.items() if life in refused}
-        dead = [pair for pair in self._dead_links(now, silent) if not {*pair} & {*protected}]
+        dead, undecided = (
+            [pair for pair in pairs if not {*pair} & {*protected}]
+            for pairs in self._dead_links(now, silent)
+        )
         names = {life[0]: life for pair in dead for life in pair}
-        cover = smallest_cover([frozenset((a[0], b[0])) for a, b in dead], ranks, leaders)
-        over |= {names[name]: _cut_off(name, dead) for name in sorted(cover)}
-        for pair in dead:  # these accusations were not false
-            for life in pair:
-                self._extended.pop(life, None)
+        cover = cover_of_some(_by_name(dead), _by_name(undecided), ranks, leaders)
+        if cover is not None:
+            over |= {names[name]: _cut_off(name, dead) for name in sorted(cover)}
+            for pair in dead:  # these accusations were not false
+                for life in pair:
+                    self._extended.pop(life, None)
         verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
         return [each for each in verdicts if each.lives]
 
@@ -304,8 +308,10 @@ class Jury:
             else:
                 del self._cases[life]
 
-    def _dead_links(self, now: float, silent: Collection[Life]) -> list[tuple[Life, Life]]:
-        """Return the links that are dead, once all that died with the first have been judged.
+    def _dead_links(
+        self, now: float, silent: Collection[Life]
+    ) -> tuple[list[tuple[Life, Life]], list[tuple[Life, Life]]]:
+        """Return the links that are dead, and those that may have died with the first of them.
 
         Args:
             silent: the lives that are over whatever their links are.
@@ -316,8 +322,10 @@ class Jury:
         links = {pair: link for pair, link in self._links.items() if not {*pair} & {*silent}}
         dead = {pair: link for pair, link in links.items() if self._is_dead(pair, link)}
         window = min((link.until for link in dead.values()), default=now)
-        is_open = any(pair not in dead and link.begun <= window for pair, link in links.items())
-        return [] if is_open else list(dead)
+        undecided = [
+            pair for pair, link in links.items() if pair not in dead and link.begun <= window
+        ]
+        return list(dead), undecided
 
     def _is_dead(self, pair: tuple[Life, Life], link: Open) -> bool:
         """Return True if the accuser says after the time that it has heard nothing since."""
@@ -376,3 +384,7 @@ def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:
     others = sorted({end[0] for pair in dead for end in pair if name in (pair[0][0], pair[1][0])})
     others.remove(name)
     return f"has no connection with {', '.join(others)}, although both ends live"
+
+
+def _by_name(pairs: Iterable[tuple[Life, Life]]) -> list[Link]:
+    return [frozenset((a[0], b[0])) for a, b in pairs]
