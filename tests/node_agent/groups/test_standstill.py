@@ -82,6 +82,21 @@ def test_the_deadline_of_a_message_stands_still_too(
     assert "missed its timeout of 10 s: rank 2 has not" in error.message
 
 
+def test_many_short_standstills_are_told_as_a_long_one_is(local: LocalGroups) -> None:
+    """Without a word of it, who waits would take the agent for stopped at its old deadline."""
+    group, rank = local.groups[0], local.ranks[0]
+    rank.exchange(Message.RECV, 0, [0.0], 2, timeout=TIMEOUT)
+    began = group.p2p.waiting_calls()[0].began
+    for after in range(1, 6):
+        local.links.cut("node2")
+        group.check_deadlines(began + after)
+        group.check_deadlines(began + after + 0.6)
+        local.links.mend("node2")
+        group.check_deadlines(began + after + 0.7)
+    assert len(told(rank)) == 2
+    assert group.p2p.waiting_calls()[0].extension == pytest.approx(3.0)
+
+
 def test_a_message_that_comes_after_a_standstill_is_received(local: LocalGroups) -> None:
     group, (taker, _, giver) = local.groups[0], local.ranks
     taker.exchange(Message.RECV, 0, [0.0], 2, timeout=TIMEOUT)
@@ -128,6 +143,7 @@ def test_the_deadline_of_an_op_stands_still_during_a_round(local: LocalGroups) -
     began, group = call(local), local.groups[0]
     freeze(group)
     wait_until(lambda: local.links.count(LinkMessageType.FROZEN) == 2, "the others have reported")
+    wait_until(lambda: group.agreement.machine.frozen, "and so has the leader")
     for after in (1.0, 7.0):
         group.check_deadlines(began + after)
     local.links.release()

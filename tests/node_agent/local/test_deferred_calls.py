@@ -152,17 +152,20 @@ def test_a_call_whose_gpu_is_late_is_judged_and_begins_when_the_gpu_comes() -> N
     assert [message.seq for message, _ in gpu.submitted] == [0]
 
 
-def test_a_call_whose_gpu_is_late_is_not_judged_while_nothing_can_be_decided() -> None:
+@pytest.mark.parametrize("late", [call(0, fence=1, timeout=0.0), send(0.0, fence=1)])
+def test_a_call_whose_gpu_is_late_is_not_judged_while_nothing_can_be_decided(
+    late: CallMessage,
+) -> None:
     gpu = Gpu()
     group = gpu.process.memberships[0].group
     group.waits_for.return_value, group.held_for.return_value = "node b, which is silent", 7.0
-    gpu.calls.add(gpu.process, call(0, fence=1, timeout=0.0))
+    gpu.calls.add(gpu.process, late)
     gpu.reach(0)
     assert gpu.doubted == []
     told = pack_hold(0, "node b, which is silent", 7.0)
     gpu.process.send.assert_called_once_with(told)  # so that the rank's own patience moves, too
     gpu.reach(1)
-    assert [message.seq for message, _ in gpu.submitted] == [0]
+    assert [message.seq for message, _ in gpu.submitted] == [late.seq]
 
 
 def test_the_look_at_a_call_does_not_wait_for_the_lock_of_its_group() -> None:

@@ -134,9 +134,8 @@ async def test_a_replica_that_was_frozen_announces_nothing_in_a_generation_that_
         frozen, other = make_store(), make_store()
         served = [await stack.enter_async_context(replica(each)) for each in (frozen, other)]
         a, _, _ = await agents(stack, served, "abc")
-        monkeypatch.setattr(
-            control_links, "LIFE_SECONDS", 3600
-        )  # so that it looks only to announce
+        # So that it looks only to announce.
+        monkeypatch.setattr(control_links, "LIFE_SECONDS", 3600)
         thawed, reading = asyncio.Event(), asyncio.Event()
         read = frozen.lives.read
 

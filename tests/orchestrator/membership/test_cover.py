@@ -82,20 +82,31 @@ def test_an_undecided_link_does_not_hold_up_what_is_the_same_either_way() -> Non
 
 def test_where_an_undecided_link_makes_a_difference_it_is_waited_for() -> None:
     assert cover_of_some(links("ab", "ac"), links("bd", "ce"), {"a": 5}) is None
+    assert cover_of_some(links("zy"), links("zc", "cd"), {}) == frozenset("z")
     assert cover_of_some(links("ab"), links("ac"), {"a": 8, "b": 1}) is None
     assert cover_of_some(links("ab"), links("ac"), {}, leaders="a") is None
     assert cover_of_some([], links("ab"), {}) == frozenset()
 
 
-@given(st.sets(pairs, max_size=5), st.sets(pairs, max_size=5), st.data())
+@given(
+    st.sets(pairs, min_size=1, max_size=3),
+    st.sets(pairs, max_size=5),
+    st.dictionaries(st.sampled_from(NODES), st.integers(1, 3)),
+    st.data(),
+)
 def test_who_goes_early_would_go_as_well_if_any_of_the_undecided_links_were_dead(
-    dead: set[frozenset[str]], undecided: set[frozenset[str]], data: st.DataObject
+    dead: set[frozenset[str]],
+    undecided: set[frozenset[str]],
+    ranks: dict[str, int],
+    data: st.DataObject,
 ) -> None:
-    chosen = cover_of_some(dead, undecided, {})
+    chosen = cover_of_some(dead, undecided, ranks)
     if chosen is None:
         return
     assert all(link & chosen for link in dead)
-    assert len(chosen) == len(smallest_cover(dead, {}))
     late = data.draw(st.sets(st.sampled_from(sorted(undecided, key=sorted)))) if undecided else ()
     left = [link for link in late if not link & chosen]
-    assert len(chosen | smallest_cover(left, {})) <= len(smallest_cover(dead | undecided, {}))
+    price = sum(ranks.get(node, 0) for node in (*chosen, *smallest_cover(left, ranks)))
+    best = smallest_cover({*dead, *late}, ranks)
+    assert len(chosen) + len(smallest_cover(left, ranks)) == len(best)
+    assert price == sum(ranks.get(node, 0) for node in best)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from unittest.mock import patch
 
 from allfold_orchestrator.membership import jury as module
 from allfold_orchestrator.membership.cases import Case as JuryCase
-from allfold_orchestrator.membership.cover import Link
+from allfold_orchestrator.membership.cover import Link, smallest_cover
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.jury import Instruction, Jury
 from allfold_orchestrator.membership.term_record import Life
 from tests.orchestrator.search.trials import BY_NAME
-from tests.support.state_search import Found, explore_game
+from tests.support.state_search import Found, explore_game, walk_game
 
 
 def nothing(*_: object) -> list[Instruction]:
     return []
+
+
+def without_waiting(
+    dead: Collection[Link], _: object, ranks: Mapping[str, int], leaders: Collection[str]
+) -> frozenset[str]:
+    return smallest_cover(dead, ranks, leaders)
 
 
 def no_links(*_: object) -> tuple[list[object], list[object]]:
@@ -48,18 +54,20 @@ def all_ends(links: Collection[Link], *_: object) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A mutant of the jury, and the trial that catches it."""
+    """A mutant of the jury, and the trial that catches it: breadth-first, or by walks of a seed."""
 
     trial: str
     target: object
     name: str
     instead: object
+    seed: int = 0
 
     def search(self, most: int) -> Found:
         """Search the trial with this mutant."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.target, self.name, self.instead))
-            return explore_game(BY_NAME[self.trial].game(), most)
+            game = BY_NAME[self.trial].game()
+            return walk_game(game, most, self.seed) if self.seed else explore_game(game, most)
 
 
 CASES = {
@@ -73,6 +81,9 @@ CASES = {
         "no way to the orchestrator for all", Evidence, "is_missed", always
     ),
     "both ends of a dead link go": Case("a dead link", module, "cover_of_some", all_ends),
+    "links in question are not waited for": Case(
+        "two dead links of one node, and a mistake", module, "cover_of_some", without_waiting, 2
+    ),
     "life is an excuse for the stuck": Case("a stuck node", JuryCase, "acquit", all_dropped),
     "nothing is taken back": Case("a stuck node that recovers", Jury, "withdrawn", nothing),
     "no link is dead": Case("a dead link", Jury, "_dead_links", no_links),

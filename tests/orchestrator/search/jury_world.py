@@ -83,7 +83,7 @@ class JuryWorld:
         evicted: each with the tick.
         woken: the tick in which a stopped node has gone on.
         healed: the tick in which a link has come back.
-        sat: the tick in which the jury has decided last.
+        judged: the tick in which the jury has decided last.
         stuck: nodes that do not do their part, each with the tick since when.
         called_stuck: (accuser, node) of the charges of that.
         was_stuck: nodes that did not do their part when they were evicted, or had begun to in
@@ -109,7 +109,7 @@ class JuryWorld:
     evicted: dict[str, int] = field(default_factory=dict)
     woken: dict[str, int] = field(default_factory=dict)
     healed: dict[Link, int] = field(default_factory=dict)
-    sat: int = -1
+    judged: int = -1
     stuck: dict[str, int] = field(default_factory=dict)
     called_stuck: frozenset[tuple[str, str]] = frozenset()
     was_stuck: frozenset[str] = frozenset()
@@ -155,7 +155,7 @@ class JuryWorld:
             (self.probed, self.dialled, self.accused, self.noticed),
             tuple(self.status.items()),
             (tuple(self.evicted.items()), tuple(self.woken.items())),
-            (tuple(self.healed.items()), self.sat, frozenset(self.asked.items())),
+            (tuple(self.healed.items()), self.judged, frozenset(self.asked.items())),
             tuple(self.blamed.items()),
             (tuple(self.stuck.items()), self.called_stuck, self.was_stuck),
             tuple(node for node, at in self.recovered.items() if at == self.tick),
@@ -190,7 +190,7 @@ class JuryWorld:
         yield from self._faults()
         must = list(self._messages())
         yield from must
-        if self.sat < self.tick and self.jury.is_due(self.now):
+        if self.judged < self.tick and self.jury.is_due(self.now):
             yield "the jury decides", False, JuryWorld.decide
         elif not must and self.tick < LAST_TICK:
             yield "time passes", False, JuryWorld.pass_time
@@ -223,7 +223,9 @@ class JuryWorld:
             if budget["lonely"] and node not in self.lonely:
                 yield f"{node} is cut off", True, _spend("lonely", JuryWorld.cut_off, node)
             for by in self.running() if budget["false"] else ():
-                if by != node and (by, node) not in self.accused:
+                # Of a dead link it would be no mistake.
+                is_well = frozenset((by, node)) not in self.cut
+                if by != node and is_well and (by, node) not in self.accused:
                     change = _spend("false", JuryWorld.blame, by, node)
                     yield f"{by} accuses {node} by mistake", True, change
         if budget["stalls"]:
@@ -359,7 +361,7 @@ class JuryWorld:
         self.accuse(by, node, Charge.SILENT)
 
     def decide(self) -> None:
-        self.sat = self.tick
+        self.judged = self.tick
         ranks = dict.fromkeys(self.trial.nodes, 1)
         self.follow(self.jury.questions(self.now))
         self.follow(self.jury.decide(self.now, ranks, "a"))

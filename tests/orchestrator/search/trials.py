@@ -13,6 +13,7 @@ TRIALS = [
     Trial("a dead link", cuts=("ab",)),
     Trial("a link that comes back", cuts=("ab",), heals=1),
     Trial("two dead links of one node", cuts=("ab", "ac")),
+    Trial("two dead links of one node, and a mistake", "abcd", cuts=("da", "db"), false=1),
     Trial("false accusations", false=2),
     Trial("no way to the orchestrator", lonely=1),
     Trial("no way to the orchestrator for all", lonely=3),

@@ -275,7 +275,7 @@ class Group(AgreeingGroup):
             ops = [op for op in self.table.in_flight.values() if not op.ended]
             messages = self.p2p.waiting_calls()
             self._standstill.go_on(now, chain(ops, messages))
-            if not self._standstill.is_time_to_tell(now):
+            if not self._standstill.is_time_to_tell():
                 return True
             arrivals = chain.from_iterable(op.calls.values() for op in ops)
             told = hold_messages(chain(arrivals, messages), waits_for, self.held_for(now))

@@ -58,7 +58,7 @@ class Standstill:
     def __init__(self) -> None:
         self._since = 0.0
         self._seen: float | None = None
-        self._tell_at = 0.0
+        self._untold = 0.0  # by so much deadlines were moved since ranks were told last
 
     def end(self) -> None:
         """The group waits no more."""
@@ -68,20 +68,23 @@ class Standstill:
         """The group waits: what is not over has so much longer."""
         if self._seen is None:
             self._since = self._seen = now
-            self._tell_at = now + TELL_SECONDS
+        longer, self._seen = now - self._seen, now
         for each in waiting:
-            each.extend(now - self._seen)
-        self._seen = now
+            each.extend(longer)
+        self._untold += longer
 
     def seconds(self, now: float) -> float:
         """Return for how long the group has waited; 0 if it does not."""
         return 0.0 if self._seen is None else now - self._since
 
-    def is_time_to_tell(self, now: float) -> bool:
-        """Return True once a second while the group waits."""
-        if self._seen is None or now < self._tell_at:
+    def is_time_to_tell(self) -> bool:
+        """Return True whenever deadlines were moved by another second.
+
+        Many short times count as a long one: who waits would take the agent for stopped.
+        """
+        if self._untold < TELL_SECONDS:
             return False
-        self._tell_at = now + TELL_SECONDS
+        self._untold = 0.0
         return True
 
 

@@ -119,11 +119,11 @@ class DeferredCalls:
             failed = _failure_of(membership, message)
             if failed is None and membership is not None and now >= deferred.due:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
-                if isinstance(message, P2PMessage):
-                    failed = _late(membership, message), message.view
-                elif waits_for := membership.group.waits_for():
+                if waits_for := membership.group.waits_for():
                     held_for = membership.group.held_for(now)
                     process.send(pack_hold(message.group, waits_for, held_for))
+                elif isinstance(message, P2PMessage):
+                    failed = _late(membership, message), message.view
                 elif incidents < INCIDENTS_AT_ONCE:
                     incidents += 1
                     late = Doubt(message.seq, Reason.DEADLINE, message.timeout)

@@ -252,7 +252,7 @@ class ControlLink:
             case messages.Cleared():
                 self._listener.cleared(message.node, message.incarnation, message.patience)
             case messages.Recall():
-                log.info("the orchestrator's store may have lost something: registering again")
+                log.info("the orchestrator asks what this agent holds: registering again")
                 self._register()
 
     def _on_registered(self, url: str, answer: messages.Registered) -> None:

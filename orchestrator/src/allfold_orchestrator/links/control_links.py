@@ -183,7 +183,8 @@ class ControlLinks:
         self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages))
         if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
-            if link.holds_ended([each.group for each in beat.progress], monotonic()):
+            held = [(each.group, each.epoch) for each in beat.progress]
+            if link.holds_ended(held, monotonic()):
                 link.send(messages.recall(link.generation))  # the answer names what it is out of
             return
         node, incarnation = link.life

@@ -14,8 +14,8 @@ from allfold_orchestrator.membership.term_record import TermRecord
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""
 
-END_KNOWN_SECONDS = 1.0
-"""Within so long agents know by themselves that a group is over."""
+END_KNOWN_SECONDS = 15.0
+"""Within so long agents know by themselves that a group is over, and have closed it."""
 
 AnnouncedTerm = tuple[int, int, int]
 """Epoch, number and generation of the term that an agent was told of."""
@@ -29,6 +29,7 @@ class Link:
         generation: of the store with which it registered on this link.
         groups: of the agent, with the terms that it was told of.
         ended: the agent's groups that are over, and when that was seen here (monotonic).
+        asked_again: groups, and their openings, that it still held when they had long been over.
         recalled: groups, and generations of their record, for which it was asked to register again.
         is_over: the link is to be closed once everything in ``waiting`` is sent.
     """
@@ -37,6 +38,7 @@ class Link:
     generation: int = 0
     groups: dict[str, AnnouncedTerm | None] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
+    asked_again: set[tuple[str, int]] = field(default_factory=set)
     recalled: set[tuple[str, int]] = field(default_factory=set)
     probes: set[str] = field(default_factory=set)
     is_over: bool = False
@@ -79,15 +81,20 @@ class Link:
             self.ended[group] = now
         self.drop(group)
 
-    def holds_ended(self, held: Collection[str], now: float) -> bool:
+    def holds_ended(self, held: Collection[tuple[str, int]], now: float) -> bool:
         """Return True, once, if the agent still holds a group whose end it must have missed.
 
         As a rule it learns of that from the other agents, or sees it itself.
+
+        Args:
+            held: names of groups, and their openings.
         """
-        late = [group for group, at in self.ended.items() if now > at + END_KNOWN_SECONDS]
+        late = {group for group, at in self.ended.items() if now > at + END_KNOWN_SECONDS}
         for group in late:
             del self.ended[group]
-        return not set(late).isdisjoint(held)
+        missed = {each for each in held if each[0] in late} - self.asked_again
+        self.asked_again |= missed
+        return bool(missed)
 
     def is_missed(self, group: str, record: TermRecord) -> bool:
         """Return True, once, if the record waits for the agent to register again.

@@ -37,16 +37,21 @@ def cover_of_some(
     ranks: Mapping[str, int],
     leaders: Collection[str] = (),
 ) -> frozenset[str] | None:
-    """Return the nodes to leave out for some dead links, while it is open if more are dead.
+    """Return the nodes to leave out for some dead links, while it is open which others are dead.
 
-    They are those of the smallest cover of all that touch a dead link, as long as these cost no
-    more than the dead links ask for: then the others may be dead or not. Else ``None``: wait.
+    They are ends of dead links, have an end of each undecided link that such a node is an end of,
+    and cost no more than the dead links ask for. So whichever of the undecided links die, no other
+    choice would have been cheaper: those that are left touch none of these nodes. Where there is no
+    such set the answer is ``None``: wait.
     """
     cheapest = smallest_cover(dead, ranks, leaders)
-    if not undecided:
+    ends = frozenset().union(*dead)
+    touching = [link & ends for link in undecided if link & ends]
+    if not touching:
         return cheapest
-    of_all = smallest_cover([*dead, *undecided], ranks, leaders)
-    chosen = of_all.intersection(frozenset().union(*dead))
+    forced = frozenset().union(*(link for link in touching if len(link) == 1))
+    inside = (link for link in (*dead, *touching) if not link & forced)
+    chosen = forced | smallest_cover([*inside], ranks, leaders)
     cost = _cost_by(ranks, leaders)
     *price, _ = cost(chosen)
     *least, _ = cost(cheapest)
