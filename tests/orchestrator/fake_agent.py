@@ -92,6 +92,7 @@ class FakeAgent:
         self.generation = 0
         self.is_mute = False  # on the link
         self.is_stopped = False
+        self._is_dead = False
         self.control_is_silent = False
         self.beats_rarely = False
         self._control: asyncio.Server
@@ -105,6 +106,8 @@ class FakeAgent:
 
     async def __aexit__(self, *_: object) -> None:
         await self.die()
+        for _turn in range(3):  # of the event loop: what was accepted just now is closed in them
+            await asyncio.sleep(0)
 
     @property
     def control_url(self) -> str:
@@ -112,6 +115,9 @@ class FakeAgent:
         return f"http://{host}:{port}"
 
     async def _on_dial(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_dead:
+            writer.transport.abort()
+            return
         self._dialled.append(writer)
         if not self.is_stopped and not self.control_is_silent:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
@@ -239,6 +245,7 @@ class FakeAgent:
 
     async def die(self) -> None:
         """End as after SIGKILL: no connection stays, and new ones are refused."""
+        self._is_dead = True
         self._control.close()
         for writer in self._dialled:
             writer.transport.abort()

@@ -61,6 +61,18 @@ async def test_an_agent_that_links_anew_is_told_again(one: Replica) -> None:
         await a.hears("term", group="train")
 
 
+async def test_an_agent_that_links_anew_is_told_who_has_left_since(one: Replica) -> None:
+    async with AsyncExitStack() as stack:
+        a, b, _ = await agents(stack, one, "abc")
+        gone = await one.http.delete("/v1/groups/train/ranks/2", params={"session": "s2"})
+        gone.raise_for_status()
+        await b.hears("beat", number=b.received("beat")[-1]["number"] + 2)
+        assert len(b.received("term")) == 1, "nodes agree upon that by themselves"
+        a.held.clear()
+        await a.link()
+        assert (await a.holds("a", "b", "c"))["seats"] == [["s0", "a"], ["s1", "b"]]
+
+
 async def test_an_agent_that_registers_again_is_told_again(one: Replica) -> None:
     """It has dropped the terms that came before the answer."""
     async with AsyncExitStack() as stack:

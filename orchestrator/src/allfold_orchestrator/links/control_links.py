@@ -243,7 +243,7 @@ class ControlLinks:
             if has_missed:
                 groups |= await self._possibly_changed()
             for group in groups:
-                await self._take_up(group)
+                await self._take_up(group, with_seats=False)
             self._recall_if_new(await self._store.lives.read())
         except BaseException:
             self._changed |= groups
@@ -264,28 +264,39 @@ class ControlLinks:
                 if link.is_missed(group, record):
                     link.send(messages.recall(self._generation))
 
-    async def _take_up(self, group: str) -> None:
+    async def _take_up(self, group: str, *, with_seats: bool = True) -> None:
         """Note the present term of a group, and drop all charges of and by those it leaves out.
 
         Where its record cannot be read it stays as it was known last.
+
+        Args:
+            with_seats: note also who has left since, which takes as long as there are ranks.
         """
         state = await self._store.groups.read_if_possible(group)
         if state is None:
             return
-        record = term_record(state)
-        if record is None:
+        record = None
+        if state.term is None:
             for link in self._links.values():
                 link.group_ended(group, monotonic())
-        concerns_us = record is not None and self._concerns_us(group, record)
-        for life in self._terms.replace(group, record if concerns_us else None):
+        elif self._concerns_us(group, state.term):
+            if not with_seats and self._is_told(group, state.term):
+                return
+            record = term_record(state)
+        for life in self._terms.replace(group, record):
             if life in self._links:
                 self._runner.jury.forget(life)
             else:
                 self._runner.jury.over(life)
 
+    def _is_told(self, group: str, record: TermRecord) -> bool:
+        """Return True if all agents that are linked here know this term, and so do we."""
+        return self._terms.knows(group, record) and not any(
+            link.waits_for(group, record) for link in self._links.values()
+        )
+
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
-        accused = self._runner.jury.accused_lives
-        return not accused.isdisjoint(record.lives) or any(
+        return any(map(record.has, self._runner.jury.accused_lives)) or any(
             group in link.groups or record.has(link.life) for link in self._links.values()
         )
 

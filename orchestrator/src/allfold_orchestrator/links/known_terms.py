@@ -23,6 +23,11 @@ class KnownTerms:
             self.records[group] = record
         return before.lives - self.lives if before else set()
 
+    def knows(self, group: str, record: TermRecord) -> bool:
+        """Return True if the last record of the group differs from this one in its seats alone."""
+        known = self.records.get(group)
+        return known is not None and _without_seats(known) == _without_seats(record)
+
     @property
     def lives(self) -> set[Life]:
         """All nodes of all terms."""
@@ -80,3 +85,8 @@ class KnownTerms:
             )
 
         return set(filter(is_protected, lives))
+
+
+def _without_seats(record: TermRecord) -> tuple[object, ...]:
+    """What tells records of one group apart, but for their seats; nodes vote by their term."""
+    return record.epoch, record.term.number, record.generation, record.recall

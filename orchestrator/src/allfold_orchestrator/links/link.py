@@ -58,11 +58,17 @@ class Link:
             self.is_over = True
             self.waiting.put_nowait(None)
 
+    def _is_concerned(self, group: str, record: TermRecord) -> bool:
+        return group in self.groups or record.has(self.life)
+
+    def waits_for(self, group: str, record: TermRecord) -> bool:
+        """Return True if the agent was told of no term of the group on this link."""
+        return self._is_concerned(group, record) and self.groups.get(group) is None
+
     def is_due(self, group: str, record: TermRecord) -> bool:
         """Return True if the agent is to be told of this term; note that it is."""
         told = (record.epoch, record.term.number, record.generation)
-        concerned = group in self.groups or record.has(self.life)
-        if not concerned or self.groups.get(group) == told:
+        if not self._is_concerned(group, record) or self.groups.get(group) == told:
             return False
         self.groups[group] = told
         self.ended.pop(group, None)

@@ -130,8 +130,9 @@ class _Write:
             event = _without_living(event, nodes)
         before = self.state
         self.state, instructions = step(before, event)
-        self.new_term |= self.state.term is not before.term
-        self.freed |= _voters(before) - _voters(self.state)
+        if self.state.term is not before.term:
+            self.new_term = True
+            self.freed |= _voters(before) - _voters(self.state)
         self.replies.append(instructions)
         for instruction in instructions:
             match instruction:
@@ -318,7 +319,7 @@ def _still_seated(state: GroupState, lives: set[Life], finders: Finders) -> set[
     """Return those of ``lives`` that hold a seat or have a vote in the group."""
     forming = state.forming
     seated = {life for life in lives if forming and finders.forming.has(forming.seats, life)}
-    seated |= lives & _voters(state)
+    seated |= {life for life in lives if state.term is not None and state.term.has(life)}
     current = state.current
     if current is not None:
         for life in lives:
