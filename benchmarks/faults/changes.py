@@ -14,8 +14,8 @@ NUMEL = 1024
 KIND = "all_reduce"
 
 BYTES_VARIABLE, ALL_VARIABLE = "FAULTS_BYTES", "FAULTS_ALL_OPS"
-"""What else a rank of Allfold finds in its environment: another size of its ops, and that its log
-has all of them."""
+"""Environment variables of a rank: the bytes of its ops, if not 4 KiB, and ``1`` if its log is to
+have all of them."""
 
 
 class ChangeLog:

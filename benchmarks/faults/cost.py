@@ -1,4 +1,4 @@
-"""What fault-free ops cost, against another checkout: both in turn."""
+"""The time of fault-free ops of this checkout and of another one, measured in turn."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _FULL_FAULTS, _FULL_SECONDS = 500, 1800.0
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, and how.
+    """The rows to measure, their shapes, and the bounds of each.
 
     Attributes:
         faults: per row and contestant.

@@ -104,7 +104,7 @@ def _bound(names: Sequence[str], slow: tuple[str, str]) -> float:
 
 @dataclass(frozen=True)
 class Order:
-    """What all nodes say of their order, and since when."""
+    """The order in which all nodes say that they stand, and the time of the first such answer."""
 
     layout: str
     since: float

@@ -27,7 +27,7 @@ _STORE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class TorchOrders:
-    """What a rank is told when it starts.
+    """The arguments of a rank.
 
     Attributes:
         store: port of a TCPStore that outlives all ranks.

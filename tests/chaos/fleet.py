@@ -30,12 +30,14 @@ from tests.support.waiting import wait_until
 _PROXY_HOST = "127.0.0.2"
 _START_SECONDS = 90.0
 _PROXY_SECONDS = 10.0
+_TAIL_CHARACTERS = 2000
 
 
 class ProxyProcess:
     """The proxy in a process of its own."""
 
     def __init__(self, log: Path) -> None:
+        self._log = log
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(_PROXY_SECONDS)
         with theirs, log.open("ab") as output:
@@ -64,10 +66,13 @@ class ProxyProcess:
         self.ask("listen", node=agent.name, pid=agent.pid, routes=routes)
 
     def ask(self, do: str, pairs: Iterable[Pair] = (), **arguments: Any) -> Any:
-        """Let the proxy do something; its answer."""
+        """Let the proxy do something; its answer. ``RuntimeError`` with its log if it has ended."""
         command = {"do": do, "pairs": list(pairs), **arguments}
         self._channel.sendall(json.dumps(command).encode() + b"\n")
-        return json.loads(self._answers.readline())
+        answer = self._answers.readline()
+        if not answer:
+            raise RuntimeError(f"the proxy has ended: {self._log.read_text()[-_TAIL_CHARACTERS:]}")
+        return json.loads(answer)
 
 
 @dataclass

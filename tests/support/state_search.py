@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Violation(Exception):
-    """What must hold does not."""
+    """An invariant does not hold."""
 
 
 class Searched(Protocol):

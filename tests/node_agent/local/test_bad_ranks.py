@@ -7,15 +7,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.gpu.fence_poller import FencePoller
-from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.local.server import LocalServer, Registrar
-from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.local.server import LocalServer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -33,6 +28,7 @@ from allfold_core.wire.local_wire import (
     pack_json,
     unpack_json,
 )
+from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.descriptors import no_descriptors_left
 from tests.support.fakes.local_groups import local_groups
 from tests.support.fakes.local_rank import LocalRank
@@ -45,31 +41,9 @@ NAN = float("nan")
 @contextmanager
 def connected(folder: Path) -> Iterator[tuple[LocalServer, socket.socket]]:
     """A local_server, and a process that it has greeted."""
-    registrar = create_autospec(Registrar, instance=True)
-    registrar.groups.return_value = []
-    reactor = Reactor("test")
-    poller = FencePoller("test")
-    local_server = LocalServer(
-        str(folder / "agent.sock"),
-        registrar,
-        {"node": "test"},
-        reactor=reactor,
-        workers=create_autospec(WorkerPool, instance=True),
-        poller=poller,
-        gpus=Gpus(False, poller),
-    )
-    reactor.start()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
-        rank.settimeout(10.0)
-        rank.connect(str(folder / "agent.sock"))
-        rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
-        assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
-        try:
-            yield local_server, rank
-        finally:
-            reactor.close()
-            local_server.close()
-            poller.close()
+    registrar = empty_registrar()
+    with serving(folder, registrar) as (local_server, _), greeted(folder) as rank:
+        yield local_server, rank
     assert {name for name, *_ in registrar.method_calls} <= {"groups"}, "nobody got into a group"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,21 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import create_autospec
 
-from allfold_agent.gpu.fence_poller import FencePoller
-from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.group import Group
-from allfold_agent.local.server import LocalServer, Registrar
-from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.local.server import LocalServer
 from allfold_core.wire.local_wire import (
     MAX_MESSAGE,
-    PROTOCOL_VERSION,
     Message,
     pack_json,
     unpack_json,
 )
+from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.fakes.local_groups import local_groups
 from tests.support.fakes.local_rank import session_of
 from tests.support.waiting import wait_until
@@ -47,33 +41,12 @@ def joining(folder: Path) -> Iterator[tuple[LocalServer, Any, socket.socket, Fut
     """A local server, its registrar, a process that joins, and what that will resolve to."""
     outcome: Future[Group] = Future()
     outcome.set_running_or_notify_cancel()  # the orchestrator has seated it: too late to cancel
-    registrar = create_autospec(Registrar, instance=True)
-    registrar.groups.return_value = []
+    registrar = empty_registrar()
     registrar.join.return_value = outcome
-    reactor, poller = Reactor("test"), FencePoller("test")
-    server = LocalServer(
-        str(folder / "agent.sock"),
-        registrar,
-        {"node": "test"},
-        reactor=reactor,
-        workers=create_autospec(WorkerPool, instance=True),
-        poller=poller,
-        gpus=Gpus(False, poller),
-    )
-    reactor.start()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
-            rank.settimeout(10.0)
-            rank.connect(str(folder / "agent.sock"))
-            rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
-            assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
-            rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": SESSION}))
-            wait_until(lambda: registrar.join.called, "it joins")
-            yield server, registrar, rank, outcome
-    finally:
-        reactor.close()
-        server.close()
-        poller.close()
+    with serving(folder, registrar) as (server, _), greeted(folder) as rank:
+        rank.send(pack_json(Message.JOIN, {"request": 1, "rank": 0, "session": SESSION}))
+        wait_until(lambda: registrar.join.called, "it joins")
+        yield server, registrar, rank, outcome
 
 
 def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import create_autospec
 
-from allfold_agent.gpu.fence_poller import FencePoller
-from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.local.server import LocalServer, Registrar
-from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from tests.node_agent.local.served_ranks import empty_registrar, serving
 from tests.support.waiting import wait_until
 
 
@@ -22,25 +16,10 @@ def test_a_group_that_cannot_be_looked_at_keeps_no_other_from_its_deadlines(
         raise ZeroDivisionError
 
     looked: list[float] = []
-    registrar: Any = create_autospec(Registrar, instance=True)
+    registrar = empty_registrar()
     registrar.groups.return_value = [
         SimpleNamespace(waiting=False, check_deadlines=check) for check in (fail, looked.append)
     ]
-    reactor, poller = Reactor("test"), FencePoller("test")
-    server = LocalServer(
-        str(tmp_path / "agent.sock"),
-        registrar,
-        {"node": "test"},
-        reactor=reactor,
-        workers=create_autospec(WorkerPool, instance=True),
-        poller=poller,
-        gpus=Gpus(False, poller),
-    )
-    reactor.start()
-    reactor.call(server._check_deadlines)
-    try:
+    with serving(tmp_path, registrar) as (server, reactor):
+        reactor.call(server._check_deadlines)
         wait_until(lambda: looked, "the second group is looked at")
-    finally:
-        reactor.close()
-        server.close()
-        poller.close()

@@ -18,7 +18,7 @@ from allfold_core.wire.peer_link import GroupMessage, LinkMessageType, LinkReade
 
 
 class Notes:
-    """What the groups of all nodes have said to those around them.
+    """The notes that the groups of all nodes have given to those around them.
 
     Attributes:
         left_out: by node, the nodes without which its group goes on.

@@ -12,7 +12,7 @@ _ASK = b"GET /healthz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
 
 
 class Dialled(Enum):
-    """What came of a dial.
+    """The outcome of a dial.
 
     A connection that only the kernel accepts is no answer: a stopped process has that, too.
     """

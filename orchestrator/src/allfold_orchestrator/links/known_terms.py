@@ -88,5 +88,5 @@ class KnownTerms:
 
 
 def _without_seats(record: TermRecord) -> tuple[object, ...]:
-    """What tells records of one group apart, but for their seats; nodes vote by their term."""
+    """Return the fields in which two records of one group differ, but for who has a seat."""
     return record.epoch, record.term.number, record.generation, record.recall

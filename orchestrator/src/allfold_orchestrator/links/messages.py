@@ -116,7 +116,7 @@ class Accuse(Given):
 
 
 class Withdraw(Given):
-    """What this agent accused another node of is over: it was heard, or does its part again."""
+    """Takes an accusation back: the node was heard, or does its part again."""
 
     type: Literal["withdraw"]
     node: Name

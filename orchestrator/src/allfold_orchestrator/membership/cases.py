@@ -1,4 +1,4 @@
-"""What the jury has open: accusations, silent links, and the patience they have led to. Values."""
+"""The open cases of the jury: accusations, silent links, and extended patience. Values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASK_AHEAD_SECONDS = 0.15
 
 
 class Charge(Enum):
-    """What an agent accuses another one of."""
+    """The kind of an accusation of one node by another."""
 
     REFUSED = "refused"
     SILENT = "silent"
@@ -31,7 +31,7 @@ _IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ExtendedPatience:
-    """How long accusers wait for a node that was accused, and lives.
+    """The longer time for which accusers wait for a node that was accused, and lives.
 
     Attributes:
         before: as long they waited until then.

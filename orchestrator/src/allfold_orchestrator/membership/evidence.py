@@ -1,4 +1,4 @@
-"""What one replica has seen and heard of the lives of nodes: the evidence its jury goes by.
+"""The signs of life of nodes that one replica knows of: the evidence its jury goes by.
 
 Pure: the time comes as an argument.
 """

@@ -1,4 +1,4 @@
-"""What agents report of a group that the orchestrator knows less of than they do."""
+"""Reports of agents on groups of which they know more than the orchestrator."""
 
 from __future__ import annotations
 

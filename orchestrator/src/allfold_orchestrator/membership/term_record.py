@@ -116,7 +116,7 @@ class TermRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What an agent says of a group when it registers with the store.
+    """The report of an agent on one group when it registers with the store.
 
     Attributes:
         life: the node, in its incarnation.

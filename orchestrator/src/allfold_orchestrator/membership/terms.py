@@ -106,7 +106,7 @@ def _narrowed(
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What follows from a registration; ``is_out``: the agent is to leave the group."""
+    """The record after a registration; ``is_out``: the agent is to leave the group."""
 
     record: TermRecord | None
     is_out: bool = False

@@ -1,0 +1,58 @@
+"""A local server of an agent, with a reactor of its own, and processes that connect to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.gpus import Gpus
+from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.workers import WorkerPool
+from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+
+
+def empty_registrar() -> Any:
+    """A registrar that knows of no group."""
+    registrar = create_autospec(Registrar, instance=True)
+    registrar.groups.return_value = []
+    return registrar
+
+
+@contextmanager
+def serving(folder: Path, registrar: Any) -> Iterator[tuple[LocalServer, Reactor]]:
+    """A server that listens in a folder, and its reactor."""
+    reactor, poller = Reactor("test"), FencePoller("test")
+    server = LocalServer(
+        str(folder / "agent.sock"),
+        registrar,
+        {"node": "test"},
+        reactor=reactor,
+        workers=create_autospec(WorkerPool, instance=True),
+        poller=poller,
+        gpus=Gpus(False, poller),
+    )
+    reactor.start()
+    try:
+        yield server, reactor
+    finally:
+        reactor.close()
+        server.close()
+        poller.close()
+
+
+@contextmanager
+def greeted(folder: Path) -> Iterator[socket.socket]:
+    """The connection of a process that the server in a folder has greeted."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+        rank.settimeout(10.0)
+        rank.connect(str(folder / "agent.sock"))
+        rank.send(pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()}))
+        assert rank.recv(MAX_MESSAGE)[0] == Message.WELCOME
+        yield rank
