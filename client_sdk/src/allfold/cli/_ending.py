@@ -17,16 +17,17 @@ class Ending:
         grace: seconds between one step of the ending and the next, harder one.
         keep_going: a failed rank does not end the others.
         urgent: somebody wants the end now; it is not only that a rank failed.
+        someone_ended_well: a rank has ended with status 0.
     """
 
     grace: float
     keep_going: bool = False
     urgent: bool = False
+    someone_ended_well: bool = False
     _status: int | None = None
     _steps: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _told: int = 0
     _lost: int | None = None
-    _someone_ended_well: bool = False
 
     @property
     def begun(self) -> bool:
@@ -38,12 +39,12 @@ class Ending:
         """The status of the launcher once all ranks have ended."""
         if self._status is not None:
             return self._status
-        return 0 if self._someone_ended_well else self._lost or 0
+        return 0 if self.someone_ended_well else self._lost or 0
 
     def rank_ended(self, status: int, now: float) -> bool:
         """Note the end of a rank; True when it is a failure that ends the run."""
         if status == 0:
-            self._someone_ended_well = True
+            self.someone_ended_well = True
             return False
         if self.keep_going:
             self._lost = self._lost or status

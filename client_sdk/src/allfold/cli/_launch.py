@@ -13,6 +13,7 @@ from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
 from allfold.cli._rank_process import RankProcess, RankStream
+from allfold.cli._restarts import Restarts
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 
@@ -31,6 +32,7 @@ class Policy:
         quiet_others: show rank 0 only.
         prefix: put ``[rank]`` in front of each line.
         keep_going: let the others go on after a failure.
+        max_restarts: how often ranks that fail are started again, all of them together.
     """
 
     grace: float = 5.0
@@ -38,6 +40,7 @@ class Policy:
     quiet_others: bool = False
     prefix: bool = True
     keep_going: bool = False
+    max_restarts: int = 0
 
 
 class Launch:
@@ -58,15 +61,18 @@ class Launch:
         self._out = Output(_STDOUT, prefix=policy.prefix)
         self._err = Output(_STDERR, prefix=policy.prefix)
         self._ending = Ending(policy.grace, policy.keep_going)
+        self._restarts = Restarts(policy.max_restarts)
         self._deadline = None if policy.timeout is None else time.monotonic() + policy.timeout
+        self._env: Mapping[str, str] = {}
         self._running: list[RankProcess] = []
 
     def run(self, env: Mapping[str, str]) -> int:
         """Start every rank with ``env`` and its own variables, see all out; the exit status."""
+        self._env = env
         try:
             for number in self._spec.ranks:
-                self._running.append(self._start(number, env))
-            while self._running:
+                self._start(number)
+            while self._running or self._restarts.waiting:
                 self._step()
             self._flush_output()
         except BrokenPipeError:
@@ -76,12 +82,13 @@ class Launch:
             self._kill_all()
         return self._ending.exit_status
 
-    def _start(self, number: int, env: Mapping[str, str]) -> RankProcess:
+    def _start(self, number: int) -> None:
+        own = self._spec.environment(number) | self._restarts.environment(number)
         try:
-            return RankProcess(
+            rank = RankProcess(
                 number,
                 self._spec.command,
-                {**env, **self._spec.environment(number)},
+                {**self._env, **own},
                 (self._out, self._err),
                 shown=number == 0 or not self._policy.quiet_others,
                 # One reader, or the ranks would share the lines out among themselves.
@@ -89,6 +96,8 @@ class Launch:
             )
         except OSError as error:
             raise ServiceError(f"cannot start rank {number}: {error.strerror}") from error
+        self._restarts.started(number, time.monotonic())
+        self._running.append(rank)
 
     # --- what happens while ranks run
 
@@ -121,9 +130,14 @@ class Launch:
         for due in self._ending.due(now):
             for rank in self._running:
                 rank.child.signal(due)
+        if self._ending.begun:
+            self._restarts.cancel()
+        for number, status in self._restarts.take_due(now):
+            self._start_again(number, status)
 
     def _patience(self) -> float | None:
-        times = [at for at in (self._deadline, self._ending.next_at()) if at is not None]
+        known = (self._deadline, self._ending.next_at(), self._restarts.next_at())
+        times = [at for at in known if at is not None]
         return min(times) - time.monotonic() if times else None
 
     def _clogged(self) -> list[Output]:
@@ -137,10 +151,37 @@ class Launch:
             self._rank_ended(rank, statuses[rank])
 
     def _rank_ended(self, rank: RankProcess, status: int) -> None:
+        if status and self._may_restart and self._plan_restart(rank, status):
+            return
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
         if ends_the_run or (status and not self._ending.begun):
             rank.show_unshown()
             self._note(f"{rank.child.name} {rank.child.ending}{self._consequence(ends_the_run)}")
+
+    @property
+    def _may_restart(self) -> bool:
+        """False once the run ends, or the others have all ended well: nobody is left to join."""
+        is_over = self._ending.someone_ended_well and not self._running
+        return not (self._ending.begun or is_over)
+
+    def _plan_restart(self, rank: RankProcess, status: int) -> bool:
+        """Have a rank that has failed started again; False if there were too many of them."""
+        pause = self._restarts.plan(rank.number, status, time.monotonic())
+        if pause is None:
+            return False
+        rank.show_unshown()
+        soon = f"in {pause:g} s" if pause else "now"
+        count = f"restart {self._restarts.used} of at most {self._policy.max_restarts}"
+        self._note(f"{rank.child.name} {rank.child.ending}; it is started again {soon} ({count})")
+        return True
+
+    def _start_again(self, number: int, status: int) -> None:
+        """Start a rank whose pause is over, unless the others have all ended well meanwhile."""
+        if self._may_restart:
+            self._start(number)
+            return
+        self._note(f"rank {number} is not started again: the others have ended well")
+        self._ending.rank_ended(status, time.monotonic())
 
     def _consequence(self, ends_the_run: bool) -> str:
         if not self._running:

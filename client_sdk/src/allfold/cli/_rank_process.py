@@ -73,6 +73,7 @@ class RankProcess:
         shown: bool,
         stdin: int | None,
     ) -> None:
+        self.number = number
         self.child = Child(
             f"rank {number}",
             command,

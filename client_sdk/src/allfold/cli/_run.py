@@ -31,6 +31,14 @@ from allfold_core.errors import InvalidArgument
 @click.option("--timeout", type=Seconds(positive=True), metavar="S", help="End the run after S.")
 @click.option("--grace", type=Seconds(), default=5.0, show_default=True, metavar="S")
 @click.option("--keep-going", is_flag=True, help="A failed rank does not end the others.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start a failed rank again; N times in all.",
+)
 @click.option("--quiet-others", is_flag=True, help="Show the output of rank 0 only.")
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] in front of lines.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
@@ -46,6 +54,7 @@ def run(
     timeout: float | None,
     grace: float,
     keep_going: bool,
+    max_restarts: int,
     quiet_others: bool,
     no_prefix: bool,
     module: bool,
@@ -67,6 +76,13 @@ def run(
     The status is that of the first rank that fails, 128 + n after signal n, 124 after --timeout.
     After a first failure the others have --grace seconds to end by themselves; then comes SIGTERM
     and, as long again, SIGKILL. With --keep-going it is 0 if any rank ends well.
+
+    With --max-restarts a rank that fails, or is killed, is started again alone, while the others go
+    on: for scripts whose group is elastic (init(min_world=, max_world=)), which it then rejoins. As
+    under torchrun, N counts the restarts of all ranks of this launcher together. One that fails
+    within 5 s of its start waits before the next: 0.5 s, then twice as long each time, up to 30 s.
+    When N restarts are used up, the next failure ends the run as above. ALLFOLD_RESTARTS and
+    TORCHELASTIC_RESTART_COUNT tell a rank how often it was started again.
     """
     sockets = _sockets(nodes, agents)
     count = len(sockets) or nodes or 1
@@ -81,7 +97,7 @@ def run(
     group = group_name(group or make_group_name())
     world_size = (nnodes or count) * nproc_per_node
     GroupSettings.resolve(world_size)  # refuses what the ranks' init would refuse
-    policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going)
+    policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going, max_restarts)
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
         stack = None
