@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from allfold.torch import ElasticSampler
 from tests.torch_backend.collective_programs import isend
 from tests.torch_backend.in_group import TIMEOUT, check, in_group, world
 
@@ -28,6 +29,14 @@ def about_the_group(rank: int, size: int) -> None:
         assert group._device_types == [cpu, gpu]
     dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
     assert group.group.timeout == TIMEOUT.total_seconds()
+
+
+@in_group
+def share_of_a_batch(rank: int, size: int, length: int) -> list[int]:
+    """This rank's samples of a batch that has all samples."""
+    split = ElasticSampler(range(length), length).plan(0)
+    assert split.split.members == f"{world().group.name} 0"  # type: ignore[attr-defined]
+    return [int(sample) for sample in split.indices]
 
 
 @in_group

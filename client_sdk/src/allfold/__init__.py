@@ -36,6 +36,7 @@ from allfold._api import (
 )
 from allfold._group import Group
 from allfold._ranks import SingleProcessWarning
+from allfold._sampler import ElasticSampler
 from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
@@ -77,6 +78,7 @@ __all__ = [
     "BelowMinWorld",
     "BroadcastMultipleTensors",
     "BroadcastNoTensor",
+    "ElasticSampler",
     "Evicted",
     "GpuFailed",
     "Group",

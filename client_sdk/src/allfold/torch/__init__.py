@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from _allfold_devices import DEVICES
 from allfold.torch._creation import create
+from allfold.torch._elastic_sampler import ElasticSampler
 from allfold.torch._process_group import BACKEND, ProcessGroup
 
-__all__ = ["BACKEND", "ProcessGroup", "create"]
+__all__ = ["BACKEND", "ElasticSampler", "ProcessGroup", "create"]
 
 dist.Backend.register_backend(BACKEND, create, devices=[*DEVICES])
