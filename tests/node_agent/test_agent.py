@@ -17,7 +17,7 @@ from allfold_agent.http import addresses
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.settings import AgentSettings
-from allfold_core.errors import AgentLost
+from allfold_core.errors import AgentLost, NodeDraining
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
@@ -104,6 +104,17 @@ def test_an_agent_that_ends_answers_the_ranks_that_wait_for_their_group(
     assert isinstance(asyncio.run(run()), AgentLost)
     assert any("rank 0 of group 'train'" in each for each in caplog.messages)
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_an_agent_that_drains_takes_no_ranks(tmp_path: Path) -> None:
+    async def run() -> BaseException | None:
+        async with unregistered(tmp_path) as agent:
+            agent.draining.begin("an operator drains it")
+            joining = agent.join(JOIN)
+            await until(joining.done, "it answers although no orchestrator does")
+            return joining.exception(0)
+
+    assert isinstance(asyncio.run(run()), NodeDraining)
 
 
 def test_an_agent_that_is_not_registered_yet_ends_in_order() -> None:

@@ -95,6 +95,7 @@ class FakeAgent:
         self._is_dead = False
         self.control_is_silent = False
         self.beats_rarely = False
+        self.draining = False
         self._control: asyncio.Server
         self._socket: ClientConnection
         self._tasks: list[asyncio.Task[None]] = []
@@ -200,6 +201,8 @@ class FakeAgent:
                 await self.say_what_it_holds()
             case "probe":
                 await self.send("alive", nonce=message["nonce"], lag=0.0)
+            case "drain":
+                self.draining = True
             case "term" if message["generation"] == self.generation:
                 self.held[message["group"]] = message["record"]
 
@@ -213,7 +216,8 @@ class FakeAgent:
                         {"group": name, "epoch": held["epoch"], "last_seq": -1, "in_flight": 0}
                         for name, held in self.held.items()
                     ]
-                    await self.send("beat", number=number, heard=self.heard, progress=progress)
+                    said = {"heard": self.heard, "draining": self.draining, "progress": progress}
+                    await self.send("beat", number=number, **said)
                 await asyncio.sleep(2.0 if self.beats_rarely else BEAT_SECONDS)
 
     def received(self, kind: str) -> list[Json]:

@@ -25,7 +25,8 @@
         ├── AgentUnreachable
         ├── AgentLost                    the local agent died or stopped answering
         ├── ArenaExhausted               no memory for an arena
-        └── GpuFailed                    a GPU or its driver refused what it was asked
+        ├── GpuFailed                    a GPU or its driver refused what it was asked
+        └── NodeDraining                 the node takes no more ranks
 
 Each class has a stable ``code``, which is also its page in the documentation, and an HTTP
 ``status``. Errors travel as JSON between processes and come out as the class they went in.
@@ -263,6 +264,13 @@ class GpuFailed(ServiceError):
 
     code = "AF405"
     status = 500
+
+
+class NodeDraining(ServiceError):
+    """The node takes no more ranks: an operator drains it, or its agent was told to end."""
+
+    code = "AF406"
+    advice = "Start the rank on another node. A node takes ranks again when its agent is restarted."
 
 
 def _tree(root: type[AllfoldError]) -> list[type[AllfoldError]]:

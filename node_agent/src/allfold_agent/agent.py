@@ -36,6 +36,7 @@ from allfold_agent.local.server import PROCESS_ENDED, LocalServer
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.control_listener import NodeOnControlLink
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import GroupTerms
@@ -124,7 +125,10 @@ class Agent:
             awaited=self.group_links.awaited,
         )
         self.group_links.on_link_down = self.witness.look
-        listener = NodeOnControlLink(self.terms, self.witness, self.registry.all, self._end_life)
+        self.draining = Draining(settings.name, self.registry.all, self._ask_ranks_to_leave)
+        listener = NodeOnControlLink(
+            self.terms, self.witness, self.registry.all, self._end_life, self.draining
+        )
         self.control_link = ControlLink(
             self._orchestrator, self.registration, listener, settings.token
         )
@@ -273,6 +277,7 @@ class Agent:
         self._from_thread(self._close(group))
 
     async def _join(self, request: dict[str, Any]) -> Group:
+        self.draining.check()
         plan = await self.seats.join(request)
         try:
             group = self.registry.open(plan, lambda: self._make_group(plan))
@@ -306,9 +311,11 @@ class Agent:
             )
         finally:
             gone.set_result(None)
+            self.draining.look()
         await self._close_if_evicted(group)
 
     async def _finish_loss(self, membership: Membership) -> None:
+        self.draining.look()
         await self._give_up_seat(membership, "lost")
         await self._close_if_evicted(membership.group)
 
@@ -326,6 +333,9 @@ class Agent:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self.registry.remove(group):
             self.group_links.over(group)
+
+    def _ask_ranks_to_leave(self, reason: str) -> None:
+        self.local_server.drain(reason)
 
     def _end_life(self, how: str) -> None:
         """The orchestrator has evicted this node, so its groups go on without it."""

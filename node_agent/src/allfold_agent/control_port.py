@@ -78,7 +78,7 @@ def _add_health(app: FastAPI, agent: Agent) -> None:
     @app.get("/readyz")
     async def readyz(response: Response) -> Json:
         """The agent is registered and accepts ranks; otherwise 503 and what it waits for."""
-        problem = agent.registration.problem
+        problem = _problem(agent)
         response.status_code = 503 if problem else 200
         check = {"name": "orchestrator", "ok": problem is None, "reason": problem or ""}
         return {"ready": problem is None, "checks": [check]}
@@ -87,6 +87,11 @@ def _add_health(app: FastAPI, agent: Agent) -> None:
     async def version() -> Json:
         """The service's name and version."""
         return {"name": "allfold-agent", "version": __version__}
+
+
+def _problem(agent: Agent) -> str | None:
+    """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
+    return agent.draining.problem or agent.registration.problem
 
 
 def _add_status(app: FastAPI, agent: Agent) -> None:
@@ -99,8 +104,8 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
             "control_url": identity.control_url if identity else "",
             "data_address": identity.data_address if identity else "",
             "device_type": agent.device_type,
-            "ready": agent.registration.problem is None,
-            "waiting_for": agent.registration.problem or "",
+            "ready": _problem(agent) is None,
+            "waiting_for": _problem(agent) or "",
             "processes": agent.local_server.processes,
             "retain_bytes": agent.retention.limit,
             "groups": [_describe(group) for group in agent.registry.all()],

@@ -7,9 +7,11 @@ import json
 import logging
 import resource
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -28,15 +30,28 @@ _GRACEFUL_SECONDS = 2
 class _Server(uvicorn.Server):
     """uvicorn that leaves signals to the agent, which is there before and after it."""
 
+    _draining: asyncio.Task[None] | None = None
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
-    def end_at_signals(self) -> None:
-        """Stop serving at SIGINT and SIGTERM; one that comes before it began, too."""
+    def end_at_signals(self, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Stop serving at SIGINT and SIGTERM; one that comes before it began, too.
+
+        Args:
+            drain: what is done before, at SIGTERM; a second signal cuts it short.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        end_now = partial(self.handle_exit, signal.SIGTERM, None)
+
+        def drain_and_end() -> None:
+            loop.add_signal_handler(signal.SIGTERM, end_now)
+            self._draining = asyncio.create_task(drain())
+            self._draining.add_done_callback(lambda _: end_now())
+
+        loop.add_signal_handler(signal.SIGTERM, drain_and_end)
+        loop.add_signal_handler(signal.SIGINT, self.handle_exit, signal.SIGINT, None)
 
 
 def _write_ready_file(path: str, ready: dict[str, str]) -> None:
@@ -80,7 +95,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = _Server(config)
-    server.end_at_signals()
+    server.end_at_signals(partial(agent.draining.end, settings.drain_seconds))
     agent.start()
     listening = addresses.join(*bound[0]), addresses.join(*bound[1]), settings.socket
     log.info("node %s listens: control %s, data %s, ranks %s", settings.name, *listening)

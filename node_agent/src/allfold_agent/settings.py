@@ -113,6 +113,14 @@ class AgentSettings(BaseSettings):
         "log and in allfold status alone. That of a group's first node counts",
         default="avoid",
     )
+    drain_seconds: float = _from(
+        "ALLFOLD_DRAIN_SECONDS",
+        "seconds that ranks of elastic groups have to leave when the agent is told to end; less "
+        "than the grace after which it is killed",
+        default=20.0,
+        ge=0,
+        allow_inf_nan=False,
+    )
     token: str = _from(
         "ALLFOLD_TOKEN",
         "join token that every request must bring; prefer the variable, since flags are visible "

@@ -12,6 +12,7 @@ from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerL
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
 from allfold_orchestrator import wire
+from allfold_orchestrator.draining import drain
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     Event,
@@ -118,6 +119,10 @@ class Orchestrator:
         if record is None or record.lost_at is not None:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
         await self._end(node, record.info.incarnation, "was removed by an administrator")
+
+    async def drain_node(self, node: str) -> wire.Draining:
+        """Tell a node to drain; see :func:`allfold_orchestrator.draining.drain`."""
+        return await drain(self._store, node)
 
     async def _end(self, node: str, incarnation: str, how: str) -> None:
         if await self._store.nodes.evict(node, incarnation, how):

@@ -127,5 +127,6 @@ def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeVi
         device_type=info.device_type,
         zone=info.zone,
         version=status.record.version,
+        draining=status.draining,
         progress=list(status.progress),
     )

@@ -158,7 +158,23 @@ class NodeView(Shown):
     device_type: str
     zone: str
     version: str
+    draining: bool = Field(description="It takes no ranks, and lets those that it has leave.")
     progress: list[dict[str, Any]]
+
+
+class RankOnNode(Shown):
+    """A rank of a group on the node that is asked about, numbered as the group was opened."""
+
+    group: str
+    rank: int
+
+
+class Draining(Answer):
+    """How far a node is with having its ranks leave."""
+
+    node: str
+    draining: bool = Field(description="The node has said that it drains.")
+    ranks: list[RankOnNode] = Field(description="Those that are still there.")
 
 
 class Page(Answer):

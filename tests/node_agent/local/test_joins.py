@@ -15,6 +15,7 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.seats import Seats
 from allfold_core.errors import PeerMissing
@@ -137,6 +138,7 @@ class Seated(Agent):
         self.given_up: list[tuple[str, int, str, str]] = []
         self.registry = Registry()
         self.notices = EarlyNotices(self.registry)
+        self.draining: Any = create_autospec(Draining, instance=True)
         self.seats: Any = create_autospec(Seats, instance=True)
         self.seats.join.return_value = group.current.plan
         self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)

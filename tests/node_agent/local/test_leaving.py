@@ -12,6 +12,7 @@ import pytest
 from allfold_agent.agent import Agent
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.seats import Seats
 from allfold_core.errors import Evicted, PeerLost
@@ -29,6 +30,7 @@ class Leaving(Agent):
         self._loop = asyncio.get_running_loop()
         self._tasks = set()
         self.registry = Registry()
+        self.draining: Any = create_autospec(Draining, instance=True)
         self.seats: Any = create_autospec(Seats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
         self.registry.open(local.groups[0].plan, lambda: local.groups[0])

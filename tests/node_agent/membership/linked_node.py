@@ -61,6 +61,12 @@ class NotedByListener:
     def heard(self) -> dict[str, float]:
         return self.ages
 
+    def drain(self, reason: str) -> None:
+        self.calls.append(("drain", reason))
+
+    def is_draining(self) -> bool:
+        return bool(self.of("drain"))
+
     def progress(self) -> list[dict[str, Any]]:
         return [{"group": "train", "epoch": 1, "last_seq": 7, "in_flight": 0}]
 

@@ -45,6 +45,7 @@ async def test_a_node_registers_says_what_it_holds_and_beats(one: ScriptedOrches
             "lag": 0.25,
             "heard": {"b": 0.125},
             "progress": listener.progress(),
+            "draining": False,
         }
         assert (await link.hears("beat", 3))["number"] == 3
 

@@ -96,6 +96,7 @@ async def test_nodes_are_shown_with_the_progress_that_they_have_told(api: ApiCli
         "device_type": "cuda",
         "zone": "rack1",
         "version": "0.1.0",
+        "draining": False,
         "progress": [progress],
     }
 
@@ -142,6 +143,25 @@ async def test_an_administrator_removes_a_node_by_force(monkeypatch: pytest.Monk
         assert (await api.group())["lost"] == [{"rank": 1, "node": "b", "reason": "node_lost"}]
         error_of(await api.http.delete("/v1/nodes/b", params=force), 404, "AF100")
         error_of(await api.http.delete("/v1/nodes/nobody", params=force), 404, "AF100")
+
+
+async def test_an_administrator_drains_a_node_and_hears_which_ranks_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALLFOLD_TOKEN", "join")
+    monkeypatch.setenv("ALLFOLD_ADMIN_TOKEN", "admin")
+    async with serving() as api:
+        api.http.headers["authorization"] = "Bearer join"
+        await form(api)
+        error_of(await api.http.post("/v1/nodes/b/drain"), 403, "AF100")
+        api.http.headers["authorization"] = "Bearer admin"
+        error_of(await api.http.post("/v1/nodes/nobody/drain"), 404, "AF100")
+        left = {"node": "b", "draining": False, "ranks": [{"group": "train", "rank": 1}]}
+        assert body_of(await api.http.post("/v1/nodes/b/drain")) == left
+        await api.http.delete("/v1/groups/train/ranks/1", params={"session": "s1"})
+        assert body_of(await api.http.post("/v1/nodes/b/drain"))["ranks"] == []
+        await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
+        error_of(await api.http.post("/v1/nodes/b/drain"), 404, "AF100")
 
 
 async def test_an_administrator_has_a_token_also_where_no_other_is_asked_for(

@@ -33,7 +33,16 @@ def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
         NoAnswer: nothing answers there, or not what Allfold would answer.
         AllfoldError: the error that the service answered.
     """
-    request = urllib.request.Request(url)
+    return _ask(urllib.request.Request(url), token, seconds)
+
+
+def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """Return the object that a POST without a body answers; raises as :func:`get_json`."""
+    return _ask(urllib.request.Request(url, method="POST"), token, seconds)
+
+
+def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[str, Any]:
+    url = request.full_url
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import click
@@ -13,6 +12,13 @@ import click
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
+
+_DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
+orchestrator_option = click.option(
+    "--orchestrator",
+    metavar="URL[,URL]",
+    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]",
+)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # What an HTTP header can carry, without blanks.
@@ -93,12 +99,21 @@ def checked_url(source: str, value: str) -> str:
     return value.rstrip("/")
 
 
-def token(env: Mapping[str, str] = os.environ) -> str:
-    """Return the join token, "" for none; ``InvalidArgument`` for one that HTTP cannot carry."""
-    found = env.get("ALLFOLD_TOKEN", "")
+def orchestrators(given: str | None) -> list[str]:
+    """Return the addresses of the orchestrator's replicas: those given, else the environment's."""
+    source, value = "--orchestrator", given
+    if not value:
+        source = "ALLFOLD_ORCHESTRATOR_URL"
+        value = os.environ.get(source) or _DEFAULT_ORCHESTRATOR
+    return [checked_url(source, url.strip()) for url in value.split(",")]
+
+
+def token(variable: str = "ALLFOLD_TOKEN") -> str:
+    """Return a variable's token, "" for none; ``InvalidArgument`` where HTTP cannot carry it."""
+    found = os.environ.get(variable, "")
     if not _TOKEN.fullmatch(found):
         raise InvalidArgument(
-            "ALLFOLD_TOKEN has blanks, line ends or other characters that no token can have; make "
+            f"{variable} has blanks, line ends or other characters that no token can have; make "
             "one with `openssl rand -hex 24`"
         )
     return found

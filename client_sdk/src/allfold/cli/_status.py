@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -13,21 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._inflight import Membership, kept_results
-from allfold.cli._parameters import checked_url, token
+from allfold.cli._parameters import checked_url, orchestrator_option, orchestrators, token
 from allfold.cli._report import Report, gather
 
-_DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
 _WIDTH_OF_A_FILE = 200
 
 Json = dict[str, Any]
 
 
 @click.command(short_help="Show nodes, groups, and what ops wait for.")
-@click.option(
-    "--orchestrator",
-    metavar="URL[,URL]",
-    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]",
-)
+@orchestrator_option
 @click.option("--agent-url", "agent_urls", multiple=True, metavar="URL", help="Ask this agent.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool) -> None:
@@ -52,16 +46,7 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
 
 def _replicas_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> list[str]:
     """Return the orchestrator's addresses; none where only agents are to be asked."""
-    if given:
-        return _checked_urls("--orchestrator", given)
-    if agent_urls:
-        return []
-    variable = "ALLFOLD_ORCHESTRATOR_URL"
-    return _checked_urls(variable, os.environ.get(variable) or _DEFAULT_ORCHESTRATOR)
-
-
-def _checked_urls(source: str, value: str) -> list[str]:
-    return [checked_url(source, url.strip()) for url in value.split(",")]
+    return [] if agent_urls and not given else orchestrators(given)
 
 
 def _show(report: Report) -> None:
@@ -97,7 +82,7 @@ def _node_table(nodes: Iterable[Json]) -> Table:
     rows = (
         (
             node["node"],
-            node["state"],
+            f"{node['state']}, drains" if node.get("draining") else node["state"],
             "-" if node["heartbeat_age"] is None else f"{node['heartbeat_age']:.1f} s ago",
             node["device_type"],
             node["zone"] or "-",

@@ -43,6 +43,7 @@ class Message(IntEnum):
     SHARED = 17  # agent: JSON
     EPOCH = 18  # agent: JSON, before the first outcome that carries the epoch
     HOLD = 19  # agent: JSON, every second while a group recovers
+    DRAIN = 20  # agent: JSON, once: the process is to leave its groups where it can
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -297,6 +298,11 @@ def pack_epoch(group: int, view: Mapping[str, Any]) -> bytes:
         view: ``epoch`` (its ordinal), ``rank``, ``world_size`` and ``nodes``, as in ``JOINED``.
     """
     return pack_json(Message.EPOCH, {"number": group, **view})
+
+
+def pack_drain(reason: str) -> bytes:
+    """A ``DRAIN`` message; ``reason``: a sentence without a full stop."""
+    return pack_json(Message.DRAIN, {"reason": reason})
 
 
 def pack_hold(group: int, waits_for: str, seconds: float) -> bytes:

@@ -40,6 +40,7 @@ from allfold_core.wire.local_wire import (
     OpMessage,
     P2PMessage,
     check_timeout,
+    pack_drain,
     pack_json,
     unpack_json,
 )
@@ -136,6 +137,18 @@ class LocalServer:
     def processes(self) -> list[int]:
         """The pids of the connected processes."""
         return [process.pid for process in self._listener.processes]
+
+    def drain(self, reason: str) -> None:
+        """Ask all processes to leave their groups where they can.
+
+        Args:
+            reason: a sentence without a full stop.
+        """
+        self._reactor.call(partial(self._send_to_all, pack_drain(reason)))
+
+    def _send_to_all(self, message: bytes) -> None:
+        for process in self._listener.processes:
+            process.send(message)
 
     # Deadlines
 

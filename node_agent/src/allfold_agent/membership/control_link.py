@@ -68,6 +68,12 @@ class ControlListener(Protocol):
     def progress(self) -> list[dict[str, Any]]:
         """Return how far each group is, for people."""
 
+    def drain(self, reason: str) -> None:
+        """Take no more ranks, and have those of this node leave."""
+
+    def is_draining(self) -> bool:
+        """Return True if the node takes no more ranks."""
+
 
 class _LifeIsOver(Exception):
     """The orchestrator has evicted this incarnation of the node; says how that is known."""
@@ -233,7 +239,9 @@ class ControlLink:
                 f"the orchestrator at {url} does not answer on the control link"
             )
         number, listener = self._session.beat(now), self._listener
-        self._send(messages.beat(number, listener.lag(), listener.heard(), listener.progress()))
+        lag, heard, progress = listener.lag(), listener.heard(), listener.progress()
+        draining = listener.is_draining()
+        self._send(messages.beat(number, lag, heard, progress, draining=draining))
 
     def _take(self, url: str, message: messages.Down) -> None:
         match message:
@@ -251,6 +259,8 @@ class ControlLink:
                 self._session.wants_extra_beat(self._loop.time())
             case messages.Cleared():
                 self._listener.cleared(message.node, message.incarnation, message.patience)
+            case messages.Drain():
+                self._listener.drain("an operator drains it")
             case messages.Recall():
                 log.info("the orchestrator asks what this agent holds: registering again")
                 self._register()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from allfold_agent.groups.group import Group
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.witness import Witness
 
@@ -18,6 +19,7 @@ class NodeOnControlLink:
         witness: of the other nodes.
         groups: returns the groups that are open on this node.
         end_life: called when the orchestrator has evicted this node, with how that is known.
+        draining: of this node.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class NodeOnControlLink:
         witness: Witness,
         groups: Callable[[], list[Group]],
         end_life: Callable[[str], None],
+        draining: Draining,
     ) -> None:
         self.held = terms.held
         self.has_unsaid = terms.has_unsaid
@@ -34,9 +37,14 @@ class NodeOnControlLink:
         self.cleared = witness.cleared
         self.lag = witness.lag
         self.heard = witness.heard
+        self.drain = draining.begin
         self._terms = terms
         self._witness = witness
         self._groups = groups
+        self._draining = draining
+
+    def is_draining(self) -> bool:
+        return self._draining.reason is not None
 
     def registered(self, generation: int, out: Sequence[str]) -> None:
         self._terms.registered(generation, out)

@@ -75,7 +75,13 @@ class Recall(BaseModel):
     generation: int
 
 
-Down = Registered | BeatAnswered | TermAnnounced | Probe | PingFor | Cleared | Recall
+class Drain(BaseModel):
+    """An operator wants the node to take no more ranks, and to have its own leave."""
+
+    type: Literal["drain"]
+
+
+Down = Registered | BeatAnswered | TermAnnounced | Probe | PingFor | Cleared | Recall | Drain
 _DOWN: TypeAdapter[Down] = TypeAdapter(Annotated[Down, Field(discriminator="type")])
 
 
@@ -102,11 +108,16 @@ def register(generation: int, incarnation: str, groups: list[dict[str, Any]]) ->
 
 
 def beat(
-    number: int, lag: float, heard: Mapping[str, float], progress: list[dict[str, Any]]
+    number: int,
+    lag: float,
+    heard: Mapping[str, float],
+    progress: list[dict[str, Any]],
+    *,
+    draining: bool = False,
 ) -> str:
     """Return a sign of life, with the seconds since each other node was heard."""
     fields = {"number": number, "lag": lag, "heard": heard, "progress": progress}
-    return _message("beat", fields)
+    return _message("beat", {**fields, "draining": draining})
 
 
 def accuse(node: str, incarnation: str, charge: Charge, since: float, lag: float) -> str:

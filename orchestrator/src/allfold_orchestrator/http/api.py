@@ -110,6 +110,23 @@ async def remove_node(
     return wire.Empty()
 
 
+@router.post(
+    "/nodes/{node}/drain",
+    tags=["nodes"],
+    summary="Drain a node",
+    responses=_errors(
+        s403="The request came without the admin token.", s404="There is no such node."
+    ),
+)
+async def drain_node(node: NodeName, service: Service, request: Request) -> wire.Draining:
+    """Have a node take no more ranks, and those of elastic groups leave at their next edge.
+
+    Answers at once; repeat it until no rank is left. A node drains until its agent is restarted.
+    """
+    require_admin(request)
+    return await service.drain_node(node)
+
+
 @router.get(
     "/nodes",
     tags=["nodes"],

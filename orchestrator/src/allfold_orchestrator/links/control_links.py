@@ -66,6 +66,7 @@ class ControlLinks:
         )
         store.on_change.append(self._hear)
         store.on_probe.append(self._ask)
+        store.on_drain.append(lambda life: self._links.send(life, messages.drain()))
 
     # Links
 
@@ -198,7 +199,8 @@ class ControlLinks:
     async def _extend_lease(self, life: Life, beat: messages.Beat) -> bool:
         """Return False if there is none (any more)."""
         progress = [item.model_dump() for item in beat.progress]
-        written = await _if_possible(self._store.nodes.heartbeat(*life, progress))
+        write = self._store.nodes.heartbeat(*life, progress, draining=beat.draining)
+        written = await _if_possible(write)
         return written is not False
 
     async def _accuse(self, link: Link, accusation: messages.Accuse) -> None:

@@ -99,6 +99,7 @@ class Beat(Given):
     lag: _Age = 0.0
     heard: dict[Name, _Age] = Field(default_factory=dict, max_length=MAX_PEERS)
     progress: list[Progress] = Field(default_factory=list, max_length=MAX_GROUPS_OF_A_NODE)
+    draining: bool = Field(default=False, description="It takes no ranks, and lets its own leave.")
 
 
 class Accuse(Given):
@@ -187,6 +188,11 @@ def cleared(life: Life, patience: float) -> str:
     """Return the acquittal of a node, with how long it may be silent from now on."""
     body = {"node": life[0], "incarnation": life[1], "patience": patience}
     return _message("cleared", body)
+
+
+def drain() -> str:
+    """Return the request to take no ranks any more, and to have those that are there leave."""
+    return _message("drain", {})
 
 
 def recall(generation: int) -> str:

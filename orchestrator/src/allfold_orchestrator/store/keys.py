@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PREFIX = "allfold:"
 
-# Channel: the name of a group whose waiters should look again, or a life to be probed.
+# Channel: names of groups whose waiters should look again, and lives to be probed or drained.
 CHANGES = f"{PREFIX}changes"
 # String, JSON: the generation of the store, and the server's name for its present life.
 STORE = f"{PREFIX}store"
@@ -56,14 +56,24 @@ def life(node_name: str, incarnation: str) -> str:
     return f"{node_name}/{incarnation}"
 
 
+def drain(node_life: str) -> str:
+    """The request that a life of a node drains."""
+    return f"{node_life}/drain"
+
+
+def is_drain(text: str) -> bool:
+    """Return True for the request that a node drains."""
+    return text.count("/") == 2
+
+
 def is_life(text: str) -> bool:
-    """Return True for a life of a node, False for the name of a group."""
+    """Return True for a life of a node, also with what is asked of it; False for a group's name."""
     return "/" in text
 
 
 def parse_life(text: str) -> tuple[str, str]:
-    """The inverse of :func:`life`."""
-    node_name, _, incarnation = text.partition("/")
+    """The inverse of :func:`life`, and of :func:`drain`."""
+    node_name, incarnation, *_ = text.split("/")
     return node_name, incarnation
 
 

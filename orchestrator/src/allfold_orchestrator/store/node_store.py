@@ -30,11 +30,12 @@ PROGRESS_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node with its lease and progress. ``lease_expiry`` is ``None`` once it is gone."""
+    """A node with its lease and what it said last. ``lease_expiry`` is ``None`` once it is gone."""
 
     record: NodeRecord
     lease_expiry: float | None
     progress: tuple[dict[str, Any], ...]
+    draining: bool = False
 
 
 Registered = NodeInfo | AllfoldError | None
@@ -123,11 +124,16 @@ class NodeStore:
         return [expiry is not None and float(expiry) > now for expiry in known]
 
     async def heartbeat(
-        self, node: str, incarnation: str, progress: Sequence[dict[str, Any]]
+        self,
+        node: str,
+        incarnation: str,
+        progress: Sequence[dict[str, Any]],
+        *,
+        draining: bool = False,
     ) -> bool:
         """Extend the lease; return False if there is none (any more)."""
         life = keys.life(node, incarnation)
-        said = schemas.dump(schemas.PROGRESS, {"groups": list(progress)})
+        said = schemas.dump(schemas.PROGRESS, {"groups": list(progress), "draining": draining})
         return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), said))
 
     async def _write_heartbeats(self, beats: Sequence[_Heartbeat]) -> list[bool]:
@@ -160,6 +166,11 @@ class NodeStore:
         """Let the replica to which the node is linked look for a sign of its life."""
         with store_errors():
             await self._client.publish(keys.CHANGES, keys.life(node, incarnation))
+
+    async def ask_to_drain(self, node: str, incarnation: str) -> None:
+        """Let the replica to which the node is linked tell it that it is to drain."""
+        with store_errors():
+            await self._client.publish(keys.CHANGES, keys.drain(keys.life(node, incarnation)))
 
     async def expired(self, now: float) -> list[tuple[str, str]]:
         """Return the nodes, with incarnations, whose lease is over."""
@@ -293,7 +304,7 @@ class NodeStore:
             found = await self._client.zmscore(keys.LEASES, lives) if lives else []
         expiries = dict(zip(lives, found, strict=True))
         return [
-            NodeStatus(record, expiries[_life(record.info)], _progress(record.info.node, said))
+            NodeStatus(record, expiries[_life(record.info)], *_last_said(record.info.node, said))
             for record, said in zip(records, progress, strict=True)
             if record is not None
         ]
@@ -323,13 +334,19 @@ def _existing(node: str, text: str | None) -> NodeRecord | ServiceError | None:
         return error
 
 
-def _progress(node: str, text: str | None) -> tuple[dict[str, Any], ...]:
-    """Return what a node last reported; nothing if it cannot be read: the next one replaces it."""
+def _last_said(node: str, text: str | None) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Return the progress that a node last reported, and whether it drains.
+
+    Nothing if it cannot be read: the next report replaces it.
+    """
+    if not text:
+        return (), False
     try:
-        return tuple(schemas.load(schemas.PROGRESS, text)["groups"]) if text else ()
+        said = schemas.load(schemas.PROGRESS, text)
+        return tuple(said["groups"]), bool(said.get("draining"))
     except (KeyError, TypeError, ValueError) as error:
         log.warning("the progress of a node cannot be read: %r", error, extra={"node": node})
-        return ()
+        return (), False
 
 
 def _life(info: NodeInfo) -> str:

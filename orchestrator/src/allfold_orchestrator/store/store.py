@@ -29,6 +29,7 @@ class Store:
         on_change: called with each group that a replica has changed, or ``None`` after a time in
             which changes may have been missed.
         on_probe: called with each life of a node that a replica wants to be probed.
+        on_drain: called with each life of a node that an operator wants to drain.
     """
 
     def __init__(self, client: Client, lease_seconds: float, clock: Clock | None = None) -> None:
@@ -43,6 +44,7 @@ class Store:
         self.notifications = Notifications()
         self.on_change: list[Callable[[str | None], None]] = []
         self.on_probe: list[Callable[[Life], None]] = []
+        self.on_drain: list[Callable[[Life], None]] = []
 
     async def start(self) -> None:
         """Begin to listen for the changes that other replicas make."""
@@ -74,8 +76,8 @@ class Store:
 
     def _changed(self, group: str) -> None:
         if keys.is_life(group):
-            for probe in self.on_probe:
-                probe(keys.parse_life(group))
+            for ask in self.on_drain if keys.is_drain(group) else self.on_probe:
+                ask(keys.parse_life(group))
             return
         self.groups.invalidate(group)
         self.notifications.notify(group)

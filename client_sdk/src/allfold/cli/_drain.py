@@ -1,0 +1,75 @@
+"""``allfold drain``: a node takes no more ranks, and those that it has leave."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from allfold.cli._http import NoAnswer, post
+from allfold.cli._inflight import ranks_in_words
+from allfold.cli._parameters import Seconds, orchestrator_option, orchestrators, token
+from allfold_core.errors import OrchestratorUnreachable
+
+_PAUSE_SECONDS = 0.5
+_NOT_DRAINED = 1
+
+Json = dict[str, Any]
+
+
+@click.command(short_help="Have the ranks of a node leave.")
+@orchestrator_option
+@click.option("--timeout", type=Seconds(positive=True), metavar="S", help="Wait no longer than S.")
+@click.argument("node")
+def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
+    """Have NODE take no more ranks, and wait until those that it has are gone.
+
+    Ranks of elastic groups (init(max_world=)) leave at the next edge of their group, in order, and
+    end with status 0: the others go on without them, and nothing is done again. Ranks of other
+    groups cannot leave; the command waits for their end. It says whom it waits for. The node drains
+    until its agent is restarted, also when this command has ended.
+
+    ALLFOLD_ADMIN_TOKEN must hold the orchestrator's admin token. The status is 1 if ranks are left
+    after --timeout.
+    """
+    urls, admin = orchestrators(orchestrator), token("ALLFOLD_ADMIN_TOKEN")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
+    while (waits := awaited(answer := _ask(urls, node, admin))) is not None:
+        if waits != said:
+            click.echo(f"node {answer['node']} waits for {waits}")
+            said = waits
+        if deadline is not None and time.monotonic() > deadline:
+            click.echo(f"allfold: after {timeout:g} s, node {node} waits for {waits}", err=True)
+            sys.exit(_NOT_DRAINED)
+        time.sleep(_PAUSE_SECONDS)
+    click.echo(f"node {node} has no rank left")
+
+
+def awaited(answer: Json) -> str | None:
+    """Return what a node that drains waits for, in words; ``None`` once it is done."""
+    ranks: dict[str, list[int]] = {}
+    for each in answer["ranks"]:
+        ranks.setdefault(each["group"], []).append(each["rank"])
+    if not answer["draining"]:
+        return "its agent, which has not answered yet"
+    waits = [f"{ranks_in_words(some)} of group {group}" for group, some in ranks.items()]
+    return "; ".join(waits) or None
+
+
+def _ask(urls: Sequence[str], node: str, admin_token: str) -> Json:
+    """Ask the first replica that answers, which tells the node to drain and how far it is."""
+    silent = []
+    for url in urls:
+        try:
+            return post(f"{url}/v1/nodes/{quote(node, safe='')}/drain", admin_token)
+        except NoAnswer as error:
+            silent.append(str(error))
+    raise OrchestratorUnreachable(
+        f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
+        "or ALLFOLD_ORCHESTRATOR_URL."
+    )

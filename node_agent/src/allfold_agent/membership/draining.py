@@ -1,0 +1,105 @@
+"""Draining this node: it takes no more ranks, and those that it has leave where they can.
+
+An operator asks for it over the control link, or the agent is told to end. The ranks are asked to
+leave, each at an edge of its group; a rank of a group that is not elastic cannot, and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from allfold_agent.groups.group import Group
+from allfold_core.errors import NodeDraining
+from allfold_core.verdict import name_ranks
+
+log = logging.getLogger(__name__)
+
+
+class Draining:
+    """What the event loop of the control plane knows of it.
+
+    Args:
+        node: the name of this one.
+        groups: returns the groups that are open on this node.
+        ask_ranks: asks all connected processes to leave, with the reason.
+
+    Attributes:
+        reason: why the node drains, a phrase to follow "as"; ``None`` while it does not.
+    """
+
+    def __init__(
+        self, node: str, groups: Callable[[], list[Group]], ask_ranks: Callable[[str], None]
+    ) -> None:
+        self.reason: str | None = None
+        self._node = node
+        self._groups = groups
+        self._ask_ranks = ask_ranks
+        self._fewer = asyncio.Event()
+
+    @property
+    def problem(self) -> str | None:
+        """The reason for which no rank can join; ``None`` where the node does not drain."""
+        return None if self.reason is None else f"node {self._node} drains, as {self.reason}"
+
+    def begin(self, reason: str) -> None:
+        """Take no more ranks, and ask those of this node to leave; a second time changes nothing.
+
+        Args:
+            reason: a phrase to follow "as".
+        """
+        if self.reason is not None:
+            return
+        self.reason = reason
+        log.warning(
+            "%s: it takes no more ranks, and those that can leave are asked to", self.problem
+        )
+        for group in self._groups():
+            ranks = _ranks_here(group)
+            if ranks and not _is_elastic(group):
+                log.warning(
+                    "%s of group '%s' cannot leave before its end, as the group is not elastic",
+                    name_ranks(ranks),
+                    group.name,
+                )
+        self._ask_ranks(f"node {self._node} drains, as {reason}")
+
+    async def end(self, seconds: float) -> None:
+        """Drain as the agent was told to end, for so many seconds."""
+        self.begin("its agent was told to end")
+        await self.wait(seconds)
+
+    def check(self) -> None:
+        """Raise ``NodeDraining`` if the node takes no ranks."""
+        if self.problem is not None:
+            raise NodeDraining(f"no rank can join here: {self.problem}", node=self._node)
+
+    def look(self) -> None:
+        """Note that a rank has left, or was lost."""
+        self._fewer.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until no rank is here that can leave; return False if the time was too short."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._ranks_that_can_leave():
+                    self._fewer.clear()
+                    await self._fewer.wait()
+        except TimeoutError:
+            left = self._ranks_that_can_leave()
+            log.warning("after %g s, %d ranks have not left yet", seconds, left)
+            return False
+        return True
+
+    def _ranks_that_can_leave(self) -> int:
+        return sum(len(_ranks_here(group)) for group in self._groups() if _is_elastic(group))
+
+
+def _ranks_here(group: Group) -> list[int]:
+    seats = enumerate(group.current.record.seats)
+    return [rank for rank, seat in seats if seat.node == group.node]
+
+
+def _is_elastic(group: Group) -> bool:
+    return getattr(group.plan, "max_world", None) is not None
