@@ -110,7 +110,6 @@ class Agent:
             self.registry.all,
             lambda address: link_probe.measure(address, settings.token or None),
         )
-        self.seats = Seats(self._orchestrator, self.registration)
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
             settings.name, self.registration.incarnation, self._reactor, self._dial_link
@@ -132,6 +131,7 @@ class Agent:
         self.control_link = ControlLink(
             self._orchestrator, self.registration, listener, settings.token
         )
+        self.seats = Seats(self._orchestrator, self.control_link, self.registration)
         self._data = DataPort(
             data,
             token=settings.token or None,

@@ -213,10 +213,16 @@ class Orchestrator:
         """Take a rank's seat back."""
         await self._apply(group, leave)
 
-    async def plan(self, group: str, epoch: int, session: str, wait: float) -> Plan | GroupState:
+    async def plan(
+        self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
+    ) -> Plan | GroupState:
         """Return the plan of the caller's epoch once it is complete, else the group as it forms.
 
         Waits for at most ``wait`` seconds.
+
+        Args:
+            max_age: of the state that is read first; a caller that was seated by this very replica
+                need not ask the store again.
 
         Raises:
             Refusal: 410, the session has no seat in that epoch or a later one.
@@ -227,7 +233,7 @@ class Orchestrator:
         with notifications.listen(group) as changed:
             while True:
                 changed.clear()
-                state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else 0.0)
+                state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else max_age)
                 found = _find(state, epoch, session, self._store.groups.finders(group))
                 remaining = deadline - monotonic()
                 if isinstance(found, Plan) or remaining <= 0 or notifications.stopping:

@@ -106,10 +106,10 @@ async def linked_node(
     """Keep a node registered at these replicas until the end of the block."""
     client = OrchestratorClient(",".join(urls), token)
     registration = Registration(client, "a", identify, lambda: held or [], probe)
-    seats = Seats(client, registration)
     noted = listener or NotedByListener()
     noted.incarnation = lambda: registration.incarnation
     link = ControlLink(client, registration, noted, token)
+    seats = Seats(client, link, registration)
     keeping = asyncio.create_task(link.keep())
     giving_back = asyncio.create_task(seats.keep_giving_back())
     node = LinkedNode(client, registration, seats, link, noted, keeping)

@@ -65,6 +65,9 @@ class ScriptedOrchestrator:
         evicted: the incarnations that are told that their life is over.
         unknown: as many links from now on are told that their node is not registered.
         forgets_seats: as many requests for seats are answered as if the node were unknown.
+        seats: the bodies of all joins.
+        formation: the answer to a join; without one it gets none.
+        given_back: group, rank and reason of all seats that were left, over the link or REST.
         is_down: all requests are answered as by a gateway, and links are refused.
         is_silent: nothing is answered on links.
         keeps_registering_waiting: REGISTER alone is not answered.
@@ -78,7 +81,8 @@ class ScriptedOrchestrator:
         self.requests: list[tuple[str, str]] = []
         self.seats: list[Json] = []
         self.links: list[ScriptedLink] = []
-        self.given_back: list[tuple[str, str]] = []
+        self.formation: Json | None = {"ready": False, "missing": [1]}
+        self.given_back: list[tuple[str, int, str]] = []
         self.peers: list[str] = []
         self.lease_seconds = 5.0
         self.beat_seconds = 0.02
@@ -135,14 +139,9 @@ class ScriptedOrchestrator:
             self.registrations.append(await request.json())
             lease = {"lease_seconds": self.lease_seconds, "heartbeat_seconds": self.beat_seconds}
             return JSONResponse({**lease, "peers": self.peers})
-        if self.forgets_seats:
-            self.forgets_seats -= 1
-            return JSONResponse({"error": AllfoldError("who is it?").to_dict()}, 404)
-        if request.method == "POST" and path.endswith("/ranks"):
-            self.seats.append(await request.json())
-            return JSONResponse({"epoch": 1})
-        if request.method == "DELETE":
-            self.given_back.append((path, request.query_params.get("reason", "")))
+        match request.method, path.split("/"):
+            case "DELETE", [_, _, "groups", group, "ranks", rank]:
+                self.given_back.append((group, int(rank), request.query_params["reason"]))
         return JSONResponse({})
 
     async def _serve(self, socket: WebSocket) -> None:
@@ -169,6 +168,22 @@ class ScriptedOrchestrator:
             await self._registered(link, message["incarnation"])
         elif message["type"] == "beat":
             await link.say("beat", number=message["number"])
+        elif message["type"] in ("join", "leave"):
+            await self._asked(link, message)
+
+    async def _asked(self, link: ScriptedLink, message: Json) -> None:
+        body, status, answer = message["body"], 200, dict[str, Any]()
+        if self.forgets_seats:
+            self.forgets_seats -= 1
+            status, answer = 404, {"error": AllfoldError("who is it?").to_dict()}
+        elif message["type"] == "leave":
+            self.given_back.append((body["group"], body["rank"], body["reason"]))
+        else:
+            self.seats.append(body)
+            if self.formation is None:
+                return
+            answer = self.formation
+        await link.say("answer", numbers=[message["number"]], status=status, body=answer)
 
     async def _registered(self, link: ScriptedLink, incarnation: str) -> None:
         if self.unknown:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from allfold_agent.membership.control_link import _FIRST_PAUSE
+from allfold_agent.membership.pauses import _FIRST_PAUSE
 from allfold_core.errors import Evicted, ServiceError
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from threading import Event
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from allfold_agent.membership import control_messages
 from allfold_agent.membership.link_probe import Link
 from allfold_core.errors import (
     AllfoldError,
     MultipleRegister,
     OrchestratorUnreachable,
+    PeerMissing,
     ServiceError,
 )
 from tests.node_agent.membership.linked_node import LINKS, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
-from tests.support.waiting import until
+from tests.orchestrator.builders import ready
+from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +34,11 @@ JOIN = {
     "timeout": 30.0,
     "strategies": {},
 }
+EPOCH = ready(1).current
+assert EPOCH is not None
+PLAN = EPOCH.plan
+COMPLETE = {"ready": True, "plan": PLAN.to_dict()}
+SECONDS = 10.0
 STORE_DOWN = ServiceError("it cannot reach its state store", component="store")
 TAKEN = MultipleRegister("node a is registered already, by another agent")
 
@@ -71,14 +82,37 @@ async def test_a_rank_hears_why_its_node_is_not_registered_with_the_advice_for_t
 
 
 @pytest.mark.parametrize("said", [{}, {"on_loss": "shrink", "min_world": 1}])
-async def test_what_a_rank_says_about_losses_reaches_the_orchestrator(
+async def test_what_a_rank_says_reaches_the_orchestrator(
     one: ScriptedOrchestrator, said: dict[str, Any]
 ) -> None:
+    one.formation = COMPLETE
     async with linked_node(one.url) as node:
-        with pytest.raises(OrchestratorUnreachable):  # it has seats, but no plans
-            await node.seats.join({**JOIN, **said, "init_timeout": 0.5})
-    (body, *_) = one.seats
-    assert {key: body[key] for key in ("on_loss", "min_world") if key in body} == said
+        assert await node.seats.join({**JOIN, **said, "init_timeout": 30}) == PLAN
+        life = {"node": "a", "incarnation": node.registration.incarnation}
+    (body,) = one.seats
+    assert 25 < body.pop("wait") <= 30
+    assert body == {**JOIN, **said, **life}
+
+
+async def test_ranks_that_are_still_missing_at_the_deadline_are_named(
+    one: ScriptedOrchestrator,
+) -> None:
+    async with linked_node(one.url) as node:
+        await one.is_linked()
+        with pytest.raises(PeerMissing) as caught:
+            await node.seats.join({**JOIN, "world_size": 2, "init_timeout": 0.3})
+    assert caught.value.details["missing_ranks"] == [1]
+    assert one.given_back == [("train", 0, "withdrawn")]
+
+
+async def test_a_join_without_an_answer_says_that_the_orchestrator_does_not_answer(
+    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allfold_agent.membership.seats._ANSWER_SECONDS", 0.05)
+    one.formation = None
+    async with linked_node(one.url) as node:
+        with pytest.raises(OrchestratorUnreachable, match="no answer of the orchestrator"):
+            await node.seats.join({**JOIN, "init_timeout": 0.3})
 
 
 async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable(
@@ -91,13 +125,107 @@ async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable(
     assert "Check that it runs" in str(caught.value)
 
 
+async def test_a_join_whose_link_has_ended_is_repeated_on_the_next_one(
+    two: list[ScriptedOrchestrator],
+) -> None:
+    first, second = two
+    first.formation = None
+    second.formation = COMPLETE
+    async with linked_node(first.url, second.url) as node:
+        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        await until(lambda: first.seats, "it has asked the first replica")
+        first.is_down = True
+        await first.link.socket.close()
+        assert await within(SECONDS, joining) == PLAN
+    (asked,), (again,) = first.seats, second.seats
+    assert again.pop("wait") < asked.pop("wait")
+    assert again == asked
+
+
+async def test_a_refusal_ends_a_join(one: ScriptedOrchestrator) -> None:
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        one.formation = None
+        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        asked = await link.hears("join")
+        error = {"error": TAKEN.to_dict()}
+        await link.say("answer", numbers=[asked["number"]], status=409, body=error)
+        with pytest.raises(MultipleRegister, match="registered already"):
+            await within(SECONDS, joining)
+    assert len(one.seats) == 1
+
+
+async def test_an_orchestrator_whose_store_is_down_is_asked_again(
+    one: ScriptedOrchestrator,
+) -> None:
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        one.formation = None
+        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        asked = await link.hears("join")
+        one.formation = COMPLETE
+        error = {"error": STORE_DOWN.to_dict()}
+        await link.say("answer", numbers=[asked["number"]], status=503, body=error)
+        assert await within(SECONDS, joining) == PLAN
+    assert len(one.seats) == 2
+
+
+async def test_one_answer_is_for_several_ranks(one: ScriptedOrchestrator) -> None:
+    one.formation = None
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        ranks = [
+            asyncio.create_task(node.seats.join({**JOIN, "rank": rank, "init_timeout": SECONDS}))
+            for rank in range(2)
+        ]
+        await link.hears("join", 2)
+        numbers = [message["number"] for message in link.received("join")]
+        await link.say("answer", numbers=[99, *numbers], status=200, body=COMPLETE)
+        assert await within(SECONDS, asyncio.gather(*ranks)) == [PLAN, PLAN]
+
+
+async def test_a_rank_that_ends_while_it_waits_gives_its_seat_back(
+    one: ScriptedOrchestrator,
+) -> None:
+    one.formation = None
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        await link.hears("join")
+        joining.cancel()
+        await link.hears("leave")
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+    assert one.given_back == [("train", 0, "lost")]
+
+
+async def test_an_agent_that_ends_waits_for_no_answer(one: ScriptedOrchestrator) -> None:
+    one.formation = None
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": 3600}))
+        await link.hears("join")
+        pack = partial(control_messages.join, body={})
+        asked = asyncio.create_task(node.link.ask(pack, monotonic() + 3600))
+        await link.hears("join", 2)
+        node.keeping.cancel()
+        with pytest.raises(ServiceError, match="this node agent ends"):
+            await within(SECONDS, asked)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(SECONDS, joining)
+        assert one.given_back == [("train", 0, "lost")], "over REST, as there is no link"
+
+
 async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
     one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("allfold_agent.membership.seats._RETRY_SECONDS", 0.01)
     async with linked_node(one.url) as node:
-        await one.is_linked()
+        link = await one.is_linked()
         one.is_down = True
+        await link.socket.close()
+        await until(lambda: not node.link.is_open, "it has no link")
         await node.seats.give_up_seat("train", 3, "s3", "lost")
         tries = len(one.requests)
         await until(lambda: len(one.requests) > tries + 2, "it tries again")
@@ -105,7 +233,7 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         one.is_down = False
         await until(lambda: one.given_back, "the seat is given back")
         await until(lambda: not node.seats._owed, "it knows that")
-        assert one.given_back == [("/v1/groups/train/ranks/3", "lost")]
+        assert set(one.given_back) == {("train", 3, "lost")}
 
 
 async def test_a_seat_that_the_orchestrator_does_not_know_is_given_back(
@@ -119,24 +247,10 @@ async def test_a_seat_that_the_orchestrator_does_not_know_is_given_back(
 
 
 async def test_a_rank_of_a_node_that_was_forgotten_gets_its_seat_all_the_same(
-    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
+    one: ScriptedOrchestrator,
 ) -> None:
-    monkeypatch.setattr("allfold_agent.membership.seats._RETRY_SECONDS", 0.01)
+    one.forgets_seats = 2
+    one.formation = COMPLETE
     async with linked_node(one.url) as node:
-        await one.is_linked()
-        one.forgets_seats = 2
-        with pytest.raises(OrchestratorUnreachable):  # it has seats, but no plans
-            await node.seats.join({**JOIN, "init_timeout": 0.5})
-    assert len(one.seats) == 1
-
-
-async def test_seats_are_asked_for_at_another_replica_where_the_first_is_gone(
-    two: list[ScriptedOrchestrator],
-) -> None:
-    first, second = two
-    async with linked_node(first.url, second.url) as node:
-        await first.is_linked()
-        first.is_down = True
-        with pytest.raises(OrchestratorUnreachable):
-            await node.seats.join({**JOIN, "init_timeout": 0.5})
-    assert (len(first.seats), len(second.seats)) == (0, 1)
+        assert await node.seats.join({**JOIN, "init_timeout": SECONDS}) == PLAN
+    assert one.forgets_seats == 0

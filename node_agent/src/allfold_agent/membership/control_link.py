@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 from allfold_agent.membership import control_messages as messages
+from allfold_agent.membership.control_requests import ControlRequests, Pack
 from allfold_agent.membership.control_session import Session
 from allfold_agent.membership.control_socket import ControlSocket, dial
-from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, all_of
+from allfold_agent.membership.orchestrator_client import (
+    Forgotten,
+    OrchestratorClient,
+    all_of,
+    outcome,
+)
+from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
-
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
 
 
 class ControlListener(Protocol):
@@ -79,20 +83,6 @@ class _LifeIsOver(Exception):
     """The orchestrator has evicted this incarnation of the node; says how that is known."""
 
 
-class _Pauses:
-    """The seconds until the next try: longer and longer, and random, so that agents spread."""
-
-    def __init__(self) -> None:
-        self._next = _FIRST_PAUSE
-
-    def reset(self) -> None:
-        self._next = _FIRST_PAUSE
-
-    def draw(self) -> float:
-        longest, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE)
-        return random.uniform(longest / 2, longest)
-
-
 class ControlLink:
     """Keeps the node registered and linked to one of the orchestrator's replicas.
 
@@ -114,7 +104,8 @@ class ControlLink:
         self._session = Session(0, registration.beat_seconds)
         self._socket: ControlSocket | None = None
         self._outgoing: asyncio.Queue[str] | None = None
-        self._pauses = _Pauses()
+        self._requests = ControlRequests()
+        self._pauses = Pauses()
         self._failures: dict[str, ServiceError] = {}
 
     def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
@@ -143,11 +134,47 @@ class ControlLink:
             log.info("a group has opened that the store may lack: registering again")
             self._register()
 
+    @property
+    def is_open(self) -> bool:
+        """True while there is a link, though it may have broken just now."""
+        return self._outgoing is not None
+
+    async def ask(self, pack: Pack, deadline: float, grace: float = 0.0) -> dict[str, Any]:
+        """Send a request and return its answer; where the link ends before, on the next one.
+
+        Args:
+            pack: makes its message, with the number that it is given.
+            deadline: until which it is waited for a link (monotonic).
+            grace: seconds behind the deadline, for an answer that is on its way.
+
+        Raises:
+            Forgotten: the orchestrator does not know what it was asked about.
+            ServiceError: no answer in time.
+            AllfoldError: the orchestrator's refusal.
+        """
+        number, answer = self._requests.begin(pack)
+        try:
+            self._send(pack(number))
+            await asyncio.wait([answer], timeout=max(0.0, deadline - monotonic()))
+            if self.is_open:
+                await asyncio.wait([answer], timeout=grace)
+            if not answer.done():
+                raise self._registration.unanswered()
+            return outcome(self._client.url, answer.result().status, answer.result().body)
+        finally:
+            self._requests.end(number)
+
     async def keep(self) -> None:
         """Register and link until cancelled; every failure is tried again.
 
         An open link stays open when this is cancelled: a node says goodbye before it hangs up.
         """
+        try:
+            await self._keep()
+        finally:
+            self._requests.fail(ServiceError("this node agent ends"))
+
+    async def _keep(self) -> None:
         while True:
             try:
                 await self._registration.enter()
@@ -199,6 +226,8 @@ class ControlLink:
         sending = asyncio.create_task(_send_all(socket, self._outgoing))
         try:
             self._register()
+            for request in self._requests.messages():
+                self._send(request)
             while True:
                 if self._loop.time() >= self._session.due:
                     self._beat(socket.url)
@@ -261,6 +290,8 @@ class ControlLink:
                 self._listener.cleared(message.node, message.incarnation, message.patience)
             case messages.Drain():
                 self._listener.drain("an operator drains it")
+            case messages.Answer():
+                self._requests.answered(message)
             case messages.Recall():
                 log.info("the orchestrator asks what this agent holds: registering again")
                 self._register()

@@ -81,7 +81,18 @@ class Drain(BaseModel):
     type: Literal["drain"]
 
 
-Down = Registered | BeatAnswered | TermAnnounced | Probe | PingFor | Cleared | Recall | Drain
+class Answer(BaseModel):
+    """What REST would have answered to the requests of these numbers."""
+
+    type: Literal["answer"]
+    numbers: list[int]
+    status: int
+    body: dict[str, Any]
+
+
+Down = (
+    Registered | BeatAnswered | TermAnnounced | Probe | PingFor | Cleared | Recall | Answer | Drain
+)
 _DOWN: TypeAdapter[Down] = TypeAdapter(Annotated[Down, Field(discriminator="type")])
 
 
@@ -134,3 +145,13 @@ def withdraw(node: str, incarnation: str, charge: Charge) -> str:
 def alive(nonce: str, lag: float) -> str:
     """Return the answer to PROBE."""
     return _message("alive", {"nonce": nonce, "lag": lag})
+
+
+def join(number: int, body: Mapping[str, Any]) -> str:
+    """Return a request for a rank's seat; its answer is the plan, or what that waits for."""
+    return _message("join", {"number": number, "body": body})
+
+
+def leave(number: int, body: Mapping[str, Any]) -> str:
+    """Return a request to take a rank's seat back."""
+    return _message("leave", {"number": number, "body": body})

@@ -1,29 +1,16 @@
-"""Requests to the orchestrator, with retries, because start order must not matter."""
+"""Requests to the orchestrator over REST, and the one way in which its answers are read."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
-from tenacity import (
-    AsyncRetrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_before_delay,
-    wait_random_exponential,
-)
 
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 from allfold_core.schema import MESSAGE, UnknownSchema
 
-log = logging.getLogger(__name__)
-
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
 _CONNECT_SECONDS = 3.0
 
 T = TypeVar("T", bound=BaseModel)
@@ -45,6 +32,30 @@ def _error_in(body: Any) -> AllfoldError | None:
     """Return the error that a body carries; a gateway in between may answer anything."""
     error = body.get("error") if isinstance(body, dict) else None
     return from_dict(error) if isinstance(error, dict) and "code" in error else None
+
+
+def outcome(url: str, status: int, body: Any, asked: str = "") -> dict[str, Any]:
+    """Return the body of an answer.
+
+    Args:
+        asked: what the answer is to, for people.
+
+    Raises:
+        OrchestratorUnreachable: no orchestrator answers so.
+        Forgotten: it does not know what it was asked about.
+        AllfoldError: the orchestrator's refusal.
+    """
+    is_error = status >= httpx.codes.BAD_REQUEST
+    refusal = _error_in(body) if is_error else None
+    if not isinstance(body, dict) or (is_error and refusal is None):
+        raise OrchestratorUnreachable(
+            f"{url} answered {status} to {asked}: is this an Allfold orchestrator?"
+        )
+    if refusal is None:
+        return _read(url, body)
+    if status == httpx.codes.NOT_FOUND:
+        raise Forgotten(refusal.message)
+    raise refusal
 
 
 def _read(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -141,29 +152,4 @@ class OrchestratorClient:
             raise OrchestratorUnreachable(
                 f"the orchestrator at {url} does not answer: {reason}"
             ) from error
-        body = _json(response)
-        refusal = _error_in(body) if response.is_error else None
-        if not isinstance(body, dict) or (response.is_error and refusal is None):
-            raise OrchestratorUnreachable(
-                f"{url} answered {response.status_code} to {method} {path}: "
-                "is this an Allfold orchestrator?"
-            )
-        if refusal is None:
-            return _read(url, body)
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise Forgotten(refusal.message)
-        raise refusal
-
-    async def persist(
-        self, method: str, path: str, *, deadline: float, **request: Any
-    ) -> dict[str, Any]:
-        """Like :meth:`call`, again until ``deadline`` (monotonic) while it is unreachable."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(ServiceError),
-            stop=stop_before_delay(deadline - monotonic()),
-            # Random, so that a thousand agents do not come back in step.
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
-            before_sleep=before_sleep_log(log, logging.DEBUG),
-            reraise=True,
-        )
-        return await retrying(self.call, method, path, **request)
+        return outcome(url, response.status_code, _json(response), f"{method} {path}")

@@ -103,13 +103,17 @@ class Registration:
         try:
             await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
         except TimeoutError:
-            raise self._not_registered() from None
+            cause = self._obstacle or ServiceError("there was no time left to wait")
+            raise self._because_of(cause, "could not register in time") from None
 
-    def _not_registered(self) -> AllfoldError:
-        """Return the error of the registration itself, as each class has advice of its own."""
-        cause = self._obstacle or ServiceError("there was no time left to wait")
-        message = f"node {self.node} could not register in time: {cause.message}"
-        return type(cause)(message, **cause.details)
+    def unanswered(self) -> AllfoldError:
+        """Return the error of a request on the control link that has no answer in time."""
+        cause = self._obstacle or OrchestratorUnreachable("it does not answer on the control link")
+        return self._because_of(cause, "has no answer of the orchestrator")
+
+    def _because_of(self, cause: AllfoldError, what: str) -> AllfoldError:
+        """Return an error of the cause's class, as each class has advice of its own."""
+        return type(cause)(f"node {self.node} {what}: {cause.message}", **cause.details)
 
     def linked(self, url: str) -> None:
         """Note that the control link is open: ranks can join."""

@@ -1,4 +1,4 @@
-"""Seats of this node's ranks in groups: taken, waited for and given back over REST."""
+"""Seats of this node's ranks in groups: taken, waited for and given back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from allfold_agent.membership import control_messages as messages
+from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
+from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
 from allfold_core.plan import Plan
@@ -17,18 +20,13 @@ from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 10.0
+# Behind a rank's deadline, for the answer that says who is missing; less than the SDK waits for us.
+_ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 3.0
 _SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
 # A rank that does not say what a loss means for its group leaves it to the orchestrator's default.
 _LOSS_KEYS = ("on_loss", "min_world")
-
-
-class _Seat(BaseModel):
-    """The answer to a rank that takes its seat."""
-
-    epoch: int
 
 
 class _Place(BaseModel):
@@ -39,7 +37,7 @@ class _Place(BaseModel):
 
 
 class _Formation(BaseModel):
-    """The answer to a question for the plan: the plan, or what it waits for."""
+    """The answer to a join: the plan, or what it still waits for."""
 
     ready: bool
     plan: dict[str, Any] = {}
@@ -49,10 +47,17 @@ class _Formation(BaseModel):
 
 
 class Seats:
-    """Gets ranks of this node into groups, and their seats back."""
+    """Gets ranks of this node into groups, and their seats back, over the control link.
 
-    def __init__(self, client: OrchestratorClient, registration: Registration) -> None:
+    Args:
+        client: gives seats back where there is no link.
+    """
+
+    def __init__(
+        self, client: OrchestratorClient, link: ControlLink, registration: Registration
+    ) -> None:
         self._client = client
+        self._link = link
         self._registration = registration
         self._owed: dict[tuple[str, int, str], str] = {}
         self._is_owing = asyncio.Event()
@@ -73,8 +78,7 @@ class Seats:
         deadline = monotonic() + float(request["init_timeout"])
         seat = request["group"], request["rank"], request["session"]
         try:
-            epoch = await self._take_seat(request, deadline)
-            return await self._await_plan(request, epoch, deadline)
+            return await self._await_plan(request, deadline)
         except asyncio.CancelledError:
             # The rank died meanwhile: nobody must wait for this seat.
             await self.give_up_seat(*seat, "lost")
@@ -83,42 +87,40 @@ class Seats:
             await self.give_up_seat(*seat, "withdrawn")
             raise
 
-    async def _take_seat(self, request: dict[str, Any], deadline: float) -> int:
-        body = {key: request[key] for key in _SEAT_KEYS}
-        body |= {key: request[key] for key in _LOSS_KEYS if key in request}
-        path = f"/v1/groups/{request['group']}/ranks"
-        while True:
+    async def _await_plan(self, request: dict[str, Any], deadline: float) -> Plan:
+        """Join until the answer is the plan; a join that is repeated finds the seat taken by it."""
+        formation, failure, pauses = _Formation(ready=False), None, Pauses()
+        while monotonic() < deadline:
             await self._registration.wait(deadline)
             await self._give_back()
-            life = {"node": self._registration.node, "incarnation": self._registration.incarnation}
             try:
-                answer = await self._client.persist(
-                    "POST", path, json=body | life, deadline=deadline
-                )
-                return parsed(_Seat, answer).epoch
-            except Forgotten:
-                # The next BEAT finds this out as well, and the node registers again.
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _await_plan(self, request: dict[str, Any], epoch: int, deadline: float) -> Plan:
-        formation = _Formation(ready=False)
-        while (left := deadline - monotonic()) > 0:
-            wait = min(left, _POLL_SECONDS)
-            answer = await self._client.persist(
-                "GET",
-                f"/v1/groups/{request['group']}/plan",
-                params={"epoch": epoch, "session": request["session"], "wait": wait},
-                timeout=wait + 5.0,
-                deadline=deadline,
-            )
-            formation = parsed(_Formation, answer)
-            if formation.ready:
-                return _plan(formation.plan)
+                answer, failure = await self._ask_for_plan(request, deadline), None
+            except (Forgotten, ServiceError) as error:
+                # Where it was forgotten, the link finds that out too, and the node registers again.
+                failure = error if isinstance(error, ServiceError) else None
+            else:
+                formation = parsed(_Formation, answer)
+                if formation.ready:
+                    return _plan(formation.plan)
+            await asyncio.sleep(min(pauses.draw(), max(0.0, deadline - monotonic())))
+        if failure is not None:
+            raise failure
         raise (
             _name_is_held(request, formation)
             if formation.held_by
             else _incomplete(request, formation)
         )
+
+    async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        seat = {key: request[key] for key in _SEAT_KEYS}
+        seat |= {key: request[key] for key in _LOSS_KEYS if key in request}
+
+        def pack(number: int) -> str:  # when it is sent again, time has passed
+            node = {"node": self._registration.node, "incarnation": self._registration.incarnation}
+            place = {"group": request["group"], "wait": max(0.0, deadline - monotonic())}
+            return messages.join(number, seat | node | place)
+
+        return await self._link.ask(pack, deadline, _ANSWER_SECONDS)
 
     async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
@@ -140,12 +142,7 @@ class Seats:
     async def _give_back(self) -> None:
         for (group, rank, session), reason in list(self._owed.items()):
             try:
-                await self._client.call(
-                    "DELETE",
-                    f"/v1/groups/{group}/ranks/{rank}",
-                    params={"session": session, "reason": reason},
-                    timeout=_GIVE_BACK_SECONDS,
-                )
+                await self._leave(group, rank, session, reason)
             except ServiceError as error:
                 log.info("rank %d of group '%s' stays registered for now: %s", rank, group, error)
                 self._is_owing.set()
@@ -154,6 +151,16 @@ class Seats:
                 # It has freed the seat by itself: the lease ended, or it lost its state.
                 log.info("rank %d of group '%s' had left already: %s", rank, group, error)
             self._owed.pop((group, rank, session), None)
+
+    async def _leave(self, group: str, rank: int, session: str, reason: str) -> None:
+        left = {"session": session, "reason": reason}
+        if not self._link.is_open:
+            path = f"/v1/groups/{group}/ranks/{rank}"
+            await self._client.call("DELETE", path, params=left, timeout=_GIVE_BACK_SECONDS)
+            return
+        body = {"group": group, "rank": rank, **left}
+        deadline = monotonic() + _GIVE_BACK_SECONDS
+        await self._link.ask(lambda number: messages.leave(number, body), deadline)
 
 
 def _plan(data: dict[str, Any]) -> Plan:

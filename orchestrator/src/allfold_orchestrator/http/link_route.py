@@ -10,6 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import wire
+from allfold_orchestrator.http.link_requests import LinkRequests
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.control_links import ControlLinks, LifeIsOver, UnknownNode
 from allfold_orchestrator.links.link import Link
@@ -59,11 +60,17 @@ async def _serve(socket: WebSocket, links: ControlLinks, opened: Link) -> None:
     sending = asyncio.create_task(_send(socket, opened))
     lease: wire.Lease = socket.app.state.lease
     silent_seconds = max(SILENT_SECONDS, SILENT_BEATS * lease.heartbeat_seconds)
+    state = socket.app.state
+    requests = LinkRequests(opened, state.orchestrator, state.plan_bodies)
     try:
         while True:
-            await links.receive(opened, messages.parse(await _text(socket, silent_seconds)))
+            message = messages.parse(await _text(socket, silent_seconds))
+            await links.receive(opened, message)
+            if isinstance(message, messages.Ask):
+                requests.take(message)
     finally:
         links.ended(opened)
+        requests.close()
         sending.cancel()
         await asyncio.wait([sending])
 

@@ -45,18 +45,26 @@ class PlanBodies:
     def __init__(self) -> None:
         self._answers: dict[str, _Encoded] = {}
 
-    def response(self, group: str, found: Plan | GroupState, accept_encoding: str) -> Response:
+    def body(self, group: str, found: Plan | GroupState) -> bytes:
         """``PlanComplete`` for a plan, ``PlanWaiting`` for a group that forms."""
-        encoded = self._answers.get(group)
-        if encoded is None or encoded.source is not found:
-            encoded = _Encoded(found, encode(found))
-            self._keep(group, encoded)
+        return self._encoded(group, found).body
+
+    def response(self, group: str, found: Plan | GroupState, accept_encoding: str) -> Response:
+        """Return the body as an answer to a request."""
+        encoded = self._encoded(group, found)
         if len(encoded.body) < SMALLEST_COMPRESSED:
             return Response(encoded.body, media_type="application/json")
         if "gzip" not in accept_encoding:
             return Response(encoded.body, media_type="application/json", headers=_VARIES)
         headers = {**_VARIES, "Content-Encoding": "gzip"}
         return Response(encoded.compressed, media_type="application/json", headers=headers)
+
+    def _encoded(self, group: str, found: Plan | GroupState) -> _Encoded:
+        encoded = self._answers.get(group)
+        if encoded is None or encoded.source is not found:
+            encoded = _Encoded(found, encode(found))
+            self._keep(group, encoded)
+        return encoded
 
     def _keep(self, group: str, encoded: _Encoded) -> None:
         if group not in self._answers and len(self._answers) >= MAX_ANSWERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -17,8 +17,11 @@ from allfold_orchestrator.wire import (
     Address,
     EpochNumber,
     Given,
+    JoinGroup,
+    LeaveReason,
     Name,
     Progress,
+    Rank,
 )
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -133,7 +136,35 @@ class Alive(Given):
     lag: _Age
 
 
-Up = Register | Beat | Accuse | Withdraw | Alive
+class Ask(Given):
+    """A request for a rank: ``body`` is a JoinBody or a LeaveBody, refused by itself if invalid.
+
+    It is asked again, perhaps of another replica, where the link ends before its answer: a join is
+    known by its session, and leaving twice is fine.
+    """
+
+    type: Literal["join", "leave"]
+    number: int = Field(ge=0, le=2**63 - 1)
+    body: dict[str, Any]
+
+
+class JoinBody(JoinGroup):
+    """As ``POST /v1/groups/{group}/ranks``; answered as the plan that it then waits for."""
+
+    group: Name
+    wait: _Age = Field(description="Seconds until the answer comes without the plan.")
+
+
+class LeaveBody(Given):
+    """As ``DELETE /v1/groups/{group}/ranks/{rank}``."""
+
+    group: Name
+    rank: Rank
+    session: Name
+    reason: LeaveReason
+
+
+Up = Register | Beat | Accuse | Withdraw | Alive | Ask
 _UP: TypeAdapter[Up] = TypeAdapter(Annotated[Up, Field(discriminator="type")])
 
 
@@ -198,3 +229,9 @@ def drain() -> str:
 def recall(generation: int) -> str:
     """Return the request to register again: the store may have lost something."""
     return _message("recall", {"generation": generation})
+
+
+def answer(numbers: Sequence[int], body: str, status: int = 200) -> str:
+    """Return the answer to some requests: what REST answers, as JSON, and its HTTP status."""
+    head = _message("answer", {"numbers": numbers, "status": status})
+    return f'{head[:-1]},"body":{body}}}'
