@@ -34,6 +34,7 @@ from allfold._api import (
     shutdown,
     world_size,
 )
+from allfold._draining import Drained
 from allfold._group import Group
 from allfold._ranks import SingleProcessWarning
 from allfold._sampler import ElasticSampler
@@ -79,6 +80,7 @@ __all__ = [
     "BelowMinWorld",
     "BroadcastMultipleTensors",
     "BroadcastNoTensor",
+    "Drained",
     "ElasticSampler",
     "Evicted",
     "GpuFailed",

@@ -72,6 +72,7 @@ class Connection:
 
     Attributes:
         welcome: what the agent has said of itself.
+        on_drain: called with the reason when the agent asks this process to leave.
 
     Raises:
         AgentUnreachable: nobody listens there, or nobody answers.
@@ -81,6 +82,7 @@ class Connection:
         self.path = path
         self.pid = os.getpid()
         self.welcome: dict[str, Any] = {}
+        self.on_drain: Callable[[str], None] = lambda _: None
         self._socket = _connect(path, timeout)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -268,6 +270,8 @@ class Connection:
         body = unpack_json(data)
         if kind in (Message.EPOCH, Message.HOLD):
             self._take_news(kind, body)
+        elif kind == Message.DRAIN:
+            self.on_drain(body["reason"])
         elif kind == Message.REFUSED:
             error_key = self._refused(body)
             self._settle(error_key, {}, from_dict(body))

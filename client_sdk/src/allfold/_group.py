@@ -13,6 +13,7 @@ from allfold._calls.arguments import check_one_dtype
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
 from allfold._channel import Channel
 from allfold._collectives import Collectives
+from allfold._draining import Draining
 from allfold._elements import itemsize_of
 from allfold._membership import Membership
 from allfold._options import agreed, checked_seconds
@@ -53,16 +54,26 @@ class Group(Collectives):
         PeerMissing: the deadline has passed; names the missing ranks.
         PeerLost: a rank is gone without which the op cannot be done, or a node is.
         AgentLost: the node agent of this machine is gone.
+
+    In an elastic group, a collective of a rank that was told to leave (by SIGTERM, by a node that
+    drains, or by :meth:`drain`) is not done: the rank leaves all its groups, and ``Drained`` ends
+    the program with status 0.
     """
 
     def __init__(
-        self, membership: Membership, settings: GroupSettings, on_left: Callable[[Group], None]
+        self,
+        membership: Membership,
+        settings: GroupSettings,
+        draining: Draining,
+        on_left: Callable[[Group], None],
     ) -> None:
         self.name = membership.view.group
         self.timeout = membership.timeout
         self.wire = settings.wire
         self.on_loss = settings.on_loss
+        self.elastic = settings.elastic
         self.membership = membership
+        self._draining = draining
         self._channel = Channel(membership)
         self._on_left = on_left
 
@@ -107,6 +118,8 @@ class Group(Collectives):
 
     def leave(self, parting: Parting) -> None:
         """Leave as :meth:`shutdown` does, in a way that the caller knows."""
+        if self.membership.left and self._draining.has_left:
+            return
         self.membership.check(MultipleUnregister)
         for work in self._channel.in_flight():
             try:
@@ -126,6 +139,30 @@ class Group(Collectives):
             return
         finally:
             self._on_left(self)
+
+    @property
+    def should_leave(self) -> bool:
+        """True once this process was told to leave: it got SIGTERM, or its node drains.
+
+        In an elastic group it need not be looked at: the next collective leaves.
+        """
+        if self._draining.reason is None and not self.membership.left:
+            self.membership.session.connection.drain()
+        return self._draining.reason is not None
+
+    def drain(self) -> None:
+        """Have this process leave its groups at the next collective, which raises ``Drained``.
+
+        For programs that handle SIGTERM themselves: a handler may call it.
+
+        Raises:
+            InvalidArgument: the group is not elastic, so that nobody can leave it while it runs.
+        """
+        if not self.elastic:
+            raise InvalidArgument(
+                f"group '{self.name}' is not elastic: its ranks leave it together, with shutdown"
+            )
+        self._draining.ask("the program asked for it")
 
     def quiesce(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return True if every op in flight has an outcome."""
@@ -183,6 +220,8 @@ class Group(Collectives):
         async_op: bool = False,
     ) -> Any:
         """Start a collective, and wait for it unless the caller wants to do so."""
+        if self.elastic and self._draining.reason is not None:
+            self._draining.leave()
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
         fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)

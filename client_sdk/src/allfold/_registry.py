@@ -12,6 +12,7 @@ from threading import RLock
 from time import monotonic
 
 from allfold._calls.call import Seat
+from allfold._draining import Draining
 from allfold._group import Group
 from allfold._membership import Membership
 from allfold._parting import Parting, at_exit, by_call
@@ -43,6 +44,7 @@ class Registry:
         self._session: Session | None = None
         self._opening: dict[str, Seat] = {}
         self._groups: dict[str, Group] = {}
+        self._draining = Draining(lambda parting: self.leave(parting=parting))
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -79,7 +81,9 @@ class Registry:
             session, name = membership.session, membership.view.group
             if session.lost is not None:
                 raise session.lost
-            group = self._groups[name] = Group(membership, settings, self._forget)
+            group = Group(membership, settings, self._draining, self._forget)
+            self._groups[name] = group
+            self._draining.watch(watching=self._has_elastic)
             return group
 
     def leave(self, group: Group | None = None, parting: Parting | None = None) -> None:
@@ -87,6 +91,8 @@ class Registry:
         parting = parting or by_call()
         with self._lock:
             leaving = [group] if group is not None else list(self._groups.values())
+        if not leaving and self._draining.has_left:
+            return
         if not leaving:
             raise MultipleUnregister("this process is in no group; allfold.init comes first")
         failures: list[AllfoldError] = []
@@ -133,6 +139,8 @@ class Registry:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
         if self._session is None:
             self._session = Session(agent or socket_path(), patience)
+            self._draining.begin_anew()
+            self._session.connection.on_drain = self._draining.tell
         self._session.connection.check_process()
         used = self._session.connection.path
         if agent and agent != used:
@@ -147,6 +155,12 @@ class Registry:
         with self._closing_if_idle():
             if self._groups.get(group.name) is group:
                 del self._groups[group.name]
+                self._draining.watch(watching=self._has_elastic)
+
+    @property
+    def _has_elastic(self) -> bool:
+        """True while this process is in a group that it may leave when it is told to."""
+        return any(group.elastic for group in self._groups.values())
 
     def _forget_lost_agent(self) -> None:
         """An agent that died took its groups along: they must not stand in the way of new ones."""
@@ -154,6 +168,7 @@ class Registry:
             if self._session is not None and self._session.lost is not None:
                 self._groups.clear()
                 self._opening.clear()
+                self._draining.watch(watching=False)
 
     @contextmanager
     def _closing_if_idle(self) -> Iterator[None]:
@@ -195,6 +210,7 @@ def open_group(
     on_loss: str | None = None,
     min_world: int | None = None,
     fixed: bool = False,
+    elastic: bool = False,
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
@@ -202,6 +218,7 @@ def open_group(
 
     Args:
         fixed: the numbers must never change; after a loss all calls fail.
+        elastic: the rank may leave while the group runs.
     """
     settings = GroupSettings.resolve(
         world_size,
@@ -212,5 +229,6 @@ def open_group(
         on_loss=on_loss,
         min_world=min_world,
         fixed=fixed,
+        elastic=elastic,
     )
     return registry.open(Seat(name, rank, world_size), settings, agent)

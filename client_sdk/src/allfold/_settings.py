@@ -32,6 +32,7 @@ class GroupSettings:
 
     Attributes:
         fixed: the ranks and their numbers never change, so the group cannot outlive a loss.
+        elastic: ranks may leave it while it runs.
     """
 
     timeout: float
@@ -41,6 +42,7 @@ class GroupSettings:
     on_loss: OnLoss
     min_world: int
     fixed: bool = False
+    elastic: bool = False
 
     @classmethod
     def resolve(
@@ -54,6 +56,7 @@ class GroupSettings:
         on_loss: str | None = None,
         min_world: int | None = None,
         fixed: bool = False,
+        elastic: bool = False,
     ) -> Self:
         """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
 
@@ -68,6 +71,7 @@ class GroupSettings:
             _on_loss(on_loss),
             _min_world(min_world, world_size),
             fixed,
+            elastic,
         )
 
 

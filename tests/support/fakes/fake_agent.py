@@ -13,6 +13,7 @@ from allfold_core.wire.local_wire import (
     OpMessage,
     Outcome,
     P2PMessage,
+    pack_drain,
     pack_epoch,
     pack_hold,
     pack_json,
@@ -91,10 +92,15 @@ class FakeAgent:
         """Say that the group recovers."""
         self._send(pack_hold(number, "node-b to answer", seconds))
 
-    def see_off(self) -> None:
-        """Answer the next LEAVE."""
+    def drain(self, reason: str) -> None:
+        """Ask the process to leave."""
+        self._send(pack_drain(reason))
+
+    def see_off(self) -> dict[str, Any]:
+        """Answer the next LEAVE, and return it."""
         request = unpack_json(self._await(Message.LEAVE))
         self._send(pack_json(Message.LEFT, {"request": request["request"]}))
+        return request
 
     def _await(self, kind: Message) -> bytes:
         """The next message of a kind; segments of the arena may come before it."""

@@ -1,0 +1,126 @@
+"""Leaving because somebody else wants it: this process got SIGTERM, or its node drains.
+
+A rank of an elastic group leaves at an edge: before it calls its next collective, with everything
+done that it has called. The others go on without it, and nothing is done again for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from allfold._forks import disown_in_children
+from allfold._parting import Parting
+from allfold_core.errors import AllfoldError
+
+log = logging.getLogger("allfold")
+
+
+class Drained(SystemExit):
+    """The end of a process that was told to leave, and has left its groups: with status 0.
+
+    As it is a ``SystemExit``, ``finally`` and ``with`` blocks run, ``except Exception`` does not
+    catch it, and nothing is printed.
+
+    Attributes:
+        reason: why it was to leave, a phrase to follow "as".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"this process has left its groups, as {self.reason}"
+
+
+class Draining:
+    """What this process was told, and whether it has done so.
+
+    SIGTERM is handled while the process is in a group that it can leave, if its main thread has
+    opened one and nobody else handles it. A second SIGTERM ends the process, as one does otherwise.
+
+    Args:
+        leave_all: leaves all groups of the process, in order.
+
+    Attributes:
+        reason: why it is to leave, a phrase to follow "as"; ``None`` while it is not.
+        has_left: the groups were left for that reason.
+    """
+
+    def __init__(self, leave_all: Callable[[Parting], None]) -> None:
+        self.reason: str | None = None
+        self.has_left = False
+        self._leave_all = leave_all
+        self._watching = False
+        self._signals = 0
+        self._leaving = threading.RLock()
+        disown_in_children(self)
+
+    def begin_anew(self) -> None:
+        """Forget what came before: the process begins to work with an agent."""
+        self.reason, self.has_left, self._signals = None, False, 0
+
+    def watch(self, *, watching: bool) -> None:
+        """Say whether the process is in a group that it can leave."""
+        if watching and not self._watching:
+            self._handle_signal()
+        elif self._watching and not watching:
+            self._handle_no_signal()
+        self._watching = watching
+
+    def tell(self, reason: str) -> None:
+        """Note that the process is to leave; the first reason counts. Not for signal handlers."""
+        if self.reason is None and self._watching:
+            log.info("this process leaves its groups at the next edge, as %s", reason)
+        elif self.reason is None:
+            log.warning("%s; this process goes on, as none of its groups is elastic", reason)
+        self.ask(reason)
+
+    def ask(self, reason: str) -> None:
+        """Note that the process is to leave, and do nothing else: a signal handler may call it."""
+        self.reason = self.reason or reason
+
+    def leave(self) -> NoReturn:
+        """Leave all groups, unless they were left before; raises ``Drained`` in any case."""
+        reason = self.reason or "it was told to"
+        with self._leaving:
+            if not self.has_left:
+                self.has_left = True
+                try:
+                    self._leave_all(Parting(f"left the group, as {reason}", failed=False))
+                except AllfoldError as error:
+                    log.warning("could not leave in order: %s", error)
+        raise Drained(reason)
+
+    # SIGTERM
+
+    def _handle_signal(self) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _handle_no_signal(self) -> None:
+        """Handle SIGTERM no more. In a thread that cannot do so, the handler stays and ends us."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, _: FrameType | None) -> None:
+        self._signals += 1
+        if self._watching and self._signals == 1:
+            self.ask("it got SIGTERM")
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def disown(self) -> None:
+        """In a forked child: SIGTERM ends it."""
+        self._leaving = threading.RLock()
+        self._handle_no_signal()
+        self._watching = False
