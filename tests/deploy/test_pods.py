@@ -191,6 +191,7 @@ def _application(service: str) -> FastAPI:
     agent = SimpleNamespace(
         settings=AgentSettings.model_validate({"ALLFOLD_TOKEN": "secret"}),
         registration=SimpleNamespace(problem="starting"),
+        draining=SimpleNamespace(problem=None),
     )
     return make_app(cast(Agent, agent))
 
