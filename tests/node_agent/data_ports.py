@@ -9,7 +9,7 @@ from typing import Any
 
 from allfold_agent.data_port import DataPort, SocketTaker
 from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.frames import EDGE_PROTOCOL
 
 TOKEN = "a-join-token"
@@ -37,7 +37,7 @@ class Port:
         self._closed = False
         self.refusal: Exception | None = None
         self.greeting = b""
-        options = {"token": None, "tensors": TensorStore()} | options
+        options = {"token": None, "offers": Offers()} | options
         self.server = DataPort(listener, open_edge=self._open, **options)
         self.server.start()
 

@@ -38,6 +38,7 @@ from allfold._draining import Drained
 from allfold._group import Group
 from allfold._ranks import SingleProcessWarning
 from allfold._sampler import ElasticSampler
+from allfold._state import State
 from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
@@ -103,6 +104,7 @@ __all__ = [
     "RootLost",
     "ServiceError",
     "SingleProcessWarning",
+    "State",
     "UnknownArgument",
     "Work",
     "WorldChanged",

@@ -143,6 +143,9 @@ class Membership:
         request = {"number": self.number, "kind": kind, "nbytes": nbytes}
         return str(self._connection.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
 
+    def edge(self, state: Any) -> None:
+        """Take note of a point at which nothing is in flight, and a state is complete."""
+
     # Sub-groups
 
     def checked_members(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from allfold_agent.http import addresses
 from allfold_agent.http import client as http_client
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, LocalServer
+from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.control_listener import NodeOnControlLink
@@ -50,7 +51,7 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.survival.records import Stamp
@@ -132,13 +133,15 @@ class Agent:
             self._orchestrator, self.registration, listener, settings.token
         )
         self.seats = Seats(self._orchestrator, self.control_link, self.registration)
+        offers = Offers()
+        self._transfers = StateTransfers(offers, settings.token or None)
         self._data = DataPort(
             data,
             token=settings.token or None,
             open_edge=self._open_edge,
             open_link=self.links.open,
             find_result=self._find_result,
-            tensors=TensorStore(),
+            offers=offers,
         )
         welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
         self.local_server = LocalServer(
@@ -149,6 +152,7 @@ class Agent:
             workers=self._workers,
             poller=self._poller,
             gpus=self.gpus,
+            transfers=self._transfers,
         )
 
     def start(self) -> None:
@@ -168,6 +172,7 @@ class Agent:
         await asyncio.to_thread(self._reactor.close)
         await asyncio.to_thread(self.links.close)
         self.local_server.close()
+        self._transfers.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
         await asyncio.to_thread(self._data.close)

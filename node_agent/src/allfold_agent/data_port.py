@@ -1,6 +1,6 @@
 """The agent's data port: an HTTP/1.1 server on blocking sockets, one thread per connection.
 
-Tensors are received straight into their memory and sent straight from it; edges begin as a
+Bodies are received straight into their memory and sent straight from it; edges begin as a
 request and then have their connection to themselves, and so do links.
 """
 
@@ -31,8 +31,8 @@ from allfold_agent.http.wire import check_token, shortcut, status_of
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.runtime.threads import start_thread
+from allfold_agent.tensors.offers import Offers
 from allfold_agent.tensors.routes import TensorRoutes
-from allfold_agent.tensors.store import TensorStore
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from allfold_core.wire.peer_link import LINK_PROTOCOL
@@ -56,7 +56,7 @@ class DataPort:
         open_edge: decides on an edge. It raises an :class:`AllfoldError` to refuse it (the peer
             gets that error), or returns the function that takes the connection over once the peer
             has been told. It must not reserve anything: the peer may be gone before that.
-        tensors: what ``/v1/tensors`` shows.
+        offers: what ``/v1/tensors`` shows.
         find_result: looks for the result of an op, held for the caller; ``None`` without one.
         open_link: decides on a link to a peer, in the same way as ``open_edge``.
         limits: how many connections there may be; more get ``503``.
@@ -70,7 +70,7 @@ class DataPort:
         *,
         token: str | None,
         open_edge: Callable[[EdgeRequest], SocketTaker],
-        tensors: TensorStore,
+        offers: Offers,
         open_link: Callable[[LinkRequest], SocketTaker] | None = None,
         find_result: Callable[[ResultRequest], Result | None] = lambda _: None,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
@@ -86,7 +86,7 @@ class DataPort:
         self._idle_timeout = idle_timeout
         self._stall_timeout = stall_timeout
         self._closed = Event()
-        self._tensors = TensorRoutes(tensors, stall_timeout)
+        self._tensors = TensorRoutes(offers, stall_timeout)
         self._connections = Connections(limits)
         self._acceptors = [
             Thread(target=self._accept, args=(each,), name="allfold-data-accept", daemon=True)

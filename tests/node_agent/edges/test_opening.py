@@ -13,7 +13,7 @@ from allfold_agent.data_port import DataPort
 from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.opening import EdgeOpener
 from allfold_agent.http.client import upgrade
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import PeerError, PeerLost, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
@@ -163,9 +163,7 @@ def test_an_edge_opens_over_ipv6() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     socks: SimpleQueue[socket.socket] = SimpleQueue()
-    server = DataPort(
-        listener, token=None, open_edge=lambda request: socks.put, tensors=TensorStore()
-    )
+    server = DataPort(listener, token=None, open_edge=lambda request: socks.put, offers=Offers())
     server.start()
     address = f"[::1]:{listener.getsockname()[1]}"
     upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()

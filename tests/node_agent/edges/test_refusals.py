@@ -8,7 +8,7 @@ import pytest
 from allfold_agent.data_port import DataPort
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import (
     InvalidArgument,
     LocalError,
@@ -115,6 +115,4 @@ def test_a_token_that_a_header_cannot_carry_is_refused_and_not_shown(token: str)
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(InvalidArgument, match="token"),
     ):
-        DataPort(
-            listener, token=token, open_edge=lambda _: socket.socket.close, tensors=TensorStore()
-        )
+        DataPort(listener, token=token, open_edge=lambda _: socket.socket.close, offers=Offers())

@@ -13,8 +13,10 @@ from unittest.mock import create_autospec
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 
 
@@ -37,6 +39,7 @@ def serving(folder: Path, registrar: Any) -> Iterator[tuple[LocalServer, Reactor
         workers=create_autospec(WorkerPool, instance=True),
         poller=poller,
         gpus=Gpus(False, poller),
+        transfers=StateTransfers(Offers(), None),
     )
     reactor.start()
     try:

@@ -16,6 +16,7 @@ from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.deferred_calls import DeferredCalls
 from allfold_agent.local.rank_connection import CallMessage, Membership, RankConnection
 from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.dtypes import DType
@@ -116,6 +117,7 @@ def test_the_time_that_a_rank_waits_for_its_gpu_is_counted_once(
         workers=create_autospec(WorkerPool, instance=True),
         poller=gpu.poller,
         gpus=Gpus(False, gpu.poller),
+        transfers=create_autospec(StateTransfers, instance=True),
     )
     called = monotonic() - 40.0
     monkeypatch.setattr("allfold_agent.local.deferred_calls.monotonic", lambda: called)

@@ -16,7 +16,7 @@ from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError
 from allfold_core.survival.suspicion import Observation
 from allfold_core.wire.peer_link import (
@@ -93,7 +93,7 @@ class Node:
             token=TOKEN,
             open_edge=lambda _: socket.socket.close,
             open_link=self._open,
-            tensors=TensorStore(),
+            offers=Offers(),
         )
         self.data.start()
         self.reactor.start()

@@ -16,7 +16,7 @@ from allfold_agent.data_port import DataPort
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, Link, measure, worse
-from allfold_agent.tensors.store import TensorStore
+from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost
 from tests.support.waiting import wait_until
 
@@ -37,7 +37,7 @@ def serving(token: str | None = None) -> Iterator[int]:
     """The port of an agent's data server."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = DataPort(
-        listener, token=token, open_edge=lambda _: socket.socket.close, tensors=TensorStore()
+        listener, token=token, open_edge=lambda _: socket.socket.close, offers=Offers()
     )
     server.start()
     try:

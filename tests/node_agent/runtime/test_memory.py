@@ -10,7 +10,6 @@ import torch
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.runtime.memory import memory_limit
-from allfold_agent.tensors.store import TensorStore
 
 MIB = 1 << 20
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -74,12 +73,3 @@ def test_residuals_take_a_quarter_of_what_the_process_may_use(
     for series in range(1, 9):
         residuals.of(series, MIB // 4, torch.float32)
     assert residuals.nbytes <= 4 * MIB
-
-
-def test_exposed_tensors_take_at_most_half_of_what_the_process_may_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("allfold_agent.tensors.store.memory_limit", lambda: 16 * MIB)
-    assert TensorStore().max_bytes == 8 * MIB
-    monkeypatch.setattr("allfold_agent.tensors.store.memory_limit", lambda: 1 << 50)
-    assert TensorStore().max_bytes == 16 << 30

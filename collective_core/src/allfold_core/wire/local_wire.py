@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from allfold_core.errors import InvalidArgument
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
@@ -44,6 +44,7 @@ class Message(IntEnum):
     EPOCH = 18  # agent: JSON, before the first outcome that carries the epoch
     HOLD = 19  # agent: JSON, every second while a group recovers
     DRAIN = 20  # agent: JSON, once: the process is to leave its groups where it can
+    TRANSFER = 21  # rank: JSON, one file descriptor: the socket of a state transfer
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:

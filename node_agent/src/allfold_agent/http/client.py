@@ -47,8 +47,8 @@ class ResponseHead:
     early: bytes
 
 
-def _connect_edge(address: str, deadline: float) -> socket.socket:
-    """A connection for an edge: the shortcut where there is one, else TCP."""
+def connect_shortly(address: str, deadline: float) -> socket.socket:
+    """A connection for much data: the shortcut where there is one, else TCP."""
     path = shortcut(*parse_address(address))
     if path is not None:
         sock = socket.socket(socket.AF_UNIX)
@@ -165,7 +165,7 @@ def upgrade(
     deadline = monotonic() + timeout
     sock: socket.socket | None = None
     try:
-        sock = _connect_edge(address, deadline)
+        sock = connect_shortly(address, deadline)
         head = _request_switch(sock, exchange, address, protocol, deadline)
     except (OSError, h11.RemoteProtocolError) as error:
         if sock is not None:

@@ -24,6 +24,7 @@ from allfold_agent.local.rank_connection import (
     RankConnection,
     refuse_request,
 )
+from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import (
@@ -103,6 +104,7 @@ class LocalServer:
         workers: open memory of GPUs.
         poller: notices when the GPU of a rank has come to a call.
         gpus: whose memory ranks may share.
+        transfers: runs the state transfers of ranks.
 
     Raises:
         InvalidArgument: the path cannot be used, or another agent listens there.
@@ -118,8 +120,10 @@ class LocalServer:
         workers: WorkerPool,
         poller: FencePoller,
         gpus: Gpus,
+        transfers: StateTransfers,
     ) -> None:
         self._registrar = registrar
+        self._transfers = transfers
         self._welcome = {**welcome, **gpus.welcome(), "protocol": PROTOCOL_VERSION}
         self._reactor = reactor
         self._deferred = DeferredCalls(reactor, poller, self._submit)
@@ -248,6 +252,8 @@ class LocalServer:
             self._explain(process, body)
         elif kind == Message.SHARE:
             self._gpu_memory.share(process, body, descriptors)
+        elif kind == Message.TRANSFER:
+            self._transfer(process, body, descriptors)
         else:
             raise InvalidArgument(f"unknown message type {kind}")
 
@@ -328,6 +334,16 @@ class LocalServer:
         strategy = membership.group.current.explain(body["kind"], int(body["nbytes"]))
         answer = {"request": body["request"], "strategy": strategy}
         process.send(pack_json(Message.EXPLAINED, answer))
+
+    def _transfer(
+        self, process: RankConnection, body: dict[str, Any], descriptors: list[int]
+    ) -> None:
+        membership = process.memberships.get(body["number"])
+        if membership is None:
+            raise RegisterNotFirstOperation("this process is not in the group of its transfer")
+        if not descriptors:
+            raise InvalidArgument("a state transfer without a socket")
+        self._transfers.begin(membership, descriptors.pop())
 
     def _gone(self, process: RankConnection) -> None:
         """Report the ranks of a process that has ended as lost."""

@@ -1,1 +1,1 @@
-"""The HTTP tensor endpoints and their client."""
+"""The state that ranks offer: served over HTTP in blocks, pulled from several holders."""

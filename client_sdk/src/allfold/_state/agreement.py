@@ -1,0 +1,84 @@
+"""The agreement of a group's ranks on who has the most advanced state, and on how a sync went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from allfold._calls.call import EpochView
+from allfold._group import Group
+from allfold_core.errors import PeerError, PeerLost
+
+_REPORT_BYTES = 512
+
+
+class Version(NamedTuple):
+    """A version of a state.
+
+    Attributes:
+        commits: how many commits it has seen.
+        lineage: a number that all ranks have that once got their state from the same rank. Only
+            with one lineage are equally many commits the same state.
+    """
+
+    commits: int
+    lineage: int
+
+
+def find_holders(
+    group: Group, own: Version, timeout: float
+) -> tuple[EpochView, Version, list[int]]:
+    """Return the newest version of all ranks, and who has it; a collective.
+
+    Of several lineages with equally many commits, that of the lowest rank counts.
+
+    Returns:
+        The epoch whose rank numbers these are, the version, the ranks.
+    """
+    view, rows = _gather(group, np.array(own, np.int64), timeout)
+    versions = [Version(*map(int, row)) for row in rows]
+    newest = max(versions, key=lambda version: version.commits)  # the first of equal ones
+    return view, newest, [rank for rank, each in enumerate(versions) if each == newest]
+
+
+def share_outcome(group: Group, error: Exception | None, timeout: float) -> None:
+    """Wait until every rank is done; a collective.
+
+    Raises:
+        PeerError: another rank has failed; says which and why.
+    """
+    report = np.zeros(_REPORT_BYTES, np.uint8)
+    text = ("" if error is None else str(error) or repr(error)).encode()[:_REPORT_BYTES]
+    report[: len(text)] = np.frombuffer(text, np.uint8)
+    _, reports = _gather(group, report, timeout)
+    failed = [rank for rank, each in enumerate(reports) if each.any()]
+    if failed and error is None:
+        raise PeerError(_describe(group, failed, reports), ranks=failed)
+
+
+def _gather(group: Group, row: np.ndarray, timeout: float) -> tuple[EpochView, np.ndarray]:
+    """Return the rows of all ranks, and the epoch of their numbers; without those lost meanwhile.
+
+    Who holds a state must not give up because another holder has died.
+    """
+    while True:
+        view = group.membership.view
+        work = group.all_gather(row, timeout=timeout, async_op=True)
+        try:
+            rows = work.wait()
+        except PeerLost:
+            if group.membership.view.epoch == view.epoch:
+                raise  # there are no others to go on with
+            continue
+        if work.epoch == view.epoch:
+            return view, rows.reshape(-1, len(row))
+
+
+def _describe(group: Group, failed: Sequence[int], reports: np.ndarray) -> str:
+    told = "; ".join(
+        f"rank {rank}: {bytes(reports[rank]).rstrip(bytes(1)).decode(errors='replace')}"
+        for rank in failed
+    )
+    return f"group '{group.name}': ranks {list(failed)} did not get the state. {told}"

@@ -1,0 +1,162 @@
+"""A state as a stream of bytes: what is offered to others, and what is kept to go back to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from allfold._arena import Bytes
+from allfold._state.tensors import TensorBytes, TensorForm
+from allfold._state.tree import Flattened, Node
+from allfold_core.errors import PeerSentIncoherentTensor
+
+FORMAT = 1
+# Counters, statistics and generators: copied when the image is made, as they may change soon.
+SMALL_TENSOR_BYTES = 64 << 10
+SMALL_BYTES = 8 << 20
+_SIZE = struct.Struct("<Q")
+
+
+class Manifest(NamedTuple):
+    """What a state consists of.
+
+    Attributes:
+        node: its values, as JSON.
+        forms: those of its tensors.
+        small: the indices of tensors that are in the head, in order.
+        about: the version of the state.
+    """
+
+    node: Node
+    forms: Sequence[TensorForm]
+    small: Sequence[int]
+    about: Mapping[str, int]
+
+    @property
+    def large(self) -> list[int]:
+        """The indices of the other tensors, in order."""
+        small = set(self.small)
+        return [index for index in range(len(self.forms)) if index not in small]
+
+    @property
+    def layout(self) -> str:
+        """A digest of what has to be the same on all that a rank pulls from at once."""
+        text = json.dumps([FORMAT, [form.to_json() for form in self.forms], list(self.small)])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def pack(self) -> bytes:
+        body = {
+            "format": FORMAT,
+            "node": self.node,
+            "tensors": [form.to_json() for form in self.forms],
+            "small": list(self.small),
+            "about": dict(self.about),
+        }
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return _SIZE.pack(len(text)) + text
+
+    @classmethod
+    def unpack(cls, head: memoryview) -> tuple[Manifest, int]:
+        """Return the manifest of a head, and its size in bytes.
+
+        Raises:
+            PeerSentIncoherentTensor: there is none.
+        """
+        try:
+            (size,) = _SIZE.unpack_from(head)
+            body = json.loads(bytes(head[_SIZE.size : _SIZE.size + size]))
+            if body["format"] != FORMAT:
+                raise ValueError(f"format {body['format']}, not {FORMAT}")
+            forms = [TensorForm.from_json(each) for each in body["tensors"]]
+            small = [int(index) for index in body["small"]]
+            if not all(0 <= index < len(forms) for index in small):
+                raise ValueError("a small tensor that does not exist")
+            about = {str(name): int(value) for name, value in body["about"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise PeerSentIncoherentTensor(f"a state without a manifest: {error!r}") from error
+        return cls(body["node"], forms, small, about), _SIZE.size + size
+
+
+class Pieces:
+    """Tensors one behind the other: which bytes of a stream are which of theirs."""
+
+    def __init__(self, tensors: Sequence[TensorBytes], start: int) -> None:
+        self._tensors = [tensor for tensor in tensors if tensor.nbytes]
+        sizes = [tensor.nbytes for tensor in self._tensors]
+        self._starts = list(accumulate(sizes, initial=start))
+
+    @property
+    def stop(self) -> int:
+        """The end of the last one."""
+        return self._starts[-1]
+
+    def of(self, start: int, size: int) -> Iterator[tuple[TensorBytes, int, slice]]:
+        """Return the tensors of a range: each, its first byte there, and its part of the range."""
+        index = bisect_right(self._starts, start) - 1
+        stop = min(start + size, self.stop)
+        at = start
+        while at < stop:
+            tensor, begin = self._tensors[index], self._starts[index]
+            end = min(stop, self._starts[index + 1])
+            yield tensor, at - begin, slice(at - start, end - start)
+            at, index = end, index + 1
+
+
+class Image:
+    """The stream of a state. Large tensors are read from their live memory, when they are wanted.
+
+    Args:
+        about: the version of the state.
+    """
+
+    def __init__(self, flattened: Flattened, about: Mapping[str, int]) -> None:
+        small_indices = _small(flattened.forms)
+        manifest = Manifest(flattened.node, flattened.forms, small_indices, about)
+        packed = manifest.pack()
+        small = [TensorBytes(flattened.tensors[index]) for index in manifest.small]
+        pieces = Pieces(small, len(packed))
+        self.layout = manifest.layout
+        self.head = pieces.stop
+        self._head = np.empty(self.head, np.uint8)
+        self._head[: len(packed)] = np.frombuffer(packed, np.uint8)
+        for tensor, first, part in pieces.of(len(packed), self.head):
+            tensor.read(first, self._head[len(packed) :][part])
+        large = [TensorBytes(flattened.tensors[index]) for index in manifest.large]
+        self._large = Pieces(large, self.head)
+        self.total = self._large.stop
+
+    def read(self, start: int, into: Bytes) -> None:
+        """Copy a part of the stream that is in the head, or behind it."""
+        if start < self.head:
+            np.copyto(into, self._head[start : start + len(into)])
+            return
+        for tensor, first, part in self._large.of(start, len(into)):
+            tensor.read(first, into[part])
+
+    def copy(self, into: Bytes | None = None) -> Bytes:
+        """Return all of the stream in memory of the host, which is used again if it fits."""
+        if into is None or len(into) != self.total:
+            into = np.empty(self.total, np.uint8)
+        self.read(0, into[: self.head])
+        self.read(self.head, into[self.head :])
+        return into
+
+
+def _small(forms: Sequence[TensorForm]) -> list[int]:
+    """Return the indices of the smallest tensors, as many as fit into the head."""
+    small: list[int] = []
+    left = SMALL_BYTES
+    for index in sorted(range(len(forms)), key=lambda index: forms[index].nbytes):
+        nbytes = forms[index].nbytes
+        if nbytes > min(left, SMALL_TENSOR_BYTES):
+            break
+        small.append(index)
+        left -= nbytes
+    return sorted(small)

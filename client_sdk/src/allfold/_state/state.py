@@ -1,0 +1,313 @@
+"""The training state of a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from allfold._arena import Bytes
+from allfold._calls.call import EpochView
+from allfold._connection import GRACE_SECONDS
+from allfold._group import Group
+from allfold._options import checked_seconds
+from allfold._registry import registry
+from allfold._state.agreement import Version, find_holders, share_outcome
+from allfold._state.image import Image, Manifest
+from allfold._state.landing import Landing
+from allfold._state.tensors import form_of, identity_of, is_tensor
+from allfold._state.transfer import Offering, pull
+from allfold._state.tree import Flattened, Node, pair_tensors, unflatten
+from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
+from allfold_core.wire.state_wire import MAX_SOURCES, spans
+
+_NOTHING_KEPT = (
+    "nothing was kept to go back to: make the state with State(keep=True), and commit it before"
+)
+
+
+class State:
+    """What a rank needs to go on with a training, and can give to one that comes late.
+
+        state = allfold.State(model=model, optimizer=optimizer, step=0)
+        state.sync()
+        while state.step < steps:
+            train(...)
+            state.step += 1
+            state.commit()
+
+    It holds models, optimizers, schedulers, samplers and whatever else has ``state_dict()`` and
+    ``load_state_dict()``; arrays and torch tensors, which are overwritten in place; plain values:
+    None, bool, int, float, str, bytes, and dicts, lists, tuples and sets of all these. Each is an
+    attribute of its name.
+
+    Every rank makes it of the same names, and of what it would begin with by itself.
+
+    Args:
+        keep: whether each :meth:`commit` copies the state to memory of the host, for
+            :meth:`restore`. By default it does not: an op that fails changes nothing, so that a
+            step can be done again without a copy.
+        values: by name.
+
+    Raises:
+        InvalidArgument: a name is taken by a method, or begins with an underscore.
+    """
+
+    def __init__(self, *, keep: bool = False, **values: Any) -> None:
+        self._values: dict[str, Any] = {}
+        self._keep = keep
+        self._kept: Bytes | None = None
+        self._kept_head = 0
+        self._commits = 0
+        self._lineage = _new_lineage()
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name not in values:
+            raise AttributeError(
+                f"the state has no '{name}', only: {', '.join(values) or 'nothing'}"
+            )
+        return values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif hasattr(type(self), name):
+            raise InvalidArgument(
+                f"'{name}' is a method of a state, so no value can have that name"
+            )
+        else:
+            self._values[name] = value
+
+    def __repr__(self) -> str:
+        return f"<allfold.State {', '.join(self._values)}: {self._commits} commits>"
+
+    def commit(self, group: Group | None = None) -> None:
+        """Say that the state is complete here: a step is done, and the next has not begun.
+
+        Call it at the same point of the program on all ranks. It sends nothing by itself. Between
+        two calls, a state is what the last one left, as far as others are concerned.
+
+        Args:
+            group: by default the first of the process, if it is in one.
+        """
+        self._commits += 1
+        if self._keep:
+            image = self._image()
+            kept, self._kept = self._kept, None  # an interrupted copy is none to go back to
+            self._kept, self._kept_head = image.copy(kept), image.head
+        if group is None and len(registry):
+            group = registry.default()
+        if group is not None:
+            group.membership.edge(self)
+
+    def restore(self) -> None:
+        """Go back to the last commit; needs ``keep=True``.
+
+        Raises:
+            InvalidArgument: nothing was kept.
+        """
+        kept = self._kept
+        if kept is None:
+            raise InvalidArgument(_NOTHING_KEPT)
+        landing = Landing(self._kept_head, len(kept), self._places)
+        for start, stop in (*spans(0, self._kept_head), *spans(self._kept_head, len(kept))):
+            landing.put(start, kept[start:stop])
+        self._take(landing)
+
+    def sync(self, group: Group | None = None, *, timeout: float | None = None) -> None:
+        """Give every rank the most advanced state in the group; a collective of all its ranks.
+
+        The ranks with the most commits hold it, all others pull it from several of them at once,
+        and go on with others when one dies. Where all have equally many, those that got theirs from
+        each other before are the same, and otherwise rank 0 has it.
+
+        Args:
+            group: by default the first of the process.
+            timeout: seconds for all of it; by default the group's.
+
+        Raises:
+            PeerMissing: it was not there in time; says what is missing, and who was asked.
+            PeerLost: all that had it have failed.
+            PeerError: another rank did not get it.
+            InvalidArgument, PeerSentIncoherentTensor: the ranks have made states of different
+                names, or of arrays of different types or sizes.
+        """
+        group = group or registry.default()
+        seconds = group.timeout if timeout is None else checked_seconds("timeout", timeout)
+        view, newest, holders = find_holders(group, Version(self._commits, self._lineage), seconds)
+        if len(holders) == view.world_size:
+            return
+        tag = f"{newest.lineage:x}.{newest.commits}"
+        offering = None
+        if view.rank in holders[:MAX_SOURCES]:
+            offering = self.offer(group, tag, view)
+        error: Exception | None = None
+        try:
+            if view.rank not in holders:
+                self.pull(group, holders, tag, seconds, view)
+        except Exception as failure:  # noqa: BLE001 - the others wait to hear of it
+            error = failure
+        try:
+            share_outcome(group, error, seconds + 2 * GRACE_SECONDS)
+        finally:
+            if offering is not None:
+                offering.close()
+            if error is not None:
+                raise error
+
+    # What sync consists of; elastic groups use it for their newcomers as well
+
+    def offer(self, group: Group, tag: str, view: EpochView | None = None) -> Offering:
+        """Let ranks of the group pull this state; leave it alone until the offer is closed.
+
+        Args:
+            tag: what all who offer this version call it.
+            view: the epoch of the rank numbers; by default the current one.
+        """
+        view = view or group.membership.view
+        return Offering(group.membership, _id(group, tag, view, view.rank), self._image())
+
+    def pull(
+        self,
+        group: Group,
+        holders: Sequence[int],
+        tag: str,
+        timeout: float,
+        view: EpochView | None = None,
+    ) -> None:
+        """Overwrite this state with that of ranks that offer it, or will do so soon.
+
+        After an error, part of it may be overwritten: it counts as older than all others.
+
+        Args:
+            holders: their numbers.
+            tag, view: as for :meth:`offer`.
+            timeout: seconds for all of it.
+        """
+        view = view or group.membership.view
+        first = view.rank % len(holders)  # not all of them ask the same ones first
+        turned = [*holders[first:], *holders[:first]] if len(holders) <= MAX_SOURCES else holders
+        sources = [(rank, _id(group, tag, view, rank)) for rank in turned]
+        landing = pull(
+            group.membership,
+            sources,
+            self._places,
+            timeout,
+            epoch=view.epoch,
+            opened=self._invalidate,
+        )
+        self._take(landing)
+
+    def _image(self) -> Image:
+        about = {"commits": self._commits, "lineage": self._lineage}
+        return Image(self._flattened(), about)
+
+    def _flattened(self) -> Flattened:
+        return Flattened(
+            {
+                name: value.state_dict() if _is_stateful(value) else value
+                for name, value in self._values.items()
+            }
+        )
+
+    def _places(self, manifest: Manifest) -> list[Any | None]:
+        """Return this rank's own tensors where those of the manifest belong, if they fit."""
+        own = self._flattened()
+        self._check_names(manifest)
+        places: list[Any | None] = [None] * len(manifest.forms)
+        for index, ours in pair_tensors(manifest.node, own.node).items():
+            if own.forms[ours] == manifest.forms[index]:
+                places[index] = own.tensors[ours]
+        self._check_arrays(manifest, places)
+        return places
+
+    def _check_names(self, manifest: Manifest) -> None:
+        theirs = set(_named_nodes(manifest))
+        if theirs != self._values.keys():
+            raise InvalidArgument(
+                f"this rank's state has {sorted(self._values)}, that of the others has "
+                f"{sorted(theirs)}; make it of the same names on all ranks"
+            )
+
+    def _check_arrays(self, manifest: Manifest, places: Sequence[Any | None]) -> None:
+        """Arrays and tensors that the program has at hand must be overwritten, not replaced."""
+        for name, node in _named_nodes(manifest).items():
+            value = self._values[name]
+            if not is_tensor(value):
+                continue
+            index = node.get("tensor") if isinstance(node, dict) else None
+            if index is None or places[index] is None:
+                found = "no array" if index is None else str(manifest.forms[index])
+                raise InvalidArgument(
+                    f"'{name}' is {form_of(value, name)} here and {found} on the other ranks"
+                )
+
+    def _invalidate(self) -> None:
+        """From here on this state is nobody's."""
+        self._commits, self._lineage = -1, _new_lineage()
+
+    def _take(self, landing: Landing) -> None:
+        """Take over what has arrived."""
+        manifest, tensors = landing.finish()
+        values = unflatten(manifest.node, tensors)
+        for name, node in _named_nodes(manifest).items():
+            known = self._values[name]
+            if _is_stateful(known):
+                _load(known, values[name], _with_identities(node, tensors))
+            elif not is_tensor(known):
+                self._values[name] = values[name]
+        try:
+            self._commits, self._lineage = manifest.about["commits"], manifest.about["lineage"]
+        except KeyError as error:
+            raise PeerSentIncoherentTensor(f"a state without its {error}") from error
+
+
+def _load(known: Any, value: Any, node: Node) -> None:
+    """Have an object load its state, unless it has it already: in its own tensors, in place."""
+    own = known.state_dict()
+    flattened = Flattened(own)
+    if _with_identities(flattened.node, flattened.tensors) == node:
+        return
+    if hasattr(own, "_metadata"):  # of torch modules: the versions of their classes
+        value._metadata = own._metadata
+    known.load_state_dict(value)
+
+
+def _with_identities(node: Node, tensors: Sequence[Any]) -> Node:
+    """Return a JSON form with the memory of each tensor in place of its index."""
+    if isinstance(node, list):
+        return [_with_identities(each, tensors) for each in node]
+    if not isinstance(node, dict):
+        return node
+    ((name, content),) = node.items()
+    if name == "tensor":
+        return {name: identity_of(tensors[content])}
+    return {name: _with_identities(content, tensors)}
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+def _named_nodes(manifest: Manifest) -> dict[str, Node]:
+    """Return the nodes of a state's values by name."""
+    try:
+        return dict(manifest.node["dict"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise PeerSentIncoherentTensor("a state without names") from error
+
+
+def _new_lineage() -> int:
+    return secrets.randbits(63)
+
+
+def _id(group: Group, tag: str, view: EpochView, rank: int) -> str:
+    """The id of a rank's offer: the same for whoever computes it."""
+    name = hashlib.blake2b(group.name.encode(), digest_size=8).hexdigest()
+    return f"state.{name}.{group.membership.opening}.{tag}.{view.epoch}.{rank}"

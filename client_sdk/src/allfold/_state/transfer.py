@@ -1,0 +1,206 @@
+"""State transfers through the agent: offering the state of this rank, and pulling another's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from allfold._arena import HostMemory
+from allfold._connection import GRACE_SECONDS
+from allfold._forks import disown_in_children
+from allfold._membership import Membership
+from allfold._state.image import Image
+from allfold._state.landing import Landing, Places
+from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
+from allfold_core.wire.local_wire import MAX_MESSAGE, Message, pack_json
+from allfold_core.wire.state_wire import (
+    BLOCK_BYTES,
+    MAX_SOURCES,
+    WINDOW_BLOCKS,
+    Block,
+    TransferMessage,
+)
+
+log = logging.getLogger("allfold")
+
+
+class Transfer:
+    """A socket to the agent, and a window of memory that is shared with it.
+
+    Args:
+        start: what the rank wants of the agent.
+        bytes: of the state; a small one needs no large window.
+    """
+
+    def __init__(self, membership: Membership, start: dict[str, Any], nbytes: int | None) -> None:
+        blocks = WINDOW_BLOCKS if nbytes is None else -(-nbytes // BLOCK_BYTES)
+        self._window = HostMemory(min(blocks, WINDOW_BLOCKS) * BLOCK_BYTES)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        disown_in_children(self)
+        try:
+            with theirs:
+                membership.session.connection.send_descriptor(
+                    pack_json(Message.TRANSFER, {"number": membership.number}),
+                    theirs.fileno(),
+                    GRACE_SECONDS,
+                )
+            packed = bytes([TransferMessage.START]) + json.dumps(start).encode()
+            socket.send_fds(self._socket, [packed], [self._window.descriptor])
+        except OSError as error:
+            self.close()
+            raise AgentLost(f"the node agent does not take a state transfer: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._window.close()  # the memory stays mapped
+
+    def receive(self, deadline: float | None = None) -> tuple[TransferMessage, bytes]:
+        """Return the next message.
+
+        Raises:
+            TimeoutError: none came before the deadline (monotonic).
+            AllfoldError: what the agent has to say is an error, or it is gone.
+        """
+        self._socket.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
+        try:
+            data = self._socket.recv(MAX_MESSAGE)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise AgentLost(f"the node agent has ended a state transfer: {error}") from error
+        if not data:
+            raise AgentLost("the node agent has ended a state transfer")
+        kind = TransferMessage(data[0])
+        if kind is TransferMessage.FAILED:
+            raise from_dict(json.loads(data[1:]))
+        return kind, data
+
+    def give_back(self, block: Block) -> None:
+        """Tell the agent that the rank is done with a block."""
+        self._socket.send(block.pack())
+
+    def slot(self, block: Block) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The memory of a block."""
+        assert self._window.bytes is not None
+        start = block.slot * BLOCK_BYTES
+        return self._window.bytes[start : start + block.nbytes]
+
+    def disown(self) -> None:
+        self._socket.close()
+
+    def close(self) -> None:
+        """End the transfer, which wakes a thread that waits for a message."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Offering:
+    """Lets others pull the state of this rank, until it is closed; a thread copies the blocks.
+
+    Leave the tensors alone meanwhile: they are read when somebody wants them.
+    """
+
+    def __init__(self, membership: Membership, state_id: str, image: Image) -> None:
+        start = {
+            "role": "offer",
+            "id": state_id,
+            "head": image.head,
+            "total": image.total,
+            "layout": image.layout,
+        }
+        self._image = image
+        self._transfer = Transfer(membership, start, image.total)
+        try:
+            self._transfer.receive(monotonic() + GRACE_SECONDS)
+        except BaseException:
+            self._transfer.close()
+            raise
+        self._thread = Thread(target=self._serve, name="allfold-state", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                _, data = self._transfer.receive()
+                block = Block.unpack(data)
+                self._image.read(block.start, self._transfer.slot(block))
+                self._transfer.give_back(block)
+        except (AllfoldError, OSError) as error:
+            log.debug("the offer of a state has ended: %s", error)
+        except Exception:
+            log.exception("the state of this rank cannot be read; others pull from other ranks")
+        finally:
+            self._transfer.close()
+
+    def close(self) -> None:
+        """Withdraw the offer. The state may be changed afterwards."""
+        self._transfer.close()
+        self._thread.join()
+
+
+def pull(
+    membership: Membership,
+    sources: Sequence[tuple[int, str]],
+    places: Places,
+    timeout: float,
+    *,
+    epoch: int,
+    opened: Callable[[], None],
+) -> Landing:
+    """Pull a state.
+
+    Args:
+        sources: the ranks that offer it, and the ids of their offers.
+        places: where it is to go.
+        timeout: seconds for all of it.
+        epoch: whose rank numbers these are.
+        opened: called before the first byte is written to where it goes.
+
+    Raises:
+        PeerMissing: it was not there in time; says what is missing, and who was asked.
+        PeerLost: all sources have failed; likewise.
+        PeerSentIncoherentTensor: it is not a state like this rank's.
+    """
+    start = {
+        "role": "pull",
+        "epoch": epoch,
+        "sources": list(sources[:MAX_SOURCES]),
+        "timeout": timeout,
+    }
+    transfer = Transfer(membership, start, None)
+    deadline = monotonic() + timeout + GRACE_SECONDS
+    landing: Landing | None = None
+    try:
+        while True:
+            kind, data = transfer.receive(deadline)
+            if kind is TransferMessage.DONE:
+                assert landing is not None
+                log.info("state pulled: %s", data[1:].decode())
+                return landing
+            if kind is TransferMessage.READY:
+                size = json.loads(data[1:])
+                opened()
+                landing = Landing(size["head"], size["total"], places)
+            else:
+                assert landing is not None
+                block = Block.unpack(data)
+                landing.put(block.start, transfer.slot(block))
+                transfer.give_back(block)
+    except TimeoutError as error:
+        if isinstance(error, PeerMissing):
+            raise
+        raise AgentLost(
+            f"the node agent has not brought the state within {timeout:g} s, nor said why"
+        ) from None
+    finally:
+        transfer.close()

@@ -1,0 +1,106 @@
+"""Programs of ranks: states, and ranks that come late."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import allfold
+from allfold._state.transfer import Transfer
+
+
+def trained(seed: int, nbytes: int) -> allfold.State:
+    """A state that differs with its seed."""
+    generator = np.random.default_rng(seed)
+    return allfold.State(
+        weights=generator.integers(0, 256, nbytes, np.uint8),
+        bias=generator.random(5),
+        step=seed,
+        history=[seed, {"loss": (0.5, None), 3: b"\0\xff"}],
+    )
+
+
+def content(state: allfold.State) -> list[Any]:
+    """All of a state, comparable."""
+    digest = hashlib.blake2b(state.weights).hexdigest()
+    return [digest, state.bias.tolist(), state.step, repr(state.history)]
+
+
+STATES: dict[str, allfold.State] = {}
+
+
+def begin(group: allfold.Group, nbytes: int) -> list[Any]:
+    """Sync states that differ from rank to rank, and commit."""
+    state = STATES[group.name] = trained(group.rank, nbytes)
+    state.sync(group)
+    state.commit(group)
+    return content(state)
+
+
+def come_late(group: allfold.Group, late: list[int], nbytes: int) -> dict[str, Any]:
+    """Sync, some ranks as if they had just come, the others with what they have."""
+    state = STATES[group.name]
+    if group.rank in late:
+        state = STATES[group.name] = trained(100 + group.rank, nbytes)
+    weights = state.weights
+    group.barrier()
+    began = time.monotonic()
+    state.sync(group)
+    assert state.weights is weights
+    return {"seconds": time.monotonic() - began, "content": content(state)}
+
+
+def die_while_serving(group: allfold.Group, blocks: int, folder: str) -> None:
+    """Sync as a holder, and be killed after so many blocks were asked of this rank."""
+    served = 0
+    give_back = Transfer.give_back
+
+    def count(self: Transfer, block: Any) -> None:
+        nonlocal served
+        if served == blocks:
+            (Path(folder) / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        served += 1
+        give_back(self, block)
+
+    Transfer.give_back = count  # type: ignore[method-assign]
+    group.barrier()
+    STATES[group.name].sync(group)
+
+
+def sync_with_a_missing_value(group: allfold.Group) -> None:
+    """Sync states that have not the same names on all ranks."""
+    values = {"a": np.zeros(3), "b": 1} if group.rank == 0 else {"a": np.zeros(3)}
+    allfold.State(**values).sync(group, timeout=20.0)
+
+
+def sync_with_another_shape(group: allfold.Group) -> None:
+    """Sync states whose array has another size on each rank."""
+    allfold.State(weights=np.zeros(3 + group.rank)).sync(group, timeout=20.0)
+
+
+def kill_while_serving(group: allfold.Group, pid: int, folder: str) -> None:
+    """Sync as a holder, and kill the node's agent with the second block."""
+    served = 0
+    give_back = Transfer.give_back
+
+    def count(self: Transfer, block: Any) -> None:
+        nonlocal served
+        served += 1
+        if served == 2:
+            (Path(folder) / "killed").touch()
+            os.kill(pid, signal.SIGKILL)
+        give_back(self, block)
+
+    Transfer.give_back = count  # type: ignore[method-assign]
+    group.barrier()
+    try:
+        STATES[group.name].sync(group)
+    finally:
+        Transfer.give_back = give_back  # type: ignore[method-assign]

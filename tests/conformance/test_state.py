@@ -1,0 +1,95 @@
+"""States over real agents: ranks that come late get that of the others, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allfold_core.errors import InvalidArgument, PeerError
+from tests.conformance import state_programs
+from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.services import Services
+
+MIB = 1 << 20
+SECONDS = 40.0
+
+
+def begun(job: Job, nbytes: int) -> object:
+    """Let all ranks begin with the state of rank 0."""
+    contents = job.run(state_programs.begin, nbytes=nbytes)
+    assert contents == [contents[0]] * job.world_size
+    return contents[0]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1000, 30 * MIB])
+@pytest.mark.parametrize("nodes", [(0, 0, 0), (0, 1, 2), (0, 0, 1)], ids=str)
+def test_late_ranks_get_the_state_of_the_others(
+    pool: RankPool, nodes: tuple[int, ...], nbytes: int
+) -> None:
+    with pool.job(nodes, timeout=SECONDS) as job:
+        content = begun(job, nbytes)
+        for late in ([2], [0, 1], [0]):
+            came = job.run(state_programs.come_late, late=late, nbytes=nbytes)
+            assert [each["content"] for each in came] == [content] * len(nodes)
+
+
+def test_nothing_is_pulled_where_all_have_the_same_state(pool: RankPool) -> None:
+    with pool.job((0, 1), timeout=SECONDS) as job:
+        content = begun(job, MIB)
+        came = job.run(state_programs.come_late, late=[], nbytes=MIB)
+        assert [each["content"] for each in came] == [content] * 2
+
+
+@pytest.mark.parametrize("on_loss", ["raise", "shrink"])
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_a_holder_that_dies_is_replaced(
+    pool: RankPool, tmp_path: Path, blocks: int, on_loss: str
+) -> None:
+    """Of a pull of 60 MiB from two holders, one serves so many blocks."""
+    with pool.job((0, 1, 2), timeout=SECONDS, on_loss=on_loss) as job:
+        content = begun(job, 60 * MIB)
+        dying = job.start(1, state_programs.die_while_serving, blocks=blocks, folder=str(tmp_path))
+        calls = [
+            job.start(rank, state_programs.come_late, late=[2], nbytes=60 * MIB) for rank in (0, 2)
+        ]
+        came = results(calls)
+        assert (tmp_path / "killed").exists()
+        assert dying.poll()
+        assert [each["content"] for each in came] == [content] * 2
+
+
+@pytest.mark.parametrize("on_loss", ["raise", "shrink"])
+def test_an_agent_of_a_holder_that_dies_is_replaced(
+    pool: RankPool, services: Services, tmp_path: Path, on_loss: str
+) -> None:
+    with pool.job((0, 1, 2), timeout=SECONDS, on_loss=on_loss) as job:
+        content = begun(job, 60 * MIB)
+        job.start(
+            1,
+            state_programs.kill_while_serving,
+            pid=services.agents["node1"].pid,
+            folder=str(tmp_path),
+        )
+        calls = [
+            job.start(rank, state_programs.come_late, late=[2], nbytes=60 * MIB) for rank in (0, 2)
+        ]
+        came = results(calls)
+        services.kill_agent("node1")  # what is left of it
+        assert (tmp_path / "killed").exists()
+        assert [each["content"] for each in came] == [content] * 2
+
+
+def test_ranks_that_made_other_states_are_told_so(pool: RankPool) -> None:
+    with pool.job((0, 1), timeout=SECONDS) as job:
+        for program, text in (
+            (state_programs.sync_with_a_missing_value, "make it of the same names"),
+            (state_programs.sync_with_another_shape, "numpy <f8[4] here and numpy <f8[3]"),
+        ):
+            holder, late = failures(job.start_all(program))
+            assert isinstance(late.error, InvalidArgument)
+            assert isinstance(holder.error, PeerError)
+            assert text in late.error.message
+            assert "rank 1: " in holder.error.message
+            assert text in holder.error.message
+        begun(job, 1000)  # the group is usable
