@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 import socket
-import struct
-import termios
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
-from time import monotonic, sleep
+from time import monotonic
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
@@ -23,7 +18,6 @@ from allfold_agent.http.wire import (
     Headers,
     arm,
     header_dict,
-    receive_some,
     send_views,
     status_of,
     tokens,
@@ -60,38 +54,6 @@ def peer_is_there(sock: socket.socket) -> bool:
         return False
 
 
-def await_delivery(sock: socket.socket, *, grace: float, deadline: float) -> None:
-    """Return once the peer has what was sent; ``OSError`` where the connection broke instead.
-
-    What the kernel accepted may be megabytes ahead of what the peer got. So wait for the peer's
-    kernel to acknowledge it all, after the peer said something more (its next request, or that it
-    is done) or had ``grace`` seconds to: a process that dies with bytes unread makes its kernel
-    reset the connection. One that dies later than that, or with nothing unread, goes unnoticed.
-    """
-    with suppress(TimeoutError):
-        arm(sock, min(deadline, monotonic() + grace))
-        sock.recv(1, socket.MSG_PEEK)
-    while True:
-        unacknowledged = _unacknowledged(sock)  # stays as it was when the connection is reset
-        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(code, os.strerror(code))
-        if not unacknowledged:
-            return
-        if monotonic() >= deadline:
-            raise TimeoutError("the peer does not take what was sent")
-        sleep(0.01)
-
-
-def _unacknowledged(sock: socket.socket) -> int:
-    try:
-        answer = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))
-    except OSError as error:
-        if error.errno in (errno.ENOTTY, errno.EINVAL):  # not a system that can tell
-            return 0
-        raise
-    return int(struct.unpack("i", answer)[0])
-
-
 def close_gently(sock: socket.socket, linger: float = LINGER) -> None:
     """Close after the peer had a chance to read our last words.
 
@@ -117,7 +79,7 @@ class HttpExchange:
         query: the target's parameters; a repeated one is refused.
         headers: by lower-case name.
         early: bytes received but not consumed: the body's beginning or the next request.
-        body_left: bytes of the request's body that nobody has consumed.
+        body_left: bytes of the request's body, which no route of ours reads.
         keep_alive: whether the connection serves another request afterwards.
         answered: whether a response was begun.
     """
@@ -146,24 +108,6 @@ class HttpExchange:
         return "upgrade" in tokens(
             self.headers.get("connection", "")
         ) and protocol.lower() in tokens(self.headers.get("upgrade", ""))
-
-    def receive_body(self, view: memoryview, *, stall: float, deadline: float) -> int:
-        """Receive the body's next bytes into ``view``; how many there were, at least one."""
-        view = view[: self.body_left]
-        if self.early:
-            count = min(len(self.early), len(view))
-            view[:count] = self.early[:count]
-            self.early = self.early[count:]
-        else:
-            self._allow_body(deadline)
-            count = receive_some(self.sock, view, stall=stall, deadline=deadline)
-        self.body_left -= count
-        return count
-
-    def _allow_body(self, deadline: float) -> None:
-        if self._h11.they_are_waiting_for_100_continue:
-            head = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
-            send_views(self.sock, head or b"", stall=deadline, deadline=deadline)
 
     def respond(
         self,
