@@ -88,6 +88,11 @@ def test_agents_are_also_where_gpus_keep_other_pods_away(objects: list[Object]) 
     assert tolerated == {"agent": GPU_TAINT, "digits-gpu": GPU_TAINT}
 
 
+def test_agents_have_the_time_to_drain_before_they_are_killed(objects: list[Object]) -> None:
+    grace = services(objects)["agent"].pod.get("terminationGracePeriodSeconds", 30)
+    assert grace >= AgentSettings.model_fields["drain_seconds"].default + 8
+
+
 # --- the folder with the socket
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from allfold_agent.settings import AgentSettings
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 PACKAGES = ("collective_core", "orchestrator", "node_agent", "client_sdk")
@@ -44,6 +46,13 @@ def test_every_service_is_hardened(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_agents_have_the_time_to_drain_before_they_are_killed() -> None:
+    graces = [each["stop_grace_period"] for name, each in SERVICES.items() if "agent-" in name]
+    assert len(graces) == 2
+    drain = AgentSettings.model_fields["drain_seconds"].default
+    assert all(int(grace.removesuffix("s")) >= drain + 8 for grace in graces)
 
 
 def test_no_token_is_written_in_the_file() -> None:
