@@ -49,7 +49,16 @@ def test_a_first_small_block_takes_little_memory_from_the_machine(
 ) -> None:
     """All of a segment is taken at once, before the first op."""
     arena.allocate(4096)
-    assert shared[0][1] == GRANULE
+    assert shared[0][1] == GRANULE // 8
+
+
+def test_segments_grow_with_what_is_taken_to_whole_huge_pages(arena: Arena, shared: Shared) -> None:
+    for _ in range(64):
+        arena.allocate(GRANULE // 8)
+    sizes = [size for _, size in shared]
+    assert sizes == sorted(sizes)
+    assert len(sizes) <= 8
+    assert {size % GRANULE for size in sizes if size > GRANULE} == {0}
 
 
 def test_a_large_block_gets_a_segment_of_its_size(arena: Arena, shared: Shared) -> None:

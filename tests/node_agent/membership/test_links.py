@@ -214,6 +214,31 @@ def test_a_link_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyP
         assert not a.links.send("b", message(1))
 
 
+def test_a_link_that_was_wanted_again_is_kept_when_the_time_after_the_first_parting_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with nodes("a", "b") as (a, b):
+        link(a, b)
+        partings: list[Callable[[], None]] = []
+        later = a.reactor.later
+
+        def note(seconds: float, action: Callable[[], None]) -> None:
+            if seconds == links._LINGER_SECONDS:
+                partings.append(action)
+            else:
+                later(seconds, action)
+
+        monkeypatch.setattr(a.reactor, "later", note)
+        a.links.unwant("b", "life-1")
+        a.links.want("b", b.address, "life-1")
+        a.links.unwant("b", "life-1")
+        wait_until(lambda: len(partings) == 2, "it is wanted no more, twice", SECONDS)
+        a.in_reactor(partings[0])
+        assert a.links.send("b", message(1))
+        a.in_reactor(partings[1])
+        assert not a.links.send("b", message(1))
+
+
 def test_a_link_that_the_peer_wants_is_back_after_it_was_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
 
 import torch
 
@@ -122,8 +123,13 @@ class Residuals:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._limit = memory_limit() // 4 if limit is None else limit
+        self._given_limit = limit
         self._kept: OrderedDict[int, Residual] = OrderedDict()
+
+    @cached_property
+    def _limit(self) -> int:
+        """Read when it first matters: most groups never compress, and should open fast."""
+        return memory_limit() // 4 if self._given_limit is None else self._given_limit
 
     def of(
         self, series: int, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()

@@ -131,6 +131,7 @@ class PeerLink:
         last_heard: when the last byte came from the node (monotonic).
         silent_since: the same; or when the node was first wanted, if that is later.
         refused: True while nobody listens at its address, or somebody else does.
+        times_wanted: how often a group has asked for the link.
     """
 
     def __init__(self, node: str, context: LinkContext) -> None:
@@ -141,6 +142,7 @@ class PeerLink:
         self.floors: Sequence[Floor] = ()
         self.last_heard = float("-inf")
         self.refused = False
+        self.times_wanted = 0
         self._wanted_at = monotonic()
         self._context = context
         # By incarnation, the one that was named last at the end; changed by making another one.
@@ -166,6 +168,7 @@ class PeerLink:
 
     def want(self, address: str, incarnation: str) -> None:
         """One more group has the node among its members, in this life of it."""
+        self.times_wanted += 1
         is_first = not self._lives
         others = {each: life for each, life in self._lives.items() if each != incarnation}
         users = self._lives[incarnation].users if incarnation in self._lives else 0

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 PING_SECONDS = 0.1
 # From a connection's beginning to the choice.
 _HANDSHAKE_SECONDS = 2.0
-# A link that nobody here wants any more is kept for so long: the other end may not know yet.
+# A link that nobody here wants any more is kept for so long: the other end may not know yet, and
+# the next group of the same nodes opens faster with it.
 _LINGER_SECONDS = 5.0
 
 
@@ -181,10 +182,12 @@ class PeerLinks:
         link = self._links[node]
         link.unwant(incarnation)
         if not link.users:
-            self._reactor.later(_LINGER_SECONDS, lambda: self._let_go(link))
+            times = link.times_wanted
+            self._reactor.later(_LINGER_SECONDS, lambda: self._let_go(link, times))
 
-    def _let_go(self, link: PeerLink) -> None:
-        if link.users:
+    def _let_go(self, link: PeerLink, times_wanted: int) -> None:
+        """Let a link go that nobody has wanted since."""
+        if link.times_wanted != times_wanted:
             return
         if link.connection is not None:
             link.connection.end("no group wants it any more")
