@@ -33,7 +33,8 @@ _FAILED_EXIT_SECONDS = 0.2
 
 
 class Registry:
-    """Opens and leaves groups. The connection lasts from the first of them to the last.
+    """Opens and leaves groups. The connection lasts from the first of them to the last, or longer
+    where it is held.
 
     Threads may open and leave groups at the same time, and on every rank in another order: what
     waits for other ranks, or for a GPU, does so without the lock.
@@ -45,6 +46,7 @@ class Registry:
         self._opening: dict[str, Seat] = {}
         self._groups: dict[str, Group] = {}
         self._draining = Draining(lambda parting: self.leave(parting=parting))
+        self._holders: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -103,6 +105,19 @@ class Registry:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    def hold(self, holder: str) -> None:
+        """Keep the connection, once there is one, also while this process is in no group.
+
+        What is in the memory that is shared with the agent stays where it is.
+        """
+        with self._lock:
+            self._holders.add(holder)
+
+    def release(self, holder: str) -> None:
+        """Keep the connection no longer."""
+        with self._closing_if_idle():
+            self._holders.discard(holder)
 
     def leave_at_exit(self) -> None:
         """Leave all groups in order, unless ops are in flight."""
@@ -170,6 +185,10 @@ class Registry:
                 self._opening.clear()
                 self._draining.watch(watching=False)
 
+    def _is_held(self) -> bool:
+        """Return True if somebody will open a group with the connection; never with a lost one."""
+        return bool(self._holders) and self._session is not None and self._session.lost is None
+
     @contextmanager
     def _closing_if_idle(self) -> Iterator[None]:
         """With the lock; closes the connection afterwards if nobody needs it any more.
@@ -179,7 +198,7 @@ class Registry:
         idle = None
         with self._lock:
             yield
-            if not self._groups and not self._opening:
+            if not (self._groups or self._opening or self._is_held()):
                 idle, self._session = self._session, None
         if idle is not None:
             idle.close()

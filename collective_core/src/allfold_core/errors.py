@@ -41,8 +41,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
-class AllfoldError(Exception):
-    """The root of the tree.
+class AllfoldError(RuntimeError):
+    """The root of the tree; a ``RuntimeError``, as programs for torch expect of a collective.
 
     Attributes:
         message: the text, without code and class.

@@ -1,4 +1,4 @@
-"""The function that torch calls on every rank of a new group."""
+"""The functions that make a process group, one of which torch calls on every rank."""
 
 from __future__ import annotations
 
@@ -12,16 +12,38 @@ from typing import Any
 from torch.distributed.distributed_c10d import BackendConfig
 
 from allfold._registry import open_group
+from allfold.torch._handles import Handle
 from allfold.torch._process_group import BACKEND, ProcessGroup
-from allfold.torch._rendezvous import agree_on_name
+from allfold.torch._rendezvous import agree_on_name, name_prefix
 
 
-def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
+def create_with_options(options: Any, _backend_options: Any) -> ProcessGroup:
+    """Make what torch asks for; it has more to say than :func:`create` takes."""
+    return create(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        enable_reconfigure=getattr(options, "enable_reconfigure", False),  # since torch 2.14
+    )
+
+
+def create(
+    store: Any,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    *,
+    enable_reconfigure: bool = False,
+) -> ProcessGroup:
     """Open an Allfold group for a torch group.
 
     ``timeout`` is that of its ops, and how long ranks wait in the store for one that is late. The
     registration, once all are there, has the time that ``ALLFOLD_INIT_TIMEOUT`` says: where no
     agent runs, nobody should have to wait half an hour to hear of it.
+
+    Args:
+        enable_reconfigure: open no group yet: that is done with the first ``reconfigure``.
 
     Raises:
         PeerMissing: some ranks did not come in time; names them.
@@ -29,18 +51,24 @@ def create(store: Any, rank: int, world_size: int, timeout: timedelta) -> Proces
     """
     if rank == 0:
         _warn_of_other_backends()
-    name = agree_on_name(store, rank, world_size, timeout)
-    # What torch knows of a group's ranks never changes: it cannot go on with some of them.
+    prefix, op_seconds = name_prefix(), timeout.total_seconds()
+    if enable_reconfigure:
+        handle = Handle(prefix, rank)
+        return ProcessGroup(handle, world_size, op_seconds, store, reconfigurable=True)
+    # What torch knows of a group's ranks does not change: it cannot go on with some of them.
     group = open_group(
-        name,
+        agree_on_name(store, rank, world_size, timeout),
         rank,
         world_size,
-        timeout=timeout.total_seconds(),
+        timeout=op_seconds,
         on_loss="raise",
         min_world=1,
         fixed=True,
     )
-    return ProcessGroup(group, store)
+    handle = Handle(prefix, group.rank)
+    made = ProcessGroup(handle, group.world_size, op_seconds, store, reconfigurable=False)
+    made.enter(group)
+    return made
 
 
 def _warn_of_other_backends() -> None:

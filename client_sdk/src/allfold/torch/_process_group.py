@@ -2,84 +2,42 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from allfold._group import Group
 from allfold._options import Options
-from allfold._parting import Parting, by_call
 from allfold._work import Work as Op
-from allfold.torch import _open_groups
 from allfold.torch._adoption import adopt_bucket
 from allfold.torch._compile import uncompiled
 from allfold.torch._integer_means import Quotients, is_integer_mean, op_of_agents
-from allfold.torch._options import reduction, seconds, timeout_of
+from allfold.torch._lifecycle import Lifecycle
+from allfold.torch._options import reduction, timeout_of
 from allfold.torch._profiling import flat, profiled
-from allfold.torch._progress import Progress
 from allfold.torch._work import Work
-from allfold_core.errors import AgentLost, AllfoldError, Evicted, InvalidArgument, PeerLost
+from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
 
-log = logging.getLogger("allfold")
-
 BACKEND = "allfold"
-_SHUTDOWN_SECONDS = 1.0
-_AFTER_A_LOSS = (
-    "Look at what the lost rank or its agent printed last. A process group of torch keeps the "
-    "ranks that it was made with, so every later call fails as well: make a new group of the ranks "
-    "that are left, or let torchrun start all of them again."
-)
-_AFTER_THE_AGENT = (
-    "Look at the agent's log, and start it again. The others can make a new group without the "
-    "ranks of this node; to have all ranks again, let torchrun start them anew."
-)
-_AFTER_AN_EVICTION = (
-    "Look at the load and the network of this node at that time. The others can make a new group "
-    "without this rank; to have all ranks again, let torchrun start them anew."
-)
 
 Tensor = torch.Tensor
-# torch's stubs list the overloads of C++, of which a Python class implements one each.
-_Base: Any = dist.ProcessGroup
 
 
 @uncompiled
-class ProcessGroup(_Base):  # type: ignore[misc]
+class ProcessGroup(Lifecycle):
     """The process group of torch's whose collectives run in an Allfold group of its own.
 
     Every collective starts its ops and returns a :class:`Work` at once. Some have two names: that
     of torch 2.13 and later, and the one before.
     """
 
-    def __init__(self, group: Group, store: Any = None) -> None:
-        # The form with a store makes an object that C++ would not call back (torch <= 2.13).
-        super().__init__(group.rank, group.world_size)
-        self.group = group
-        self._progress = Progress(f"allfold-{group.name}")
-        self._messages = Progress(f"allfold-{group.name}-messages", ordered=False)
-        self._name = self._description = ""
-        self._pid = os.getpid()
-        self._left = False
-        # Rank 0 has the server of the store; its end must not wait for us.
-        self._store = store if group.rank else None
-        _open_groups.add(self)
-
     # Identity
+
+    _name = _description = ""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
-
-    def getRank(self) -> int:  # noqa: N802
-        return self.group.rank
-
-    def getSize(self) -> int:  # noqa: N802
-        return self.group.world_size
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._name
@@ -110,49 +68,6 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
         """Return whether it allocates memory for FSDP."""
         return False
-
-    # Timeout, end
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of the ops that are called from now on."""
-        self.group.timeout = seconds(timeout) or self.group.timeout
-
-    _set_default_timeout = set_timeout
-
-    def shutdown(self) -> None:
-        """Leave the group; ops in flight have a second to complete, or are abandoned."""
-        self.leave(_SHUTDOWN_SECONDS, by_call())
-
-    def abort(self) -> None:
-        """Leave the group at once, and abandon the ops in flight."""
-        self.leave(0.0, by_call())
-
-    def leave(self, seconds: float, parting: Parting) -> None:
-        """Leave the group, in order if the ops in flight complete within so many seconds."""
-        if self._left or self._pid != os.getpid():
-            return
-        self._left = True
-        store, self._store = self._store, None
-        if not self.group.quiesce(seconds):
-            log.warning("ops were in flight as group '%s' was left", self.group.name)
-            self.group.abandon(parting)
-            return
-        try:
-            self.group.leave(parting)
-        except AllfoldError as error:
-            log.warning("could not leave group '%s' in order: %s", self.group.name, error)
-        self.end_threads(seconds)
-        _open_groups.await_end_after_the_last(store)
-
-    @property
-    def has_left(self) -> bool:
-        """Tell if :meth:`leave` was called."""
-        return self._left
-
-    def end_threads(self, seconds: float) -> None:
-        """End the threads that complete futures; wait so long for a callback that is running."""
-        self._progress.close(seconds)
-        self._messages.close(seconds)
 
     # Collectives
 
@@ -310,33 +225,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
 
     def _message(self, op: Op, tensors: Sequence[Tensor]) -> Work:
-        return Work([op], tensors, self._messages, self._explain)
+        return self._current().message(op, tensors)
 
     def _work(self, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
-        return Work(ops, tensors, self._progress, self._explain)
+        return self._current().work(ops, tensors)
 
     def _reduction(self, op: ReduceOp, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
         means = [tensor for tensor in tensors if is_integer_mean(op, tensor.dtype)]
-        quotients = Quotients(means, self.group.world_size) if means else None
-        return Work(ops, tensors, self._progress, self._explain, quotients)
-
-    def _explain(self, error: AllfoldError) -> None:
-        """Say what can be done, and the job's numbers of the ranks where the group's are others."""
-        if isinstance(error, PeerLost):
-            error.advice = _AFTER_AN_EVICTION if isinstance(error, Evicted) else _AFTER_A_LOSS
-        elif isinstance(error, AgentLost):
-            error.advice = _AFTER_THE_AGENT
-        ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
-        if ranks != sorted(ranks) or ranks[-1:] != [len(ranks) - 1]:
-            numbered = ", ".join(f"{index} is {rank}" for index, rank in enumerate(ranks))
-            note = f"Ranks of this group, in the job: {numbered}."
-            if ranks and note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
-
-
-def _known_groups() -> Any:
-    """The groups that torch knows the ranks of: those that were not destroyed."""
-    return dist.distributed_c10d._world.pg_group_ranks
+        quotients = Quotients(means, self.getSize()) if means else None
+        return self._current().work(ops, tensors, quotients)
 
 
 def _options(opts: Any) -> Options:

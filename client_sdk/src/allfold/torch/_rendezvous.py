@@ -21,6 +21,7 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 
+from allfold._settings import group_name
 from allfold_core.errors import PeerMissing, RegisterParamsMismatch
 from allfold_core.verdict import name_ranks
 
@@ -174,9 +175,13 @@ def _disagreement(sizes: dict[int, int]) -> RegisterParamsMismatch:
     )
 
 
+def name_prefix() -> str:
+    """Return what the names of groups begin with."""
+    return group_name(os.environ.get("ALLFOLD_GROUP") or _DEFAULT_PREFIX)[:_PREFIX_KEPT]
+
+
 def _new_name() -> str:
-    prefix = os.environ.get("ALLFOLD_GROUP") or _DEFAULT_PREFIX
-    return f"{prefix[:_PREFIX_KEPT]}-{uuid.uuid4().hex}"
+    return f"{name_prefix()}-{uuid.uuid4().hex}"
 
 
 def _visit_key(rank: int) -> str:

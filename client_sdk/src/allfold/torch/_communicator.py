@@ -1,0 +1,127 @@
+"""The Allfold group that a process group runs its collectives in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from weakref import WeakSet
+
+import torch
+from torch._C._distributed_c10d import ErrorType
+
+from allfold._group import Group
+from allfold._parting import Parting
+from allfold._work import Work as Op
+from allfold.torch._integer_means import Quotients
+from allfold.torch._progress import Progress
+from allfold.torch._work import Work
+from allfold_core.errors import AllfoldError, PeerLost, PeerMissing, ServiceError
+
+log = logging.getLogger("allfold")
+
+AbortHook = Callable[[], None]
+_KINDS: dict[type[AllfoldError], ErrorType] = {
+    PeerMissing: ErrorType.TIMEOUT,
+    PeerLost: ErrorType.REMOTE_ERROR,
+    ServiceError: ErrorType.COMM_ERROR,
+}
+
+
+class Communicator:
+    """A group, the threads that complete futures of its ops, and what has gone wrong in it.
+
+    A process group that is reconfigured has one after the other.
+
+    Args:
+        explain: adds to an error what only the process group knows.
+        hooks: called before the first error that ends the group, or may do so, is told.
+        watched: hear of errors also while nobody waits for the op that has failed.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        explain: Callable[[AllfoldError], None],
+        hooks: Mapping[int, AbortHook],
+        *,
+        watched: bool,
+    ) -> None:
+        self.group = group
+        self.has_left = False
+        self._explain = explain
+        self._hooks = hooks
+        self._watched = watched
+        self._progress = Progress(f"allfold-{group.name}")
+        self._messages = Progress(f"allfold-{group.name}-messages", ordered=False)
+        self._works: WeakSet[Work] = WeakSet()
+        self._failing = Lock()
+        self._error = ErrorType.SUCCESS
+
+    # Handles for torch
+
+    def work(
+        self,
+        ops: Sequence[Op],
+        tensors: Sequence[torch.Tensor],
+        quotients: Quotients | None = None,
+    ) -> Work:
+        """Return the handle of a collective."""
+        return self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))
+
+    def message(self, op: Op, tensors: Sequence[torch.Tensor]) -> Work:
+        """Return the handle of a send or a receive."""
+        return self._seen(Work([op], tensors, self._messages, self._on_error))
+
+    def _seen(self, work: Work) -> Work:
+        if self._watched:
+            self._works.add(work)
+        if self._hooks:
+            work.get_future()  # has a thread wait for it
+        return work
+
+    # Errors
+
+    def error(self) -> ErrorType:
+        """Return the kind of the first error that ends the group or may do so, also one unread."""
+        for work in list(self._works):
+            work.exception()
+        return self._error
+
+    def _on_error(self, error: AllfoldError) -> None:
+        self._explain(error)
+        kind = next((kind for each, kind in _KINDS.items() if isinstance(error, each)), None)
+        with self._failing:
+            if kind is None or self.has_left or self._error is not ErrorType.SUCCESS:
+                return
+            self._error = kind
+        for hook in list(self._hooks.values()):
+            try:
+                hook()
+            except Exception:
+                log.exception("an abort hook of group '%s' failed", self.group.name)
+
+    # End
+
+    def leave(self, seconds: float, parting: Parting) -> bool:
+        """Leave the group; return True if that was in order.
+
+        It is if the ops in flight complete within so many seconds. Otherwise they are abandoned,
+        and whoever waits for them has an error at once.
+        """
+        self.has_left = True
+        if not self.group.quiesce(seconds):
+            log.warning("ops were in flight as group '%s' was left", self.group.name)
+            self.group.abandon(parting)
+            return False
+        try:
+            self.group.leave(parting)
+        except AllfoldError as error:
+            log.warning("could not leave group '%s' in order: %s", self.group.name, error)
+        self.end_threads(seconds)
+        return True
+
+    def end_threads(self, seconds: float) -> None:
+        """End the threads that complete futures; wait so long for a callback that is running."""
+        self._progress.close(seconds)
+        self._messages.close(seconds)
