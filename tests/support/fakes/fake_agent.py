@@ -59,6 +59,12 @@ class FakeAgent:
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
         return request
 
+    def refuse_seat(self, error: AllfoldError) -> None:
+        """Answer the next JOIN with an error."""
+        request = unpack_json(self._await(Message.JOIN))
+        refusal = {**error.to_dict(), "request": request["request"]}
+        self._send(pack_json(Message.REFUSED, refusal))
+
     def finish_op(self) -> OpMessage:
         """Answer the next op as done, and return it."""
         message = self.next_op()

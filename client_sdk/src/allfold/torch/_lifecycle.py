@@ -81,11 +81,9 @@ class Lifecycle(_Base):  # type: ignore[misc]
         self._parting = Lock()
         self._pid = os.getpid()
         self._left = False
-        self._reconfigurable = False
+        self._reconfigurable = reconfigurable
         # Rank 0 has the server of the store; its end must not wait for us.
         self._store = store if handle.rank else None
-        if reconfigurable:
-            self._be_reconfigurable()
         _open_groups.add(self)
 
     def enter(self, group: Group) -> None:
@@ -164,7 +162,9 @@ class Lifecycle(_Base):  # type: ignore[misc]
         rank = self._place_among(ranks)
         name = next_group(ranks, opts.uuid)
         self._handle = self._handle.using(opts.uuid)
-        self._be_reconfigurable()
+        self._reconfigurable, self._left = True, False
+        # Between two groups the connection stays, and the memory that is shared with the agent.
+        registry.hold(self._handle.session)
         self._part(0.0, _RECONFIGURED)
         group = open_group(
             name,
@@ -189,11 +189,6 @@ class Lifecycle(_Base):  # type: ignore[misc]
             "this process is in none of the handles that are to be the next group; a rank that is "
             "left out does not reconfigure. The group stays as it was"
         )
-
-    def _be_reconfigurable(self) -> None:
-        """Keep the connection to the agent, and the memory shared with it, between two groups."""
-        self._reconfigurable, self._left = True, False
-        registry.hold(self._handle.session)
 
     def _tell_torch_its_ranks(self) -> None:
         """The ranks of the default group are the job's; torch keeps those that it began with."""
