@@ -77,7 +77,7 @@ class Communicator:
         if self._watched:
             self._works.add(work)
         if self._hooks:
-            work.get_future()  # has a thread wait for it
+            work.watch()
         return work
 
     # Errors

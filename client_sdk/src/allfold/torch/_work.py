@@ -103,6 +103,10 @@ class Work(dist.Work):
 
     _source_rank = source_rank
 
+    def watch(self) -> None:
+        """Have a thread wait for it, so that an error is known while nobody else does."""
+        self._progress.future(self._ops, self.result, self._tensors)
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the tensors, which fails when the op does."""
         with self._making:
