@@ -1,0 +1,120 @@
+"""A rank of the measurement: holds a state, or comes late again and again.
+
+python -m benchmarks.state.rank '{"rank": 0, "world": 3, ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+
+import allfold
+from allfold._state.transfer import Transfer
+from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+
+STEP = 7
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a rank is to do.
+
+    Attributes:
+        nbytes: of the state.
+        rounds: how often the last rank comes late.
+        dies_after: the rank is killed when it has been asked for so many blocks; 0 for never.
+        results: the file for the seconds of each round, and the CPU seconds.
+    """
+
+    rank: int
+    world: int
+    group: str
+    nbytes: int
+    rounds: int
+    dies_after: int
+    results: str
+
+    def pack(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank has measured.
+
+    Attributes:
+        seconds: of each round.
+        cpu: CPU seconds of this process in all rounds.
+        wrong: rounds after which its state was not the right one.
+    """
+
+    seconds: list[float]
+    cpu: float
+    wrong: int
+
+
+def main() -> None:
+    """Run the rounds, and write what they took."""
+    orders = Orders(**json.loads(sys.argv[1]))
+    group = allfold.init(
+        rank=orders.rank,
+        world_size=orders.world,
+        group=orders.group,
+        timeout=60.0,
+        on_loss="shrink",
+    )
+    if orders.dies_after:
+        _die_after(orders.dies_after)
+    is_late = orders.rank == orders.world - 1
+    right = np.random.default_rng(1).integers(0, 2**63, orders.nbytes // 8, np.int64)
+    # A process that has trained before: its memory is there.
+    weights = np.full_like(right, -1) if is_late else right
+    report = _measure(group, weights, right, orders.rounds, is_late)
+    Path(orders.results).write_text(json.dumps(asdict(report)))
+
+
+def _measure(
+    group: allfold.Group, weights: np.ndarray, right: np.ndarray, rounds: int, is_late: bool
+) -> Report:
+    seconds, cpu, wrong = [], 0.0, 0
+    state = allfold.State(weights=weights, step=STEP)
+    if not is_late:
+        state.commit(group)
+        state._lineage = 1  # as if the holders had been in step for long
+    for _ in range(rounds):
+        if is_late:
+            weights.fill(-1)
+            state = allfold.State(weights=weights, step=0)
+        group.barrier()
+        began, busy = perf_counter(), process_time()
+        state.sync(group)
+        seconds.append(perf_counter() - began)
+        cpu += process_time() - busy
+        wrong += not (state.step == STEP and np.array_equal(weights, right))
+    return Report(seconds, cpu, wrong)
+
+
+def _die_after(blocks: int) -> None:
+    """Have this process killed in the middle of a pull."""
+    served = 0
+    give_back = Transfer.give_back
+
+    def count(self: Transfer, block: Block) -> None:
+        nonlocal served
+        served += block.nbytes == BLOCK_BYTES
+        if served > blocks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        give_back(self, block)
+
+    Transfer.give_back = count  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
