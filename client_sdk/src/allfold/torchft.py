@@ -1,0 +1,195 @@
+"""Allfold as the process group of torchft's replicas.
+
+    from torchft import Manager
+    from allfold.torchft import ProcessGroupAllfold
+
+    manager = Manager(pg=ProcessGroupAllfold(), ...)
+
+This module alone needs torchft, which is none of Allfold's dependencies.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchft.process_group
+
+from allfold._registry import open_group, registry
+from allfold.torch._handles import Handle
+from allfold.torch._process_group import ProcessGroup
+from allfold.torch._work import Work
+from allfold_core.errors import AgentLost, AllfoldError, PeerLost
+
+__all__ = ["ProcessGroupAllfold"]
+
+_TIMEOUT = timedelta(seconds=60)
+_OPENING = timedelta(seconds=5)
+_AFTER_A_LOSS = "torchft does this step again, with the replicas of the next quorum."
+_PREFIX = "torchft"
+_NAME_KEY = "allfold/name"
+_Base: Any = torchft.process_group.ProcessGroupWrapper
+
+
+class ProcessGroupAllfold(_Base):  # type: ignore[misc]
+    """The replicas of a quorum, in an Allfold group that is opened anew for every quorum.
+
+    When a replica dies, the ops in flight fail on all others alike, within milliseconds. So all of
+    them ask for the next quorum at once, and none has committed a step that another has not.
+
+    Args:
+        timeout: of an op, on every replica.
+        opening: how long the replicas of a new quorum wait for each other. torchft tells all of
+            them at the same time who is in it, so one that does not come has died since.
+    """
+
+    def __init__(self, timeout: timedelta = _TIMEOUT, opening: timedelta = _OPENING) -> None:
+        super().__init__(timeout)
+        self._pg: _QuorumGroup | None = None
+        self._opening = opening
+        self._holder = uuid.uuid4().hex
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "torchft-allfold"
+
+    def configure(
+        self, store_addr: str, _replica_id: str, rank: int, world_size: int, *_: Any, **__: Any
+    ) -> None:
+        """Leave the group of the quorum before, and open the group of this one.
+
+        Of what torchft says about a quorum, Allfold needs no more than this:
+
+        Args:
+            store_addr: of the store in which the replicas agree on the name of their group.
+            rank: of this replica in the quorum.
+            world_size: the number of replicas in it.
+
+        Raises:
+            PeerMissing: some replicas did not come; names their ranks.
+            RuntimeError: the replica did not come that names the group, or that has the store.
+        """
+        registry.hold(self._holder)
+        before, self._pg = self._pg, None
+        if before is not None and not before.group.quiesce(0.0):
+            before.abort()
+        try:
+            self._pg = self._opened(store_addr, rank, world_size)
+        finally:
+            if before is not None:
+                # Nobody need wait for that.
+                Thread(target=before.shutdown, name="allfold-leave", daemon=True).start()
+
+    def _opened(self, store_addr: str, rank: int, world_size: int) -> _QuorumGroup:
+        opening = min(self._timeout, self._opening)
+        store = torchft.process_group.create_store_client(store_addr, timeout=opening)
+        if rank == 0:
+            store.set(_NAME_KEY, f"{_PREFIX}-{uuid.uuid4().hex}")
+        group = open_group(
+            store.get(_NAME_KEY).decode(),
+            rank,
+            world_size,
+            timeout=self._timeout.total_seconds(),
+            init_timeout=opening.total_seconds(),
+            on_loss="raise",
+            min_world=1,
+            fixed=True,
+        )
+        opened = _QuorumGroup(
+            Handle(_PREFIX, rank), world_size, group.timeout, store=None, reconfigurable=False
+        )
+        opened.enter(group)
+        return opened
+
+    def shutdown(self) -> None:
+        """Leave the group in order; ops in flight have a second to complete."""
+        group, self._pg = self._pg, None
+        if group is not None:
+            group.shutdown()
+        registry.release(self._holder)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of the ops that are called from now on."""
+        super().set_timeout(timeout)
+        if self._pg is not None:
+            self._pg.set_timeout(timeout)
+
+    def errored(self) -> Exception | None:
+        """Return the first error of an op of this quorum.
+
+        A loss that no op has met is no error yet: some replicas might know of it, and others vote
+        for this step. It fails the next op, on all of them.
+        """
+        return None if self._pg is None else self._pg.error
+
+    def _wrap_work(self, work: Work, _opts: object) -> _QuorumWork:
+        return _QuorumWork(work)
+
+
+class _QuorumGroup(ProcessGroup):
+    """The process group of one quorum, which notes the first error of its ops."""
+
+    error: Exception | None = None
+
+    def _explain(self, error: AllfoldError) -> None:
+        super()._explain(error)
+        if isinstance(error, PeerLost | AgentLost):
+            error.advice = _AFTER_A_LOSS
+        self.error = self.error or error
+
+
+class _QuorumWork(dist.Work):
+    """A work whose future is done once it was waited for.
+
+    torchft's Manager waits first and chains its callbacks to the future then. Where that is not
+    done yet they would run later, in another thread, which torchft 0.2.0 is not made for.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait as :meth:`allfold.torch._work.Work.wait` does, and for the future, if any."""
+        self._work.wait(timeout)
+        if self._future is not None:
+            self._future.wait()
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the tensors, which fails when the op does."""
+        self._future = self._work.get_future()
+        return self._future
+
+    def synchronize(self) -> None:
+        """Do the same as :meth:`wait`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Have what comes next on the current stream see the result.
+
+        Nobody expects an error here; it is one of :meth:`ProcessGroupAllfold.errored`.
+        """
+        with suppress(AllfoldError):
+            self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether :meth:`wait` would return, or raise, at once."""
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Return whether it has completed without an error."""
+        return self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an op that has failed, ``None`` before its end or after success."""
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait for the result and return the tensors that hold it."""
+        return self._work.result()
