@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks.faults.allfold_contestant import PROGRAM, VARIABLES, Allfold
@@ -10,7 +11,7 @@ from benchmarks.faults.measuring import Row, Sample, row_of, samples
 from benchmarks.faults.options import Options
 from benchmarks.faults.torch_contestants import TorchContestant, why_not
 from tests.chaos.faults import Kind
-from tests.chaos.fleet import fleet
+from tests.chaos.fleet import Fleet, fleet
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Loss:
     away: bool = False
 
 
+# torchft takes a replica for dead when its heartbeats have been missing for 5 s.
+_TORCHFT_TARGET = "100 %, max <= 5.3 s"
 LOSSES = {
     "kill-rank": Loss(
         "SIGKILL of a rank", Kind.KILL_RANK, "p50 <= 50 ms, p99 <= 250 ms", Kind.KILL_RANK
@@ -65,6 +68,24 @@ def _peer(loss: Loss, library: str, kind: Kind, world: int, options: Options) ->
     if reason := why_not(library):
         return Row(loss.what, library, shape, note=reason)
     measured: Sequence[Sample]
-    with TorchContestant(library, world, kind, options.timeout) as contestant:
+    with ExitStack() as stack:
+        ours = (
+            stack.enter_context(fleet(world, 1, VARIABLES, PROGRAM)) if _has_ours(library) else None
+        )
+        contestant = stack.enter_context(
+            TorchContestant(library, world, kind, options.timeout, _variables(ours) if ours else ())
+        )
         measured = list(samples(contestant, options.faults, options.patience, options.seed))
-    return row_of(loss.what, library, shape, "", measured)
+    target = _TORCHFT_TARGET if ours else ""
+    return row_of(loss.what, library, shape, target, measured)
+
+
+def _has_ours(library: str) -> bool:
+    """Tell if a library runs on Allfold."""
+    return "allfold" in library
+
+
+def _variables(ours: Fleet) -> list[dict[str, str]]:
+    """Return the environment of each rank: it is alone with its agent."""
+    services = ours.services
+    return [services.environment() | {"ALLFOLD_SOCKET": services.socket_of(n)} for n in ours.nodes]

@@ -1,4 +1,4 @@
-"""Gloo and torchft: processes that the contestant kills one by one."""
+"""Gloo, and torchft on Gloo or Allfold: processes that the contestant kills one by one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -29,7 +30,8 @@ _FIRST_OP_SECONDS = 90.0
 # For so many milliseconds a quorum waits for replicas whose heartbeats have not stopped for 5 s:
 # the shortest of torchft's own tests, and what its README starts the lighthouse with.
 _JOIN_TIMEOUTS = {"": 100, "readme": 10_000}
-PEERS = ("gloo", "torchft", "torchft:readme")
+# What has no "allfold" in it runs on Gloo.
+PEERS = ("gloo", "torchft", "torchft:readme", "torchft+allfold", "torchft+allfold:readme")
 
 
 def why_not(library: str) -> str | None:
@@ -45,14 +47,23 @@ class TorchContestant:
     Args:
         kind: of the faults: KILL_RANK, or STOP_AGENT for a process that is stopped for good.
         timeout: of an op, which is what those wait for that are no neighbours of the victim.
+        variables: of the environment of each rank.
     """
 
-    def __init__(self, library: str, world: int, kind: Kind, timeout: float) -> None:
+    def __init__(
+        self,
+        library: str,
+        world: int,
+        kind: Kind,
+        timeout: float,
+        variables: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         self.name = library
         self._library, _, self._variant = library.partition(":")
         self._kind = kind
         self._world = world
         self._timeout = timeout
+        self._variables = variables or [{}] * world
         self._folder = Path()
         self._children: dict[int, Child] = {}
         self._ending = ExitStack()
@@ -75,14 +86,14 @@ class TorchContestant:
         self._life += 1
         self._generation = 0
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        lighthouse = self._start_lighthouse() if self._library == "torchft" else ""
+        lighthouse = self._start_lighthouse() if self._library != "gloo" else ""
         for seat in range(self._world):
             orders = TorchOrders(
                 self._library, seat, self._world, self._store.port, lighthouse,
                 self._timeout, str(self._log(seat)),
             )  # fmt: skip
             command = python("benchmarks.faults.torch_ranks", json.dumps(asdict(orders)))
-            self._children[seat] = self._spawn(str(seat), command)
+            self._children[seat] = self._spawn(str(seat), command, self._variables[seat])
         try:
             await_all(self._all_have_begun, _FIRST_OP_SECONDS, f"the first op of {self.name}")
         except TimeoutError as error:
@@ -137,12 +148,14 @@ class TorchContestant:
         await_all(lambda: address.exists() or child.ended, _FIRST_OP_SECONDS, "the lighthouse")
         return address.read_text()
 
-    def _spawn(self, name: str, command: list[str]) -> Child:
+    def _spawn(
+        self, name: str, command: list[str], variables: Mapping[str, str] | None = None
+    ) -> Child:
         with self._output(name).open("wb") as output:
             return Child(
                 f"{self.name} {name}",
                 command,
-                env=environment() | {"GLOO_SOCKET_IFNAME": "lo"},
+                env=environment() | {"GLOO_SOCKET_IFNAME": "lo"} | dict(variables or {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -81,12 +81,12 @@ def _until_an_error(orders: TorchOrders, log: ChangeLog, first: int) -> None:
 
 def torchft(orders: TorchOrders, log: ChangeLog) -> None:
     """Do steps of one all-reduce: each with a quorum before it, and a vote after it."""
-    from torchft import Manager, ProcessGroupGloo
+    from torchft import Manager
 
     # Each replica has one rank, and a store of its own.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager: Any = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=orders.timeout)),
+        pg=_group_of(orders),
         load_state_dict=lambda _: None,
         state_dict=dict,
         min_replica_size=1,
@@ -113,13 +113,24 @@ def torchft(orders: TorchOrders, log: ChangeLog) -> None:
             log.note(step, called, 0, RuntimeError(str(manager.errored())))
 
 
+def _group_of(orders: TorchOrders) -> Any:
+    timeout = timedelta(seconds=orders.timeout)
+    if orders.library == "torchft+allfold":
+        from allfold.torchft import ProcessGroupAllfold
+
+        return ProcessGroupAllfold(timeout)
+    from torchft import ProcessGroupGloo
+
+    return ProcessGroupGloo(timeout=timeout)
+
+
 def main() -> None:
     """Do ops until this process is killed."""
     orders = TorchOrders(**json.loads(sys.argv[1]))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     log = ChangeLog(Path(orders.log))
-    {"gloo": gloo, "torchft": torchft}[orders.library](orders, log)
+    (gloo if orders.library == "gloo" else torchft)(orders, log)
 
 
 if __name__ == "__main__":
