@@ -123,7 +123,13 @@ def test_conjugated_tensors_are_what_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.zeros(3).to_sparse(), torch.zeros(3, device="meta")], ids=["sparse", "meta"]
+    "tensor",
+    [
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    ],
+    ids=["sparse", "meta", "nested"],
 )
 def test_tensors_that_are_more_than_their_bytes_are_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(InvalidArgument, match="not a plain tensor"):

@@ -56,6 +56,32 @@ def come_late(group: allfold.Group, late: list[int], nbytes: int) -> dict[str, A
     return {"seconds": time.monotonic() - began, "content": content(state)}
 
 
+def join_while_others_go_on(group: allfold.Group, nbytes: int) -> list[Any]:
+    """The last rank catches up with the others, which go on until the op that all do."""
+    state = STATES[group.name]
+    if group.rank == group.world_size - 1:
+        state = STATES[group.name] = trained(100, nbytes)
+        state.catch_up(group)
+    else:
+        state.meet_newcomers(group)
+    shown = content(state)
+    total = np.ones(3)
+    group.all_reduce(total)
+    state.weights += 1  # as an optimizer does, on all ranks alike
+    state.step += 1
+    state.commit(group)
+    state.sync(group)  # finds nothing to do: all have the same
+    assert content(state)[0] != shown[0] or not nbytes
+    return shown + content(state)
+
+
+def nobody_has_a_whole_state(group: allfold.Group) -> None:
+    """Sync where every rank has lost its own state in a pull that failed."""
+    state = STATES[group.name]
+    state._invalidate()
+    state.sync(group)
+
+
 def die_while_serving(group: allfold.Group, blocks: int, folder: str) -> None:
     """Sync as a holder, and be killed after so many blocks were asked of this rank."""
     served = 0

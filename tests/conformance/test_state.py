@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from allfold_core.errors import InvalidArgument, PeerError
+from allfold_core.errors import InvalidArgument, PeerError, PeerLost
 from tests.conformance import state_programs
 from tests.support.processes.ranks import Job, RankPool, failures, results
 from tests.support.processes.services import Services
@@ -15,11 +16,11 @@ MIB = 1 << 20
 SECONDS = 40.0
 
 
-def begun(job: Job, nbytes: int) -> object:
+def begun(job: Job, nbytes: int) -> list[Any]:
     """Let all ranks begin with the state of rank 0."""
     contents = job.run(state_programs.begin, nbytes=nbytes)
     assert contents == [contents[0]] * job.world_size
-    return contents[0]
+    return list(contents[0])
 
 
 @pytest.mark.parametrize("nbytes", [0, 1000, 30 * MIB])
@@ -39,6 +40,27 @@ def test_nothing_is_pulled_where_all_have_the_same_state(pool: RankPool) -> None
         content = begun(job, MIB)
         came = job.run(state_programs.come_late, late=[], nbytes=MIB)
         assert [each["content"] for each in came] == [content] * 2
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)], ids=str)
+def test_a_newcomer_catches_up_while_the_others_go_on(
+    pool: RankPool, nodes: tuple[int, ...]
+) -> None:
+    with pool.job(nodes, timeout=SECONDS) as job:
+        content = begun(job, 20 * MIB)
+        for _ in range(2):
+            came = job.run(state_programs.join_while_others_go_on, nbytes=20 * MIB)
+            assert came == [came[0]] * len(nodes)
+            assert came[0][:4] == content
+            content = came[0][4:]
+
+
+def test_a_state_that_nobody_has_whole_is_lost(pool: RankPool) -> None:
+    with pool.job((0, 1), timeout=SECONDS) as job:
+        begun(job, MIB)
+        for failure in failures(job.start_all(state_programs.nobody_has_a_whole_state)):
+            assert isinstance(failure.error, PeerLost)
+            assert "no rank has a whole state" in failure.error.message
 
 
 @pytest.mark.parametrize("on_loss", ["raise", "shrink"])

@@ -118,7 +118,10 @@ def test_a_holder_in_reserve_is_asked_when_all_others_have_died() -> None:
         assert holders[-1].served
 
 
-def test_what_a_stopped_source_was_asked_for_comes_from_another() -> None:
+def test_what_a_stopped_source_was_asked_for_comes_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allfold_agent.tensors.source.STALL_SECONDS", 2 * SECONDS)
     content = state(SIZE)
     release = Event()
     with holding(2) as holders:
@@ -133,6 +136,16 @@ def test_what_a_stopped_source_was_asked_for_comes_from_another() -> None:
         with pulling([holder.source for holder in holders]) as puller:
             finished(puller)
         release.set()
+        assert puller.content == content
+
+
+def test_a_source_in_reserve_is_asked_when_nothing_comes_from_the_others() -> None:
+    """As long as those before it have nothing to offer, they are waited for."""
+    content = state(SIZE)
+    with holding(ACTIVE_SOURCES + 1) as holders:
+        holders[-1].offer(content)
+        with pulling([holder.source for holder in holders]) as puller:
+            finished(puller)
         assert puller.content == content
 
 

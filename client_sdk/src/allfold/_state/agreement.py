@@ -12,6 +12,8 @@ from allfold._group import Group
 from allfold_core.errors import PeerError, PeerLost
 
 _REPORT_BYTES = 512
+NOBODYS = -1
+"""The commits of a state of which a part was overwritten."""
 
 
 class Version(NamedTuple):
@@ -36,9 +38,17 @@ def find_holders(
 
     Returns:
         The epoch whose rank numbers these are, the version, the ranks.
+
+    Raises:
+        PeerLost: nobody has a whole state.
     """
     view, rows = _gather(group, np.array(own, np.int64), timeout)
     versions = [Version(*map(int, row)) for row in rows]
+    if all(version.commits == NOBODYS for version in versions):
+        raise PeerLost(
+            f"group '{group.name}': no rank has a whole state any more, as those that had one were "
+            "lost while others got it; load the last checkpoint into a new allfold.State"
+        )
     newest = max(versions, key=lambda version: version.commits)  # the first of equal ones
     return view, newest, [rank for rank, each in enumerate(versions) if each == newest]
 

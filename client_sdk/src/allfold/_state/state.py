@@ -13,7 +13,7 @@ from allfold._connection import GRACE_SECONDS
 from allfold._group import Group
 from allfold._options import checked_seconds
 from allfold._registry import registry
-from allfold._state.agreement import Version, find_holders, share_outcome
+from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
 from allfold._state.image import Image, Manifest
 from allfold._state.landing import Landing
 from allfold._state.tensors import form_of, identity_of, is_tensor
@@ -61,6 +61,7 @@ class State:
         self._kept_head = 0
         self._commits = 0
         self._lineage = _new_lineage()
+        self._offering: Offering | None = None
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -94,6 +95,7 @@ class State:
         Args:
             group: by default the first of the process, if it is in one.
         """
+        self._end_offer()
         self._commits += 1
         if self._keep:
             image = self._image()
@@ -159,7 +161,38 @@ class State:
             if error is not None:
                 raise error
 
-    # What sync consists of; elastic groups use it for their newcomers as well
+    # Newcomers of a group that goes on meanwhile
+
+    def meet_newcomers(self, group: Group) -> None:
+        """Offer this state, which was just committed, to ranks that have come into the group.
+
+        It returns at once: others pull while this rank computes its next step. Nothing in the state
+        changes before the next op is done, which waits for the newcomers; the next commit, which
+        comes after it, ends the offer.
+        """
+        self._end_offer()
+        self._offering = self.offer(group, _edge_tag(group))
+
+    def catch_up(self, group: Group, timeout: float | None = None) -> None:
+        """Get the state of those who were in a group before this rank came into it.
+
+        Args:
+            timeout: seconds; by default the group's.
+
+        Raises:
+            The errors of :meth:`sync`.
+        """
+        seconds = group.timeout if timeout is None else checked_seconds("timeout", timeout)
+        # Newcomers have the last numbers. There may be others of them before this one, which offer
+        # nothing, so the first ranks are asked first.
+        self.pull(group, range(group.rank), _edge_tag(group), seconds, turned=False)
+
+    def _end_offer(self) -> None:
+        if self._offering is not None:
+            self._offering.close()
+            self._offering = None
+
+    # What all that consists of
 
     def offer(self, group: Group, tag: str, view: EpochView | None = None) -> Offering:
         """Let ranks of the group pull this state; leave it alone until the offer is closed.
@@ -178,6 +211,8 @@ class State:
         tag: str,
         timeout: float,
         view: EpochView | None = None,
+        *,
+        turned: bool = True,
     ) -> None:
         """Overwrite this state with that of ranks that offer it, or will do so soon.
 
@@ -187,11 +222,13 @@ class State:
             holders: their numbers.
             tag, view: as for :meth:`offer`.
             timeout: seconds for all of it.
+            turned: do not begin with the same holder as other ranks that pull.
         """
         view = view or group.membership.view
-        first = view.rank % len(holders)  # not all of them ask the same ones first
-        turned = [*holders[first:], *holders[:first]] if len(holders) <= MAX_SOURCES else holders
-        sources = [(rank, _id(group, tag, view, rank)) for rank in turned]
+        offering = list(holders[:MAX_SOURCES])
+        first = view.rank % len(offering) if turned and offering else 0
+        ranks = [*offering[first:], *offering[:first]]
+        sources = [(rank, _id(group, tag, view, rank)) for rank in ranks]
         landing = pull(
             group.membership,
             sources,
@@ -248,7 +285,7 @@ class State:
 
     def _invalidate(self) -> None:
         """From here on this state is nobody's."""
-        self._commits, self._lineage = -1, _new_lineage()
+        self._commits, self._lineage = NOBODYS, _new_lineage()
 
     def _take(self, landing: Landing) -> None:
         """Take over what has arrived."""
@@ -305,6 +342,11 @@ def _named_nodes(manifest: Manifest) -> dict[str, Node]:
 
 def _new_lineage() -> int:
     return secrets.randbits(63)
+
+
+def _edge_tag(group: Group) -> str:
+    """The version that the ranks of a group had when it came to its current epoch."""
+    return f"epoch.{group.epoch}"
 
 
 def _id(group: Group, tag: str, view: EpochView, rank: int) -> str:

@@ -86,13 +86,12 @@ def form_of(value: Any, path: str) -> TensorForm:
     Raises:
         InvalidArgument: its bytes alone are not the tensor.
     """
-    shape = tuple(int(size) for size in value.shape)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise InvalidArgument(f"{path} holds Python objects; a state has numbers")
         # The exact name of a type of another library, such as bfloat16, is not its str.
         text = value.dtype.name if value.dtype.kind == "V" else value.dtype.str
-        return TensorForm("numpy", text, shape)
+        return TensorForm("numpy", text, value.shape)
     torch = sys.modules["torch"]
     if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         raise InvalidArgument(f"{path} {_NOT_PLAIN} (layout {value.layout}); use a dense one")
@@ -101,7 +100,7 @@ def form_of(value: Any, path: str) -> TensorForm:
             f"{path} {_NOT_PLAIN}: a DTensor, of which each rank has another part; late ranks can "
             "only be given what is the same on all ranks"
         )
-    return TensorForm("torch", str(value.dtype).removeprefix("torch."), shape)
+    return TensorForm("torch", str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
 
 def identity_of(value: Any) -> tuple[Any, ...]:

@@ -8,8 +8,11 @@ import logging
 import mmap
 import os
 import socket
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from allfold_agent.local.rank_connection import Membership
@@ -134,6 +137,8 @@ def _map_window(descriptor: int) -> memoryview:
 def _sources(membership: Membership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
     """Return where the ranks of an epoch are, which offer the state.
 
+    They come in the order in which they are to be asked.
+
     Raises:
         WorldChanged: this agent does not know the epoch any more.
     """
@@ -143,7 +148,18 @@ def _sources(membership: Membership, ordinal: int, wanted: list[list[Any]]) -> l
     addresses = {
         rank: member.data_address for member in epoch.plan.members for rank in member.ranks
     }
-    return [Source(int(rank), addresses[int(rank)], str(state_id)) for rank, state_id in wanted]
+    found = [Source(int(rank), addresses[int(rank)], str(state_id)) for rank, state_id in wanted]
+    return _by_turns(found)
+
+
+def _by_turns(sources: Sequence[Source]) -> list[Source]:
+    """Put one source of each node first, then a second one of each, and so on."""
+    before: Counter[str] = Counter()
+    turns: list[tuple[int, Source]] = []
+    for source in sources:
+        turns.append((before[source.address], source))
+        before[source.address] += 1
+    return [source for _, source in sorted(turns, key=itemgetter(0))]
 
 
 def _refuse(channel: socket.socket, error: Any) -> None:

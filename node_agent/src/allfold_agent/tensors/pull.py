@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import socket
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ CONNECTIONS = 2
 # A source that fails so often in a row is given up, after pauses of so many seconds.
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.1
+# So long without a block, and another source is asked as well.
+_QUIET_SECONDS = 1.0
 _LARGEST_HEAD = 1 << 30
 _MESSAGE_BYTES = 64
 _OVER = -1
@@ -81,7 +84,7 @@ class Pull:
         try:
             for _ in range(min(ACTIVE_SOURCES, len(self._reserve))):
                 self._start_next()
-            while data := self._channel.recv(_MESSAGE_BYTES):
+            while data := self._receive():
                 self._slots.put(Block.unpack(data).slot)
         except (OSError, ValueError) as error:
             log.info("the rank of a pull is gone: %s", error)
@@ -90,12 +93,21 @@ class Pull:
         finally:
             self._stop()
 
+    def _receive(self) -> bytes:
+        """Return the next message of the rank; ask one more source whenever nothing moves."""
+        quiet = select.poll()
+        quiet.register(self._channel, select.POLLIN)
+        while not quiet.poll(_QUIET_SECONDS * 1000):
+            if not self._slots.empty():  # else it is the rank that takes its time
+                self._start_next()
+        return self._channel.recv(_MESSAGE_BYTES)
+
     # Sources
 
     def _start_next(self) -> None:
         """Start to pull from one more source."""
         with self._lock:
-            if not self._reserve:
+            if not self._reserve or self._work.has_ended:
                 return
             source = self._reserve.popleft()
             self._threads[source] = CONNECTIONS
