@@ -40,7 +40,8 @@ def _row(library: str, shape: str, places: list[dict[str, str]]) -> Row:
     found = _measure(library, places)
     opened = [max(each[0] for each in one) for one in found]
     first = [max(each[1] for each in one) for one in found]
-    together = [sum(each) for each in zip(opened, first, strict=True)]
+    # A member that has opened early waits in its first op for the others: that time counts once.
+    together = [max(map(sum, one)) for one in found]
     p50 = [statistics_of(each)["p50"] * 1e3 for each in (opened, first)]
     note = f"opening {p50[0]:.0f} ms, first op {p50[1]:.0f} ms"
     target = "<= 60 ms" if library == "allfold" else ""

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from allfold_agent.membership import control_messages
 from allfold_core.plan import Plan
 from allfold_orchestrator.http import plan_bodies
 from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership.group_state import GroupState
 from tests.orchestrator.builders import join, leave, play, ready
 
@@ -44,6 +46,21 @@ def test_a_plan_is_encoded_and_compressed_once_for_all_who_ask(
     answers = [bodies.response("train", plan, "gzip, deflate") for _ in range(5)]
     assert sorted(calls) == ["compress", "encode"]
     assert {bytes(answer.body) for answer in answers} == {bytes(answers[0].body)}
+
+
+@pytest.mark.parametrize("world_size", [2, 100])
+def test_a_message_of_a_link_carries_the_same_plan_and_a_large_one_compressed(
+    world_size: int,
+) -> None:
+    bodies, plan = PlanBodies(), plan_of(world_size)
+    text = bodies.text("train", plan)
+    message = messages.answer([1, 2], text)
+    answer = control_messages.parse(message)
+    assert isinstance(answer, control_messages.Answer)
+    assert (answer.numbers, answer.status) == ([1, 2], 200)
+    assert answer.body == json.loads(bytes(bodies.response("train", plan, "identity").body))
+    assert bodies.text("train", plan) is text, "it is made once"
+    assert len(message) < 8 * 1024
 
 
 def test_a_large_plan_is_compressed_for_those_who_can_read_it() -> None:

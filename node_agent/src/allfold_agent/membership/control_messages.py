@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64decode
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from allfold_core.schema import MESSAGE
 from allfold_core.survival.suspicion import Charge
@@ -88,6 +90,12 @@ class Answer(BaseModel):
     numbers: list[int]
     status: int
     body: dict[str, Any]
+
+    @field_validator("body", mode="before")
+    @classmethod
+    def _unpacked(cls, body: object) -> object:
+        """A plan of many ranks comes compressed, as a string."""
+        return json.loads(gzip.decompress(b64decode(body))) if isinstance(body, str) else body
 
 
 Down = (

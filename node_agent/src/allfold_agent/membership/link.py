@@ -350,10 +350,10 @@ class PeerLink:
         if self.needs_dial():  # a later life may be there
             self._redial.start()
         if self.users:
+            log.info("there is a link to node %s, incarnation %s", self.node, self.incarnation)
             self._tell_up()
 
     def _tell_up(self) -> None:
-        log.info("there is a link to node %s, incarnation %s", self.node, self.incarnation)
         self._context.tell(self._context.listener.on_up, self.node, self.incarnation)
 
     def _note_refusal(self) -> None:

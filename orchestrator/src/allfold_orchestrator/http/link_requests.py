@@ -42,7 +42,7 @@ class LinkRequests:
         self._working: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()
         self._joining: dict[str, asyncio.Task[None]] = {}  # by session
-        self._answers: dict[bytes, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}
 
     def take(self, ask: messages.Ask) -> None:
         """Begin to work on a request."""
@@ -79,7 +79,7 @@ class LinkRequests:
         found = await self._orchestrator.plan(
             body.group, epoch, body.session, body.wait, max_age=RECHECK_MAX_AGE
         )
-        self._answer(number, self._plan_bodies.body(body.group, found))
+        self._answer(number, self._plan_bodies.text(body.group, found))
 
     async def _leave(self, ask: messages.Ask) -> None:
         body = messages.LeaveBody.model_validate(ask.body)
@@ -87,11 +87,11 @@ class LinkRequests:
             await asyncio.wait([joining])  # else the seat would be taken after it was left
         leave = Leave(body.rank, body.session, Reason(body.reason))
         await self._orchestrator.leave(body.group, leave)
-        self._answer(ask.number, b"{}")
+        self._answer(ask.number, "{}")
 
     # Answers
 
-    def _answer(self, number: int, body: bytes) -> None:
+    def _answer(self, number: int, body: str) -> None:
         """Answer soon, together with the others that get the same answer at this moment."""
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._send_answers)
@@ -99,7 +99,7 @@ class LinkRequests:
 
     def _send_answers(self) -> None:
         for body, numbers in self._answers.items():
-            self._link.send(messages.answer(numbers, body.decode()))
+            self._link.send(messages.answer(numbers, body))
         self._answers.clear()
 
     async def _refusing(self, ask: messages.Ask, work: Coroutine[Any, Any, None]) -> None:

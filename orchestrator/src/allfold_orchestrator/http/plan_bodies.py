@@ -7,6 +7,7 @@ it each time would take far longer than making it.
 from __future__ import annotations
 
 import gzip
+from base64 import b64encode
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
@@ -31,12 +32,22 @@ class _Encoded:
     source: Plan | GroupState
     body: bytes
     _compressed: bytes = field(default=b"")
+    _text: str = field(default="")
 
     @property
     def compressed(self) -> bytes:
         if not self._compressed:
             self._compressed = gzip.compress(self.body, GZIP_LEVEL, mtime=0)
         return self._compressed
+
+    @property
+    def text(self) -> str:
+        """The body as JSON inside a message; a long one is a string: base64 of what gzip made."""
+        if not self._text:
+            is_short = len(self.body) < SMALLEST_COMPRESSED
+            packed = self.body if is_short else b'"%b"' % b64encode(self.compressed)
+            self._text = packed.decode()
+        return self._text
 
 
 class PlanBodies:
@@ -45,9 +56,9 @@ class PlanBodies:
     def __init__(self) -> None:
         self._answers: dict[str, _Encoded] = {}
 
-    def body(self, group: str, found: Plan | GroupState) -> bytes:
-        """``PlanComplete`` for a plan, ``PlanWaiting`` for a group that forms."""
-        return self._encoded(group, found).body
+    def text(self, group: str, found: Plan | GroupState) -> str:
+        """Return the body for a message on a control link."""
+        return self._encoded(group, found).text
 
     def response(self, group: str, found: Plan | GroupState, accept_encoding: str) -> Response:
         """Return the body as an answer to a request."""

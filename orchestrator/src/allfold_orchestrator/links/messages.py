@@ -232,6 +232,10 @@ def recall(generation: int) -> str:
 
 
 def answer(numbers: Sequence[int], body: str, status: int = 200) -> str:
-    """Return the answer to some requests: what REST answers, as JSON, and its HTTP status."""
+    """Return the answer to some requests: what REST answers, and its HTTP status.
+
+    Args:
+        body: JSON, or a JSON string that is JSON after base64 and gzip.
+    """
     head = _message("answer", {"numbers": numbers, "status": status})
     return f'{head[:-1]},"body":{body}}}'
