@@ -32,9 +32,9 @@ class Replica:
         self._store = store
 
     def configure(self, quorum: int, rank: int, world_size: int) -> None:
-        """Enter a quorum, as torchft's Manager calls it."""
+        """Enter a quorum, as torchft's parameter server does; its Manager names no arguments."""
         address = f"{self._store}/torchft/{quorum}/0"
-        self.group.configure(address, "replica", rank, world_size, quorum, 0, 1, [*range(9)])
+        self.group.configure(address, replica_id="0", rank=rank, world_size=world_size)
 
     def sum_of(self, value: float) -> float:
         """Return the sum of the replicas' values."""

@@ -58,11 +58,17 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
         return "torchft-allfold"
 
     def configure(
-        self, store_addr: str, _replica_id: str, rank: int, world_size: int, *_: Any, **__: Any
+        self,
+        store_addr: str,
+        replica_id: str,  # noqa: ARG002 - torchft's name; some callers give it by name
+        rank: int,
+        world_size: int,
+        *_: Any,
+        **__: Any,
     ) -> None:
         """Leave the group of the quorum before, and open the group of this one.
 
-        Of what torchft says about a quorum, Allfold needs no more than this:
+        What else torchft says about a quorum, Allfold does not need.
 
         Args:
             store_addr: of the store in which the replicas agree on the name of their group.
