@@ -58,7 +58,7 @@ def test_views_of_a_tensor_move_with_it(group: Any, arena: Arena) -> None:
 
 
 def test_the_arena_has_its_memory_back_when_the_last_view_is_gone(group: Any, arena: Arena) -> None:
-    arena.free(arena.allocate(1))
+    arena.free(arena.allocate(4 * LARGE))
     before = free_bytes(arena)
     tensor = torch.zeros(LARGE)
     view = tensor[:4]
