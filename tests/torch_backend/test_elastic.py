@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.support.waiting import wait_until
 from tests.torch_backend import elastic_programs as programs
-from tests.torch_backend.conftest import TorchJob
+from tests.torch_backend.conftest import PROGRAM_SECONDS, TorchJob
 
 
 def test_the_same_ranks_can_make_a_new_group(torch_job: TorchJob) -> None:
@@ -72,10 +72,10 @@ def test_survivors_of_a_dead_rank_go_on_and_take_in_another(
 ) -> None:
     ready = tmp_path / "ready"
     calls = two_nodes.start(programs.survive, victim=victim, ready=str(ready))
-    wait_until(ready.exists, "the victim is in the group", 30.0)
+    wait_until(ready.exists, "the victim is in the group", PROGRAM_SECONDS)
     calls[victim].rank.kill()
     del calls[victim]
-    (*told, newcomer) = [call.result(30.0) for call in calls]
+    (*told, newcomer) = [call.result(PROGRAM_SECONDS) for call in calls]
     assert [place for _, *place in told] == [[0, 3], [1, 3]]
     assert all(error.startswith("PeerLost") for error, *_ in told), told
     assert newcomer == ["", 2, 3]
