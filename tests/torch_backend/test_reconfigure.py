@@ -153,6 +153,20 @@ def test_the_connection_and_its_memory_stay_from_group_to_group(
     assert session.connection.lost is not None, "closed with the process group"
 
 
+def test_the_next_group_does_not_wait_until_the_seat_of_the_last_one_is_free(
+    agent: FakeAgent, opened: ProcessGroup, thread: ThreadPoolExecutor
+) -> None:
+    done = _reconfigure(thread, opened, 2)
+    leave = agent.next_leave()
+    agent.seat(number=1)
+    done.result(10)
+    assert not leave["lost"], "nothing was in flight"
+    work = opened.barrier()
+    agent.free_seat(leave)
+    agent.finish_op()
+    assert work.wait()
+
+
 def test_the_next_group_has_the_timeout_that_was_set_and_registers_with_that_of_all_ranks(
     agent: FakeAgent, opened: ProcessGroup, thread: ThreadPoolExecutor
 ) -> None:

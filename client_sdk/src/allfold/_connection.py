@@ -116,6 +116,12 @@ class Connection:
         Args:
             descriptor: of a file that is handed over with it.
         """
+        return self.wait(self.ask(kind, body, timeout, descriptor), timeout)
+
+    def ask(
+        self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
+    ) -> Pending:
+        """Ask for something as :meth:`request` does; return its answer, which is still to come."""
         number = next(self._requests)
         key = (kind, number)
         pending = self.expect(key)
@@ -124,7 +130,7 @@ class Connection:
             self.send(message, timeout)
         else:
             self.send_descriptor(message, descriptor, timeout)
-        return self.wait(pending, timeout)
+        return pending
 
     def expect(self, key: Hashable) -> Pending:
         """Announce that an answer will come."""

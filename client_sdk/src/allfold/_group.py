@@ -131,6 +131,15 @@ class Group(Collectives):
         finally:
             self._on_left(self)
 
+    def depart(self, parting: Parting) -> None:
+        """Leave for another group: whatever is in flight, and without waiting for an answer."""
+        try:
+            self.membership.depart(parting, lost=not self.quiesce(0.0))
+        except MultipleUnregister:
+            return
+        finally:
+            self._on_left(self)
+
     def abandon(self, parting: Parting | None = None) -> None:
         """Leave without waiting for what is in flight: the others lose this rank, at once."""
         try:

@@ -115,17 +115,29 @@ class Membership:
         """
         self._give_up(GRACE_SECONDS, parting)
 
+    def depart(self, parting: Parting, *, lost: bool) -> None:
+        """Give up the seat, and do not wait until others could have it.
+
+        Args:
+            lost: ops are in flight.
+        """
+        self._give_up(_ABANDON_SECONDS, parting, lost=lost, waits=False)
+
     def abandon(self, parting: Parting) -> None:
         """Give up the seat with ops in flight: the others lose this rank, at once."""
         self._give_up(_ABANDON_SECONDS, parting, lost=True)
 
-    def _give_up(self, seconds: float, parting: Parting, *, lost: bool = False) -> None:
+    def _give_up(
+        self, seconds: float, parting: Parting, *, lost: bool = False, waits: bool = True
+    ) -> None:
         with self._leaving:
             self.check(MultipleUnregister)
             self.left = True
         try:
             body = {"number": self.number, "lost": lost, **parting._asdict()}
-            self._connection.request(Message.LEAVE, body, seconds)
+            answer = self._connection.ask(Message.LEAVE, body, seconds)
+            if waits:
+                self._connection.wait(answer, seconds)
         except AgentLost as error:
             # Without the advice: the op that found it out has shown all of the error already.
             self._warn_of_no_answer(error.message)

@@ -104,9 +104,17 @@ class FakeAgent:
 
     def see_off(self) -> dict[str, Any]:
         """Answer the next LEAVE, and return it."""
-        request = unpack_json(self._await(Message.LEAVE))
-        self._send(pack_json(Message.LEFT, {"request": request["request"]}))
-        return request
+        leave = self.next_leave()
+        self.free_seat(leave)
+        return leave
+
+    def next_leave(self) -> dict[str, Any]:
+        """The next LEAVE, which is answered later."""
+        return unpack_json(self._await(Message.LEAVE))
+
+    def free_seat(self, leave: dict[str, Any]) -> None:
+        """Answer a LEAVE."""
+        self._send(pack_json(Message.LEFT, {"request": leave["request"]}))
 
     def _await(self, kind: Message) -> bytes:
         """The next message of a kind; segments of the arena may come before it."""

@@ -121,6 +121,12 @@ class Communicator:
         self.end_threads(seconds)
         return True
 
+    def depart(self, parting: Parting) -> None:
+        """Leave the group for another one; whoever waits for an op in flight has an error."""
+        self.has_left = True
+        self.group.depart(parting)
+        self.end_threads(0.0)
+
     def end_threads(self, seconds: float) -> None:
         """End the threads that complete futures; wait so long for a callback that is running."""
         self._progress.close(seconds)

@@ -165,7 +165,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         self._reconfigurable, self._left = True, False
         # Between two groups the connection stays, and the memory that is shared with the agent.
         registry.hold(self._handle.session)
-        self._part(0.0, _RECONFIGURED)
+        self._depart()
         group = open_group(
             name,
             rank,
@@ -251,6 +251,12 @@ class Lifecycle(_Base):  # type: ignore[misc]
             return True
         with self._parting:
             return current.has_left or current.leave(seconds, parting)
+
+    def _depart(self) -> None:
+        """Leave the Allfold group for another one, unless it was left before."""
+        with self._parting:
+            if self._communicator is not None and not self._communicator.has_left:
+                self._communicator.depart(_RECONFIGURED)
 
     @property
     def has_left(self) -> bool:
