@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue
 from time import monotonic
 
 from allfold_agent.runtime.locks import make_condition, make_lock
@@ -64,7 +64,7 @@ class Offer:
         self._channel = channel
         self._window = window
         self._asking = make_lock("offer")
-        self._slots: SimpleQueue[int] = SimpleQueue()
+        self._slots: LifoQueue[int] = LifoQueue()  # the last one is still in the caches
         for slot in range(len(window) // BLOCK_BYTES):
             self._slots.put(slot)
         channel.settimeout(patience)

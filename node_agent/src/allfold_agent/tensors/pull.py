@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue
 from time import monotonic
 
 import h11
@@ -67,7 +67,7 @@ class Pull:
         self._timeout = timeout
         self._deadline = monotonic() + timeout
         self._work = Work(self._deadline)
-        self._slots: SimpleQueue[int] = SimpleQueue()
+        self._slots: LifoQueue[int] = LifoQueue()  # the last one is still in the caches
         for slot in range(len(window) // BLOCK_BYTES):
             self._slots.put(slot)
         self._reserve = deque(sources)
