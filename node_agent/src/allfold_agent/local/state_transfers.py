@@ -81,10 +81,11 @@ class StateTransfers:
                 self._offer(body, channel, window)
             else:
                 self._pull(membership, body, channel, window)
+        except AllfoldError as error:
+            _refuse(channel, error)
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.info("a state transfer did not begin: %s", error)
-            known = isinstance(error, AllfoldError)
-            _refuse(channel, error if known else InvalidArgument(f"not a transfer: {error!r}"))
+            _refuse(channel, InvalidArgument(f"not a transfer: {error!r}"))
         finally:
             with self._lock:
                 self._channels.discard(channel)
@@ -162,6 +163,6 @@ def _by_turns(sources: Sequence[Source]) -> list[Source]:
     return [source for _, source in sorted(turns, key=itemgetter(0))]
 
 
-def _refuse(channel: socket.socket, error: Any) -> None:
+def _refuse(channel: socket.socket, error: AllfoldError) -> None:
     with suppress(OSError):
         channel.send(bytes([TransferMessage.FAILED]) + json.dumps(error.to_dict()).encode())
