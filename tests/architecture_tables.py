@@ -153,7 +153,9 @@ def fence() -> str:
 
 
 def outcome() -> str:
-    return layout(local_wire.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants"])
+    return layout(
+        local_wire.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants", "edge"]
+    )
 
 
 def segment() -> str:

@@ -56,7 +56,9 @@ def join(agent: FakeAgent, *, elastic: bool = True, again: bool = False) -> allf
 
     def open_it() -> None:
         name = f"g{len(_registry.registry)}"
-        opened.append(_registry.open_group(name, 0, 2, agent=agent.path, elastic=elastic))
+        opened.append(
+            _registry.open_group(name, 0, 2, agent=agent.path, max_world=2 if elastic else None)
+        )
 
     meanwhile(answer, open_it)
     return opened[0]
@@ -199,7 +201,7 @@ def test_a_process_that_has_left_may_join_anew(agent: FakeAgent) -> None:
 PREAMBLE = """
 import os, signal, sys, time
 from allfold import _registry
-group = _registry.open_group("g", 0, 1, agent=sys.argv[1], elastic=True)
+group = _registry.open_group("g", 0, 1, agent=sys.argv[1], max_world=1)
 """
 
 

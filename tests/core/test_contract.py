@@ -102,6 +102,9 @@ def test_errors_are_also_what_python_calls_them() -> None:
         st.floats(0, 1e6),
         st.sampled_from(["raise", "shrink"]),
         st.integers(1),
+        st.none() | st.integers(1),
+        st.sampled_from(["any", "commit"]),
+        st.floats(0, 1e6),
         st.lists(st.text(), max_size=5).map(tuple),
         st.integers(0),
     )
@@ -126,6 +129,15 @@ def test_a_plan_from_before_losses_were_survived_raises_on_a_loss() -> None:
         del old[name]
     assert Plan.from_dict(old) == plan
     assert (plan.on_loss, plan.min_world) == ("raise", 1)
+
+
+def test_a_plan_from_before_ranks_could_join_takes_in_nobody() -> None:
+    plan = Plan("g", 1, 0, (), (), LinkModel(), {}, 30.0, "shrink", 2)
+    old = {**plan.to_dict(), "schema": 2}
+    for name in ("max_world", "joins", "join_timeout"):
+        del old[name]
+    assert Plan.from_dict(old) == plan
+    assert plan.max_world is None
 
 
 def test_a_plan_knows_where_ranks_and_nodes_are() -> None:

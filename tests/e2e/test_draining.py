@@ -26,7 +26,7 @@ import numpy as np
 from allfold import _registry
 rank, count, stays = map(int, sys.argv[1:])
 group = _registry.open_group(
-    "dp", rank, count, on_loss="shrink", timeout=60.0, init_timeout=60.0, elastic=True
+    "dp", rank, count, on_loss="shrink", timeout=60.0, init_timeout=60.0, max_world=count
 )
 fewer = 0
 try:

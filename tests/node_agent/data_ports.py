@@ -13,7 +13,7 @@ from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.frames import EDGE_PROTOCOL
 
 TOKEN = "a-join-token"
-EDGE = EdgeRequest("group/ü", 3, "node/b", "a", from_frame=7, incarnations=("i", "j"))
+EDGE = EdgeRequest("group/ü", 3, "node/b", "a", from_frame=7, lives=("i.3", "j.5"))
 RAW_EDGE = (
     "GET /v1/groups/g/openings/3/edges/b/a HTTP/1.1\r\nHost: a\r\n"
     f"Connection: Upgrade\r\nUpgrade: {EDGE_PROTOCOL}\r\n"

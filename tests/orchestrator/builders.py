@@ -20,6 +20,7 @@ from allfold_orchestrator.membership.group_state import (
     Rejected,
 )
 from allfold_orchestrator.membership.membership import step
+from allfold_orchestrator.membership.term_record import StoreLife
 
 GROUP = "train"
 
@@ -39,12 +40,16 @@ def join(
     strategies: Mapping[str, str] | None = None,
     on_loss: OnLoss = "raise",
     min_world: int = 1,
+    generation: int = 0,
 ) -> Join:
-    """Rank ``rank`` of ``of``; its session is ``s<rank>`` unless it is given."""
+    """Rank ``rank`` of ``of``; its session is ``s<rank>`` unless it is given.
+
+    ``generation`` is that of the store.
+    """
     info = node(on) if isinstance(on, str) else on
     seat = RankSeat(info, f"s{rank}" if session is None else session)
     params = GroupParams(of, timeout, strategies or {}, on_loss, min_world)
-    return Join(rank, seat, params)
+    return Join(rank, seat, params, store=StoreLife(generation, "0"))
 
 
 def lost(*nodes: str, how: str = "it was refused") -> NodesLost:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from allfold import _ranks
+from allfold import _ranks, _settings
 from allfold._group import Group
 from allfold._options import Options, with_checked_names
 from allfold._registry import open_group, registry
@@ -40,8 +40,14 @@ def init(
     wire: str | None = None,
     on_loss: str | None = None,
     min_world: int | None = None,
+    max_world: int | None = None,
+    joins: str = "any",
 ) -> Group:
     """Join a group as one of its ranks, and wait until every rank has joined.
+
+    With ``max_world`` the group is *elastic*: it opens when ``world_size`` ranks have come, or
+    ``min_world`` where nothing numbers them, and takes in others while it runs. Whoever comes then
+    gets the next number, and ``init`` returns when it is in the group.
 
     The first group of a process is the default of all functions. Further groups of the same ranks,
     with other names, may be opened beside it; :func:`new_group` makes groups of some of them.
@@ -65,7 +71,13 @@ def init(
             that are left, and succeed with fewer participants (``ALLFOLD_ON_LOSS``, else "raise").
             Must be the same on every rank.
         min_world: with fewer ranks than this left, no op is done any more (``ALLFOLD_MIN_WORLD``,
-            else 1). Must be the same on every rank.
+            else 1). What is in flight fails; in an elastic group, ops that are called then wait for
+            others to join, for ``init_timeout``. Must be the same on every rank.
+        max_world: the most ranks that the group has at a time (``ALLFOLD_MAX_WORLD``; by default
+            nobody joins it while it runs). Must be the same on every rank.
+        joins: where ranks come into an elastic group: ``"any"``, between two ops; ``"commit"``,
+            only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does. Must
+            be the same on every rank.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
@@ -76,7 +88,12 @@ def init(
         InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
     """
     name = group_name(group)
-    info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
+    most = _settings.max_world(max_world)
+    if most is None:
+        info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
+    else:
+        opens_with = _settings.min_world(min_world)
+        info = _ranks.resolve_elastic(os.environ, rank, world_size, opens_with)
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
         warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
@@ -91,6 +108,8 @@ def init(
         wire=wire,
         on_loss=on_loss,
         min_world=min_world,
+        max_world=most,
+        joins=joins,
     )
 
 

@@ -33,10 +33,16 @@ class Channel:
         self._membership = membership
         self._connection = membership.session.connection
         self._lock = Lock()
-        self._op_numbers = count()
+        self._op_numbers = count(membership.first)
+        self._next_op = membership.first
         self._pair_numbers = count(FIRST_PAIR)
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
+
+    @property
+    def next_op(self) -> int:
+        """The number of the next collective."""
+        return self._next_op
 
     # Starting
 
@@ -50,6 +56,7 @@ class Channel:
         """
 
         def message(number: int, staged: Staged) -> bytes:
+            self._next_op = number + 1
             group = self._membership.number
             source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(

@@ -48,6 +48,7 @@ _ANSWERS = {
     Message.LEFT: Message.LEAVE,
     Message.EXPLAINED: Message.EXPLAIN,
     Message.SHARED: Message.SHARE,
+    Message.PASSED: Message.EDGE,
 }
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
@@ -140,6 +141,10 @@ class Connection:
                 raise self._lost
             self._pending[key] = pending
         return pending
+
+    def notify(self, kind: Message, body: dict[str, Any], timeout: float) -> None:
+        """Send a message that has no answer."""
+        self.send(pack_json(kind, body), timeout)
 
     def send(self, message: bytes, timeout: float) -> None:
         """Send one message; the agent has ``timeout`` seconds to take it.
@@ -292,6 +297,7 @@ class Connection:
             log.error("unexpected message from the node agent: %s", outcome)
             return
         pending.epoch, pending.participants = outcome.epoch, outcome.participants
+        pending.edge = outcome.edge
         if outcome.kind is Message.FAILED:
             pending.error = from_dict(outcome.body or {})
         elif outcome.body is not None:

@@ -43,6 +43,7 @@ class Epochs:
         self.held_for = 0.0
         self.waits_for = ""
         self._upcoming: dict[int, EpochView] = {}
+        self._edge = self._passed_edge = 0
         self._entering = Lock()
         self._has_warned = False
 
@@ -73,14 +74,23 @@ class Epochs:
             self.view = view
             for older in [each for each in self._upcoming if each <= ordinal]:
                 del self._upcoming[older]
-        log.warning(
-            "group '%s' has %d of its %d ranks left: this process, rank %d until now, is rank %d",
-            view.group,
-            view.world_size,
-            before.world_size,
-            before.rank,
-            view.rank,
-        )
+        _log_change(before, view)
+
+    # Edges, where others join and leave
+
+    @property
+    def edge(self) -> int:
+        """The number of the edge to which this rank is to come; 0 while nobody waits there."""
+        return self._edge if self._edge > self._passed_edge else 0
+
+    def announce_edge(self, edge: int) -> None:
+        """The program has waited for an outcome with which all ranks hear of an edge."""
+        self._edge = max(edge, self._edge)
+
+    def pass_edge(self, edge: int, ordinal: int) -> None:
+        """The rank goes on from an edge, in this epoch."""
+        self._passed_edge = max(edge, self._passed_edge)
+        self.enter(ordinal)
 
     def hold(self, body: Mapping[str, Any]) -> None:
         """The group recovers; say so once if that takes long."""
@@ -96,3 +106,23 @@ class Epochs:
                 body["waits_for"],
                 body["seconds"],
             )
+
+
+def _log_change(before: EpochView, view: EpochView) -> None:
+    if view.world_size > before.world_size:
+        log.info(
+            "group '%s' has grown from %d to %d ranks; this process is rank %d",
+            view.group,
+            before.world_size,
+            view.world_size,
+            view.rank,
+        )
+        return
+    log.warning(
+        "group '%s' has %d of its %d ranks left: this process, rank %d until now, is rank %d",
+        view.group,
+        view.world_size,
+        before.world_size,
+        before.rank,
+        view.rank,
+    )

@@ -72,6 +72,8 @@ class Group(Collectives):
         self.wire = settings.wire
         self.on_loss = settings.on_loss
         self.elastic = settings.elastic
+        self.joins = settings.joins
+        self._wants_to_leave = False
         self.membership = membership
         self._draining = draining
         self._channel = Channel(membership)
@@ -103,6 +105,49 @@ class Group(Collectives):
     def nodes(self) -> int:
         """The number of machines that the ranks are on."""
         return self.membership.view.nodes
+
+    # Ranks that join and leave
+
+    def edge(self, timeout: float | None = None) -> bool:
+        """Let ranks join and leave here, in a group that was opened with ``joins="commit"``.
+
+        All ranks call it at the same points of the program, where their states are the same:
+        :meth:`allfold.State.commit` does. It costs nothing unless somebody waits; then it returns
+        when all ranks have come here, and those who wait are in the group, or out of it.
+
+        Args:
+            timeout: seconds to wait for the other ranks. Default: the group's.
+
+        Returns:
+            True if the group has other ranks now.
+
+        Raises:
+            PeerMissing: not all ranks have come in time.
+        """
+        before = self.epoch
+        if self._draining.reason is not None:
+            self._leave_if_drained()
+        if not self.membership.come_to_edge(self._channel.next_op, self._seconds(timeout)):
+            self._let_go()
+        return self.epoch != before
+
+    def _leave_if_drained(self) -> None:
+        """This process was told to leave: do so at once, or ask to be let go at the next edge."""
+        if self.joins == "any":
+            if self.elastic:
+                self._draining.leave()
+        elif not self._wants_to_leave:
+            self._wants_to_leave = True
+            self.membership.wish_to_leave()
+
+    def _let_go(self) -> None:
+        """This rank wanted to leave, and was let go."""
+        if self._draining.reason is not None:
+            self._draining.leave()
+        try:
+            self.membership.leave(by_call())
+        finally:
+            self._on_left(self)
 
     # Leaving
 
@@ -229,8 +274,8 @@ class Group(Collectives):
         async_op: bool = False,
     ) -> Any:
         """Start a collective, and wait for it unless the caller wants to do so."""
-        if self.elastic and self._draining.reason is not None:
-            self._draining.leave()
+        if self._draining.reason is not None:
+            self._leave_if_drained()
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
         fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, Self
 
 from allfold._calls.arguments import checked_rank
-from allfold._calls.call import EpochView, Seat
+from allfold._calls.call import EpochView, SeatRequest
 from allfold._connection import GRACE_SECONDS
 from allfold._epochs import Epochs
 from allfold._parting import Parting
@@ -44,12 +44,13 @@ class Membership:
         epochs: those of the group, as the agent reports them.
         opening: the number of this life of the group, of all that had its name.
         number: what the agent calls the group, for this process.
+        first: the number of the first op of this rank.
         timeout: seconds until an op fails, as the ranks have agreed.
         left: whether the seat was given up.
     """
 
     def __init__(
-        self, session: Session, seat: Seat, answer: Mapping[str, Any], *, fixed: bool = False
+        self, session: Session, seat: SeatRequest, answer: Mapping[str, Any], *, fixed: bool = False
     ) -> None:
         self.session = session
         self._connection = session.connection
@@ -61,6 +62,7 @@ class Membership:
         )
         self.opening: int = answer["opening"]
         self.number: int = answer["number"]
+        self.first: int = answer["first"]
         self.timeout: float = answer["timeout"]
         self.left = False
         self._leaving = Lock()
@@ -73,7 +75,7 @@ class Membership:
         return self.epochs.view
 
     @classmethod
-    def join(cls, session: Session, seat: Seat, settings: GroupSettings) -> Self:
+    def join(cls, session: Session, seat: SeatRequest, settings: GroupSettings) -> Self:
         """Take the seat, and wait until every rank has done so."""
         patience = settings.init_timeout
         body = {
@@ -86,6 +88,8 @@ class Membership:
             "strategies": settings.strategies,
             "on_loss": settings.on_loss,
             "min_world": settings.min_world,
+            "max_world": settings.max_world,
+            "joins": settings.joins,
         }
         try:
             answer = session.connection.request(Message.JOIN, body, patience + GRACE_SECONDS)
@@ -94,7 +98,7 @@ class Membership:
                 raise
             raise PeerMissing(
                 f"the node agent at {session.connection.path} gave no answer to the registration "
-                f"of rank {seat.rank} within {patience:g} s",
+                f"of {seat.describe()} within {patience:g} s",
                 timeout=patience,
             ) from None
         return cls(session, seat, answer, fixed=settings.fixed)
@@ -155,8 +159,43 @@ class Membership:
         request = {"number": self.number, "kind": kind, "nbytes": nbytes}
         return str(self._connection.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
 
-    def edge(self, state: Any) -> None:
-        """Take note of a point at which nothing is in flight, and a state is complete."""
+    # Edges
+
+    def come_to_edge(self, next_op: int, timeout: float) -> bool:
+        """Let others join and leave here, where somebody waits for that.
+
+        Args:
+            next_op: the number of this rank's next op.
+            timeout: seconds to wait for the other ranks.
+
+        Returns:
+            True if this rank is still in the group, False if it was let go.
+
+        Raises:
+            PeerMissing: not all of them have come in time.
+        """
+        self.check()
+        edge = self.epochs.edge
+        if not edge:
+            return True
+        body = {"number": self.number, "seq": next_op, "edge": edge}
+        try:
+            answer = self._connection.request(Message.EDGE, body, timeout)
+        except TimeoutError:
+            raise PeerMissing(
+                f"not all ranks of group '{self.view.group}' have come to the edge at which others "
+                f"join or leave, within {timeout:g} s: all of them have to commit their state at "
+                "the same point of the program",
+                timeout=timeout,
+                group=self.view.group,
+            ) from None
+        self.epochs.pass_edge(edge, answer["epoch"])
+        return not answer["left"]
+
+    def wish_to_leave(self) -> None:
+        """Ask to be let go at the next edge."""
+        self.check()
+        self._connection.notify(Message.RETIRE, {"number": self.number}, GRACE_SECONDS)
 
     # Sub-groups
 

@@ -13,9 +13,10 @@ class Pending:
     Attributes:
         epoch: of a call, the ordinal that its outcome carries.
         participants: of a call, the number of ranks that took part; 0 of an error.
+        edge: of a call, the edge that its outcome announces; 0 for none.
     """
 
-    __slots__ = ("answer", "done", "epoch", "error", "participants")
+    __slots__ = ("answer", "done", "edge", "epoch", "error", "participants")
 
     def __init__(self) -> None:
         self.done = False
@@ -23,6 +24,7 @@ class Pending:
         self.error: AllfoldError | None = None
         self.epoch: int | None = None
         self.participants: int | None = None
+        self.edge = 0
 
     def outcome(self) -> dict[str, Any]:
         """Return the answer, or raise the error that came instead."""

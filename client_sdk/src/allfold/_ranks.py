@@ -51,12 +51,12 @@ class RankInfo:
     """The number of this process in its job.
 
     Attributes:
-        rank: from 0 to ``world_size - 1``.
-        world_size: how many ranks the job has.
+        rank: from 0 to ``world_size - 1``; ``None`` for whichever is free.
+        world_size: how many ranks the job has, or begins with.
         source: what decided, with the names that were read.
     """
 
-    rank: int
+    rank: int | None
     world_size: int
     source: str
 
@@ -67,6 +67,8 @@ class RankInfo:
 
     def describe(self) -> str:
         """One line for the log: ``rank 1 of 4 (from torchrun: RANK, WORLD_SIZE)``."""
+        if self.rank is None:
+            return f"one of its ranks; it opens with {self.world_size} ({self.source})"
         origin = self.source if self.is_assumed else f"from {self.source}"
         return f"rank {self.rank} of {self.world_size} ({origin})"
 
@@ -90,6 +92,20 @@ def resolve(
     _refuse_contradictions(winner, launched)
     names = dict.fromkeys(reading.name for reading in winner.readings)
     return RankInfo(*pair, f"{winner.source}: {', '.join(names)}")
+
+
+def resolve_elastic(
+    env: Environment, rank: int | None, world_size: int | None, opens_with: int
+) -> RankInfo:
+    """Find this process's rank in a group that others may join while it runs.
+
+    It needs none: then it gets whichever is free, and the group opens with ``world_size`` ranks, or
+    with ``opens_with`` where nothing says how many there are.
+    """
+    if rank is None and world_size is not None:
+        return RankInfo(None, world_size, "from world_size")
+    info = resolve(env, rank=rank, world_size=world_size)
+    return RankInfo(None, opens_with, "from min_world") if info.is_assumed else info
 
 
 def _explicit(ours: Claim, theirs: Claim) -> Claim | None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import RLock
 from time import monotonic
 
-from allfold._calls.call import Seat
+from allfold._calls.call import SeatRequest
 from allfold._draining import Draining
 from allfold._group import Group
 from allfold._membership import Membership
@@ -43,7 +43,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = RLock()
         self._session: Session | None = None
-        self._opening: dict[str, Seat] = {}
+        self._opening: dict[str, SeatRequest] = {}
         self._groups: dict[str, Group] = {}
         self._draining = Draining(lambda parting: self.leave(parting=parting))
         self._holders: set[str] = set()
@@ -58,7 +58,7 @@ class Registry:
             raise RegisterNotFirstOperation("allfold.init must be called before any other function")
         return group
 
-    def open(self, seat: Seat, settings: GroupSettings, agent: str | None) -> Group:
+    def open(self, seat: SeatRequest, settings: GroupSettings, agent: str | None) -> Group:
         """Take a seat, and wait until every rank has taken its own.
 
         Args:
@@ -146,9 +146,8 @@ class Registry:
     def _check_is_new(self, name: str) -> None:
         for seated in (self._groups.get(name), self._opening.get(name)):
             if seated is not None:
-                raise MultipleRegister(
-                    f"this process is rank {seated.rank} of group '{name}' already"
-                )
+                what = "a rank" if seated.rank is None else f"rank {seated.rank}"
+                raise MultipleRegister(f"this process is {what} of group '{name}' already")
 
     def _connected(self, agent: str | None, patience: float) -> Session:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
@@ -218,7 +217,7 @@ atexit.register(registry.leave_at_exit)
 
 def open_group(
     name: str,
-    rank: int,
+    rank: int | None,
     world_size: int,
     *,
     agent: str | None = None,
@@ -228,8 +227,9 @@ def open_group(
     wire: str | None = None,
     on_loss: str | None = None,
     min_world: int | None = None,
+    max_world: int | None = None,
+    joins: str = "any",
     fixed: bool = False,
-    elastic: bool = False,
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
@@ -237,7 +237,6 @@ def open_group(
 
     Args:
         fixed: the numbers must never change; after a loss all calls fail.
-        elastic: the rank may leave while the group runs.
     """
     settings = GroupSettings.resolve(
         world_size,
@@ -247,7 +246,8 @@ def open_group(
         wire=wire,
         on_loss=on_loss,
         min_world=min_world,
+        max_world=max_world,
+        joins=joins,
         fixed=fixed,
-        elastic=elastic,
     )
-    return registry.open(Seat(name, rank, world_size), settings, agent)
+    return registry.open(SeatRequest(name, rank, world_size), settings, agent)

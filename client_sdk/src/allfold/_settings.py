@@ -14,7 +14,7 @@ from allfold._gpu_path import wanted
 from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
-from allfold_core.plan import OnLoss
+from allfold_core.plan import Joins, OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.wire.local_wire import default_socket
 
@@ -31,8 +31,9 @@ class GroupSettings:
     """The settings of a group; see :func:`allfold.init`.
 
     Attributes:
+        max_world: ranks may join the group while it runs, up to this number; ``None``: none may.
+        joins: where they come in.
         fixed: the ranks and their numbers never change, so the group cannot outlive a loss.
-        elastic: ranks may leave it while it runs.
     """
 
     timeout: float
@@ -41,8 +42,14 @@ class GroupSettings:
     wire: str
     on_loss: OnLoss
     min_world: int
+    max_world: int | None = None
+    joins: Joins = "any"
     fixed: bool = False
-    elastic: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        """True if ranks may join and leave while the group runs."""
+        return self.max_world is not None
 
     @classmethod
     def resolve(
@@ -55,8 +62,9 @@ class GroupSettings:
         wire: str | None = None,
         on_loss: str | None = None,
         min_world: int | None = None,
+        max_world: int | None = None,
+        joins: str = "any",
         fixed: bool = False,
-        elastic: bool = False,
     ) -> Self:
         """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
 
@@ -70,8 +78,9 @@ class GroupSettings:
             _wire(wire),
             _on_loss(on_loss),
             _min_world(min_world, world_size),
+            _max_world(max_world, world_size),
+            _joins(joins),
             fixed,
-            elastic,
         )
 
 
@@ -122,6 +131,44 @@ def _min_world(given: int | None, world_size: int) -> int:
             f"{source} is a number of ranks from 1 to {world_size}, the world size; got {value}"
         )
     return int(value)
+
+
+def max_world(given: int | None) -> int | None:
+    """Return the most ranks that a group takes in while it runs; ``None`` where it takes none.
+
+    Raises:
+        InvalidArgument: it is no number of ranks.
+    """
+    source, value = "max_world", str(given)
+    if given is None:
+        source, value = "ALLFOLD_MAX_WORLD", os.environ.get("ALLFOLD_MAX_WORLD") or ""
+        if not value:
+            return None
+    if not value.isdecimal() or int(value) < 1:
+        raise InvalidArgument(f"{source} is a number of ranks from 1 on; got {value}")
+    return int(value)
+
+
+def min_world(given: int | None) -> int:
+    """Return the number of ranks below which a group does nothing, and with which it can open."""
+    value = os.environ.get("ALLFOLD_MIN_WORLD") if given is None else str(given)
+    return int(value) if value and value.isdecimal() else 1
+
+
+def _max_world(given: int | None, world_size: int) -> int | None:
+    most = max_world(given)
+    if most is not None and most < world_size:
+        raise InvalidArgument(
+            f"max_world is {most}, and {world_size} ranks are to open the group: it must not be "
+            "less than the world size"
+        )
+    return most
+
+
+def _joins(given: str) -> Joins:
+    if given not in get_args(Joins):
+        raise InvalidArgument(f"joins is one of {', '.join(get_args(Joins))}, got {given!r}")
+    return cast(Joins, given)
 
 
 def _overrides(strategies: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -129,6 +129,8 @@ class Work:
             raise self._overdue(timeout)
         if self._pending.epoch is not None:
             self._epochs.enter(self._pending.epoch)
+            if self._pending.edge:
+                self._epochs.announce_edge(self._pending.edge)
         if self._error is not None:
             raise _copy(self._error)
         self._show()

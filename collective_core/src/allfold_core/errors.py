@@ -26,7 +26,8 @@
         ├── AgentLost                    the local agent died or stopped answering
         ├── ArenaExhausted               no memory for an arena
         ├── GpuFailed                    a GPU or its driver refused what it was asked
-        └── NodeDraining                 the node takes no more ranks
+        ├── NodeDraining                 the node takes no more ranks
+        └── GroupFull                    a running group has max_world ranks
 
 Each class has a stable ``code``, which is also its page in the documentation, and an HTTP
 ``status``. Errors travel as JSON between processes and come out as the class they went in.
@@ -181,10 +182,14 @@ class RootLost(PeerLost):
 
 
 class WorldChanged(PeerLost):
-    """An op whose tensors are shaped by the world size met another one. Nothing was changed."""
+    """The group has other ranks than the caller knew: some were lost, or have joined.
+
+    Of an op whose tensors are shaped by the world size, or with ``on_loss="raise"`` of any. Nothing
+    was changed.
+    """
 
     code = "AF306"
-    advice = "Make the tensors for the ranks that are left, and call again; the group is usable."
+    advice = "Make the tensors for the ranks that the group has now, and call again; it is usable."
 
 
 class BelowMinWorld(PeerLost):
@@ -271,6 +276,13 @@ class NodeDraining(ServiceError):
 
     code = "AF406"
     advice = "Start the rank on another node. A node takes ranks again when its agent is restarted."
+
+
+class GroupFull(ServiceError):
+    """The group has ``max_world`` ranks: another one can join when one of them has left."""
+
+    code = "AF407"
+    advice = "Wait until a rank has left, or open the group with a larger max_world."
 
 
 def _tree(root: type[AllfoldError]) -> list[type[AllfoldError]]:

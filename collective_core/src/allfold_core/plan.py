@@ -14,7 +14,11 @@ from typing import Any, Literal, NamedTuple
 from allfold_core.schema import PLAN
 
 OnLoss = Literal["raise", "shrink"]
-"""What becomes of an op that the loss of a rank stops: it fails, or those who are left redo it."""
+"""What happens to an op that the loss of a rank stops: it fails, or those who are left redo it."""
+
+Joins = Literal["any", "commit"]
+"""Where ranks may join or leave a group that runs: between any two ops, or only where all ranks
+commit their state."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,10 @@ class Plan:
         on_loss: what happens to an op that the loss of a rank stops: ``"raise"``, it fails alike on
             all others; ``"shrink"``, it is done again by those who are left.
         min_world: the group does no op with fewer ranks than this.
+        max_world: it takes in further ranks up to this number; ``None``: none at all.
+        joins: where they come in.
+        join_timeout: seconds that ops wait for ranks to join, where fewer than ``min_world`` are
+            left in a group that takes in others.
         sessions: the registration of each rank, by its number; names the rank after a loss has
             changed the numbers.
         generation: of the orchestrator's store that made the plan, see ``Stamp``.
@@ -125,6 +133,9 @@ class Plan:
     timeout: float
     on_loss: OnLoss = "raise"
     min_world: int = 1
+    max_world: int | None = None
+    joins: Joins = "any"
+    join_timeout: float = 60.0
     sessions: tuple[str, ...] = ()
     generation: int = 0
     layout: Layout = AS_OPENED
@@ -170,6 +181,9 @@ class Plan:
             "timeout": self.timeout,
             "on_loss": self.on_loss,
             "min_world": self.min_world,
+            "max_world": self.max_world,
+            "joins": self.joins,
+            "join_timeout": self.join_timeout,
             "sessions": list(self.sessions),
             "generation": self.generation,
         }
@@ -196,6 +210,9 @@ class Plan:
             timeout=data["timeout"],
             on_loss=data["on_loss"],
             min_world=data["min_world"],
+            max_world=data["max_world"],
+            joins=data["joins"],
+            join_timeout=data["join_timeout"],
             sessions=tuple(data["sessions"]),
             generation=data["generation"],
         )

@@ -89,5 +89,10 @@ def _before_losses(plan: dict[str, Any]) -> dict[str, Any]:
     return {"on_loss": "raise", "min_world": 1, "sessions": [], "generation": 0, **plan}
 
 
+def _before_joins(plan: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade to plans that say which ranks a running group takes in."""
+    return {"max_world": None, "joins": "any", "join_timeout": 60.0, **plan}
+
+
 MESSAGE = Schema("message of the control plane", 1, {0: unchanged})
-PLAN = Schema("plan", 2, {0: _shared_by_cores, 1: _before_losses})
+PLAN = Schema("plan", 3, {0: _shared_by_cores, 1: _before_losses, 2: _before_joins})

@@ -31,8 +31,9 @@ from allfold_agent.groups.retention import Retention
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
 from allfold_agent.http import client as http_client
+from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
-from allfold_agent.local.server import PROCESS_ENDED, LocalServer
+from allfold_agent.local.server import PROCESS_ENDED, Admission, LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
@@ -45,7 +46,7 @@ from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
-from allfold_agent.membership.seats import Seats
+from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
@@ -53,7 +54,7 @@ from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
-from allfold_core.plan import Plan
+from allfold_core.plan import Member
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
 from allfold_core.wire.frames import EDGE_PROTOCOL
@@ -133,6 +134,14 @@ class Agent:
             self._orchestrator, self.registration, listener, settings.token
         )
         self.seats = Seats(self._orchestrator, self.control_link, self.registration)
+        self._joins = Joins(
+            self.seats,
+            self.registry,
+            self._make_group,
+            self._opened,
+            lambda: self.terms.generation,
+            self.draining.check,
+        )
         offers = Offers()
         self._transfers = StateTransfers(offers, settings.token or None)
         self._data = DataPort(
@@ -218,28 +227,28 @@ class Agent:
     def groups(self) -> list[Group]:
         return self.registry.all()
 
-    def join(self, request: dict[str, Any]) -> Future[Group]:
-        future: Future[Group] = Future()
+    def join(self, request: dict[str, Any]) -> Future[Admission]:
+        future: Future[Admission] = Future()
         self._loop.call_soon_threadsafe(self._start_join, request, future)
         return future
 
-    def _start_join(self, request: dict[str, Any], future: Future[Group]) -> None:
+    def _start_join(self, request: dict[str, Any], future: Future[Admission]) -> None:
         """Not ``run_coroutine_threadsafe``, which loses a result that a cancellation crosses."""
-        task = self._loop.create_task(self._join(request))
+        task = self._loop.create_task(self._joins.join(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-        def resolve(done: asyncio.Task[Group]) -> None:
+        def resolve(done: asyncio.Task[Admission]) -> None:
             error = AgentLost(_STOPPED) if done.cancelled() else done.exception()
             if not future.set_running_or_notify_cancel():
                 if error is None:  # the rank is dead, and has a seat
-                    self.lose(Membership(request["session"], done.result()))
+                    self.lose(Membership(request["session"], done.result().group))
             elif error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(done.result())
 
-        def withdraw(cancelled: Future[Group]) -> None:
+        def withdraw(cancelled: Future[Admission]) -> None:
             if cancelled.cancelled():
                 self._loop.call_soon_threadsafe(task.cancel)
 
@@ -272,6 +281,9 @@ class Agent:
     def send(self, node: str, message: GroupMessage) -> None:
         self.group_links.send(node, message)
 
+    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+        self.group_links.joined(group, members)
+
     def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
         self.group_links.left_out(group, nodes)
 
@@ -281,26 +293,21 @@ class Agent:
     def group_over(self, group: AgreeingGroup) -> None:
         self._from_thread(self._close(group))
 
-    async def _join(self, request: dict[str, Any]) -> Group:
-        self.draining.check()
-        plan = await self.seats.join(request)
-        try:
-            group = self.registry.open(plan, lambda: self._make_group(plan))
-            self.notices.opened(group)
-            self.control_link.opened()
-        except Exception:
-            # The group is complete with this rank, and will not have it.
-            rank, session = request["rank"], request["session"]
-            await self.seats.give_up_seat(plan.group, rank, session, "lost")
-            raise
-        return group
-
-    def _make_group(self, plan: Plan) -> Group:
-        log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
-        group = Group(plan, self._resources, self)
+    def _make_group(self, entry: Entry) -> Group:
+        plan = entry.plan
+        if entry.record is None:
+            log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
+        else:
+            nodes = len(plan.members)
+            log.info("joining group '%s' opening %d on %d nodes", plan.group, plan.epoch, nodes)
+        group = Group(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)
         return group
+
+    def _opened(self, group: Group) -> None:
+        self.notices.opened(group)
+        self.control_link.opened()
 
     async def _finish_leaving(
         self, membership: Membership, how: str, failed: bool, gone: Future[None]
@@ -326,7 +333,8 @@ class Agent:
 
     async def _give_up_seat(self, membership: Membership, reason: str) -> None:
         group, session = membership.group, membership.session
-        rank = group.plan.sessions.index(session)
+        sessions = group.plan.sessions
+        rank = sessions.index(session) if session in sessions else 0  # found by its session
         await self.seats.give_up_seat(group.name, rank, session, reason)
 
     async def _close_if_evicted(self, group: Group) -> None:

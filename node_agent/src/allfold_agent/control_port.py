@@ -129,7 +129,7 @@ def _describe(group: Group) -> Json:
         "nodes": [member.node for member in epoch.plan.members],
         "ranks": list(epoch.ranks),
         "last_seq": {str(rank): last for rank, last in group.last_called().items()},
-        "losses": list(group.epoch_table.losses),
+        "losses": list(group.epoch_table.changes),
         "layout": describe_layout(epoch.plan) if epoch.plan.layout.slow else "",
         "slow_links": group.link_watch.slow,
         "retained_bytes": group.results.nbytes,

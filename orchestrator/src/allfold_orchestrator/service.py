@@ -35,7 +35,9 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.seat_finder import Finders
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.groups import EventOf, Guard
 from allfold_orchestrator.store.store import Store
@@ -194,13 +196,15 @@ class Orchestrator:
             _canonical(request.strategies),
             request.on_loss,
             request.min_world,
+            request.max_world,
+            request.joins,
+            request.join_timeout,
         )
-
-        generation = (await self._store.lives.present()).generation
+        life, now = await self._store.lives.present(), self._store.clock.now()
 
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links, generation)
+            return Join(request.rank, seat, params, self._links, life, now)
 
         guard = Guard(request.node, request.incarnation)
         instructions = await self._apply(group, join, guard)
@@ -215,8 +219,10 @@ class Orchestrator:
 
     async def plan(
         self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
-    ) -> Plan | GroupState:
+    ) -> Plan | TermRecord | GroupState:
         """Return the plan of the caller's epoch once it is complete, else the group as it forms.
+
+        To a rank that joins a group while it runs, return the record of its term.
 
         Waits for at most ``wait`` seconds.
 
@@ -236,7 +242,7 @@ class Orchestrator:
                 state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else max_age)
                 found = _find(state, epoch, session, self._store.groups.finders(group))
                 remaining = deadline - monotonic()
-                if isinstance(found, Plan) or remaining <= 0 or notifications.stopping:
+                if not isinstance(found, GroupState) or remaining <= 0 or notifications.stopping:
                     return found
                 looks_again = notifications.is_first(group, changed)
                 if looks_again and seen is not None and _concerns_waiters(seen, state):
@@ -312,16 +318,22 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _find(state: GroupState, epoch: int, session: str, finders: Finders) -> Plan | GroupState:
+def _find(
+    state: GroupState, epoch: int, session: str, finders: Finders
+) -> Plan | TermRecord | GroupState:
     """Return the plan in which the session has a seat, or the group if it has one in its formation.
 
-    The number of a forming epoch may rise while it forms (see ``NodeHolds``), never fall.
+    The record of the term, if it has come since. The number of a forming epoch may rise while it
+    forms (see ``NodeHolds``), never fall.
     """
-    current, forming = state.current, state.forming
+    current, forming, term = state.current, state.forming, term_record(state)
     if current is not None and current.plan.epoch >= epoch:
         rank = finders.current.rank_of(current.seats, session)
         if rank is not None and not _is_lost(current, rank):
-            return current.plan
+            is_of_opening = current.plan.sessions[rank : rank + 1] == (session,)
+            return current.plan if is_of_opening or term is None else term
+    if current is None and term is not None and any(s.session == session for s in term.seats):
+        return term
     if forming is not None and forming.epoch >= epoch:
         rank = finders.forming.rank_of(forming.seats, session)
         if rank is not None:

@@ -42,6 +42,7 @@ def group_view(state: GroupState, now: float) -> GroupView:
         strategies=dict(params.strategies) if params else {},
         on_loss=params.on_loss if params else None,
         min_world=params.min_world if params else None,
+        max_world=params.max_world if params else None,
         present=places(_present(shown)) if shown else _reported(state.term),
         missing=shown.missing if isinstance(shown, Formation) else [],
         left=_left(current) if current else [],

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from allfold_core.plan import LinkModel, OnLoss, Plan
+from allfold_core.plan import Joins, LinkModel, OnLoss, Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
 
@@ -194,11 +194,13 @@ class NodeList(Page):
 class JoinGroup(Request):
     """The registration of a rank."""
 
-    rank: Rank
+    rank: Rank | None = Field(description="null: whichever is free.")
     node: Name
     incarnation: Name
     session: Name = Field(description="Of the rank's process, e.g. a UUID.")
-    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
+    world_size: int = Field(
+        ge=1, le=MAX_WORLD_SIZE, description="So many ranks open the group; others may join later."
+    )
     timeout: Seconds = Field(description="The deadline of an op, where the call gives none.")
     strategies: dict[str, Annotated[str, Field(pattern=STRATEGY_PATTERN, max_length=64)]] = Field(
         default_factory=dict,
@@ -215,6 +217,22 @@ class JoinGroup(Request):
         ge=1,
         le=MAX_WORLD_SIZE,
         description="The group does no op with fewer ranks; not above world_size.",
+    )
+    max_world: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_WORLD_SIZE,
+        description="Ranks may join the group while it runs, up to this number; null: none may.",
+    )
+    joins: Joins = Field(
+        default="any",
+        description="Where they come in. any: between two ops. commit: only where all ranks commit "
+        "their state.",
+    )
+    join_timeout: Seconds = Field(
+        default=60.0,
+        description="How long ops wait for ranks to join, where fewer than min_world are left; as "
+        "the first rank has it.",
     )
 
 
@@ -252,6 +270,13 @@ class PlanComplete(Answer):
 
     ready: Literal[True] = True
     plan: Plan
+
+
+class RunningGroup(Answer):
+    """The answer to a rank that joins a group while it runs."""
+
+    ready: Literal[True] = True
+    record: dict[str, Any] = Field(description="Of the group's term, in which its node votes.")
 
 
 class RankLeft(RankPlace):
@@ -311,6 +336,7 @@ class GroupView(Shown):
     strategies: dict[str, str]
     on_loss: OnLoss | None
     min_world: int | None
+    max_world: int | None
     present: list[RankPlace]
     missing: list[int]
     left: list[RankLeft]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,6 @@ from allfold_core.errors import PeerLost
 from allfold_core.plan import Layout
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
     Instructions,
     Release,
@@ -21,7 +20,7 @@ from allfold_core.survival.instructions import (
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.losses import packed
 from allfold_core.survival.op_entry import OpEntry
-from allfold_core.survival.op_machine import NOTHING_OPEN
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import (
     Call,
@@ -33,6 +32,7 @@ from allfold_core.survival.reports import (
     Run,
     is_replicated,
 )
+from allfold_core.survival.round_evidence import Evidence
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.core.survival.scenarios import SCENARIOS
 from tests.core.survival.search import explore, walk
@@ -97,7 +97,7 @@ class ReleasesAlone(AgentMachine):
 
     def _settle(self) -> Instructions:
         done = super()._settle()
-        if not self.frozen and self.floor < self.watermark < NOTHING_OPEN - 1:
+        if not self.frozen and self.floor < self.watermark:
             self.floor = self.watermark
             self._forget()
             done.append(Release(self.floor))
@@ -155,22 +155,23 @@ def forward_if_all_held(
     outcome: Outcome | None = REAL_FORWARD(self, seq, newest, said)
     if isinstance(outcome, Forward):
         kind = next(iter(said[outcome.holders[0]].calls.values())).kind
-        if not is_replicated(kind) and not self.known[outcome.stamp].nodes <= set(outcome.holders):
+        nodes = self.evidence.known[outcome.stamp].nodes
+        if not is_replicated(kind) and not nodes <= set(outcome.holders):
             return None
     return outcome
 
 
-def judge_first(self: Any, seq: int) -> Outcome:
+def judge_first(self: Any, seq: int) -> Outcome | None:
     """A verdict comes before a result."""
     judged: Outcome | None = self._judged(seq, self.epoch)
     if judged is not None:
         return judged
-    outcome: Outcome = REAL_OUTCOME(self, seq)
+    outcome: Outcome | None = REAL_OUTCOME(self, seq)
     return outcome
 
 
 def viable_with_the_dead(self: Any, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
-    return epoch.nodes.issubset(self.reports)
+    return epoch.nodes.issubset(self.evidence.reports)
 
 
 def begins_anew(self: Any, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
@@ -179,20 +180,29 @@ def begins_anew(self: Any, seq: int, epoch: Epoch, said: Mapping[str, OpReport])
     return Run(self.epoch.stamp) if isinstance(outcome, Run) else outcome
 
 
-def with_the_old_stamp(epoch: Epoch, stamp: Stamp, layout: Layout) -> Epoch:
-    return replace(epoch, layout=layout)
+def with_the_old_stamp(
+    self: Any, stamp: Stamp, layout: Layout | None, waiting: tuple[str, ...]
+) -> Epoch:
+    epoch: Epoch = REAL_EPOCH(self, stamp, layout, waiting)
+    return epoch if self.has_lost else replace(epoch, stamp=self.base.stamp)
 
 
-def with_a_new_ordinal(epoch: Epoch, stamp: Stamp, layout: Layout) -> Epoch:
-    loss = packed(PeerLost("nobody"))
-    return Epoch(stamp, epoch.ordinal + 1, epoch.seats, loss, layout)
+def with_a_new_ordinal(
+    self: Any, stamp: Stamp, layout: Layout | None, waiting: tuple[str, ...]
+) -> Epoch:
+    epoch: Epoch = REAL_EPOCH(self, stamp, layout, waiting)
+    if self.has_lost or epoch is self.base:
+        return epoch
+    return replace(epoch, ordinal=epoch.ordinal + 1, change=packed(PeerLost("nobody")))
 
 
-def lowest_floor(values: Iterable[Any], **how: Any) -> Any:
-    """In place of ``max``: ops above the lowest floor are decided, and not above the highest."""
-    return max(values, **how) if how else min(values)
+def lowest_floor(self: Any) -> int:
+    """Ops above the lowest floor are decided, and not above the highest."""
+    floor: int = min(report.floor for report in self.reports.values())
+    return floor
 
 
+REAL_EPOCH = Evidence.epoch_without_the_lost
 REAL_FORWARD, REAL_OUTCOME, REAL_GO_ON = Round._go_forward, Round.outcome, Round._go_on
 held_is_final = property(lambda entry: entry.state is not OpState.OPEN)
 
@@ -246,8 +256,8 @@ RECALL = "one all-reduce, record lost, false suspicions"
 # waits for its report.
 CASES = {
     "frozen agents claim": of_agent(SUM, ClaimsWhileFrozen),
-    "frozen agents take fetched results": of_agent(
-        "one late broadcast, rank dies, false suspicion", FetchesWhileFrozen
+    "frozen agents take fetched results": Case(
+        "one late broadcast, rank dies, false suspicion", Mutant(agent=FetchesWhileFrozen), seed=4
     ),
     "frozen agents close": of_agent(PARTS, ClosesWhileFrozen),
     "any INSTALL counts": of_agent("two rounds", TakesAnyInstall),
@@ -274,12 +284,17 @@ CASES = {
         "two ranks die", Round, "_is_viable", viable_with_the_dead
     ),
     "ops below the highest floor are decided": of_decision(
-        "floors that differ", decision, "max", lowest_floor
+        "floors that differ", Evidence, "floor", property(lowest_floor)
     ),
     "another order lets ops begin anew": of_decision(ORDER, Round, "_go_on", begins_anew),
-    "another order has the old stamp": of_decision(ORDER, decision, "replace", with_the_old_stamp),
+    "another order has the old stamp": of_decision(
+        ORDER, Evidence, "epoch_without_the_lost", with_the_old_stamp
+    ),
     "another order is another membership": of_decision(
-        "a late all-gather, another order", decision, "replace", with_a_new_ordinal
+        "a late all-gather, another order",
+        Evidence,
+        "epoch_without_the_lost",
+        with_a_new_ordinal,
     ),
     "no compare-and-set": Case(RECALL, Mutant(compare_and_set=False)),
     "silence evicts in recall": Case(RECALL, Mutant(recalled_evicts_no_silent=False)),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.leader_machine import LeaderMachine
+from allfold_core.survival.policy import GroupPolicy
 
 KINDS = {
     "ar": Kind.ALL_REDUCE,

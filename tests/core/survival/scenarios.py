@@ -126,8 +126,7 @@ SCENARIOS = [
     Scenario("one all-reduce, verdict, false suspicion", kinds=("ar",), verdicts=1, false=1),
     Scenario(
         "one late broadcast, rank dies, false suspicion",
-        nodes=2,
-        rank_node=ONE_TWO,
+        rank_node=(0, 1, 1, 2),
         kinds=("bc",),
         mortal=(2,),
         late=((1, 0), (2, 0)),

@@ -6,7 +6,7 @@ import pytest
 
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.decision import GroupPolicy, ProtocolViolation
+from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.instructions import (
     Cancel,
     Drop,
@@ -23,7 +23,7 @@ from allfold_core.survival.instructions import (
     SendReport,
     Start,
 )
-from allfold_core.survival.op_machine import NOTHING_OPEN
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
@@ -41,7 +41,7 @@ from tests.core.survival.calls import call_of
 TERM = Term(0, 0, ("a", "b"), (0, 0))
 EPOCH = Epoch(Stamp(0, 0, 0), 0, (Seat("r0", "a"), Seat("r1", "b"), Seat("r2", "a")))
 REDUCED = Epoch(Stamp(0, 1, 0), 1, EPOCH.seats[:2], '{"code": "AF301", "message": "lost r2"}')
-ALONE = Epoch(Stamp(0, 1, 0), 1, (EPOCH.seats[1],), REDUCED.loss)
+ALONE = Epoch(Stamp(0, 1, 0), 1, (EPOCH.seats[1],), REDUCED.change)
 SUM, PARTS = call_of(Kind.ALL_REDUCE), call_of(Kind.REDUCE_SCATTER)
 
 
@@ -186,7 +186,7 @@ def test_an_op_of_an_epoch_without_ranks_of_this_node_is_dropped() -> None:
     me.freeze(0, 1)
     me.install(decided({0: Run(ALONE.stamp)}, ALONE))
     assert not me.ops
-    assert me.watermark == NOTHING_OPEN - 1
+    assert me.watermark == 0, "it has no part in the op any more"
 
 
 def test_an_error_stays_until_every_local_rank_has_called_and_all_nodes_know_it() -> None:
@@ -416,9 +416,9 @@ def test_a_node_reports_the_epoch_of_an_error_that_a_rank_has_yet_to_hear() -> N
         me.call(seq, "r1", SUM)
     me.completed(0, EPOCH.stamp)
     me.freeze(0, 1)
-    me.install(decided({1: Fail(REDUCED.loss, 1)}, REDUCED))
+    me.install(decided({1: Fail(REDUCED.change, 1)}, REDUCED))
     me.freeze(0, 2)
-    me.install(decided({}, Epoch(Stamp(0, 2, 0), 2, (EPOCH.seats[1],), REDUCED.loss), number=2))
+    me.install(decided({}, Epoch(Stamp(0, 2, 0), 2, (EPOCH.seats[1],), REDUCED.change), number=2))
     assert me.learn_watermark("a", 0) == [Release(0)]
     assert report(me.freeze(0, 3)).older == (REDUCED,)
 

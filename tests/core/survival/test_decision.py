@@ -12,8 +12,9 @@ import pytest
 
 from allfold_core.errors import PeerMissing, error_classes
 from allfold_core.operations import Kind
-from allfold_core.survival.decision import GroupPolicy, ProtocolViolation, decide
+from allfold_core.survival.decision import ProtocolViolation, decide
 from allfold_core.survival.losses import packed
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
@@ -144,9 +145,10 @@ def expected(s: Situation) -> object:
     flexible = s.policy.shrink and s.kind in SHRINKING
     if views - {epoch_ordinal} and not flexible:
         return ("fail", "PeerLost", ordinal)
-    # d. A verdict.
+    # d. A verdict; where too few ranks are there for the op, that is why it is late.
     if s.doubted:
-        return ("fail", "late", ordinal)
+        too_few = len(s.attempt.seats if begun else left) < s.policy.min_world
+        return ("fail", "BelowMinWorld" if too_few else "late", ordinal)
     root_is_left = s.kind not in ROOTED or any(x.session == f"r{s.root}" for x in left)
     enough = len(left) >= s.policy.min_world
     if begun and s.kind in ROOTED and f"r{s.root}" not in {x.session for x in s.attempt.seats}:
@@ -223,9 +225,10 @@ def test_the_new_epoch_is_the_newest_installed_one_without_those_that_are_lost()
     assert install.epoch.stamp == Stamp(2, 6, 0)
     assert install.epoch.ordinal == 1
     assert install.epoch.seats == (FIRST.seats[0], FIRST.seats[2])
-    assert "rank 1 on node b, which died" in json.loads(install.epoch.loss)["message"]
+    assert "rank 1 on node b, which died" in json.loads(install.epoch.change)["message"]
     assert install.dead == {"r1"}
     reports["a"] = replace(reports["a"], epoch=SECOND)
+    reports["c"] = replace(reports["c"], dead={"r2": "died"})
     install = decide(s.policy, reports["a"].term, 6, reports, {}, judge)
     assert install.epoch.seats == SECOND.seats[:1]
     assert install.epoch.ordinal == 2
@@ -243,7 +246,7 @@ def test_a_node_that_the_term_leaves_out_is_lost_as_the_term_says() -> None:
     term = replace(reports["a"].term, lost=(("c", "refuses connections"),))
     install = decide(s.policy, term, 0, reports, {}, judge)
     assert (
-        "rank 2 on node c, which refuses connections" in json.loads(install.epoch.loss)["message"]
+        "rank 2 on node c, which refuses connections" in json.loads(install.epoch.change)["message"]
     )
 
 

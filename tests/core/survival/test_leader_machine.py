@@ -7,8 +7,8 @@ from typing import Any
 
 from allfold_core.errors import PeerMissing
 from allfold_core.operations import Kind
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Doubt, Fail, Install, OpReport, OpState, Reason, Report
 from tests.core.survival.calls import call_of
@@ -23,7 +23,7 @@ def judge(_seq: int, _epoch: Epoch, _reports: object, doubt: Doubt | None) -> Pe
 
 
 def leader(*, gathering: bool = False) -> LeaderMachine:
-    return LeaderMachine(GroupPolicy("g", shrink=True), TERM, judge, gathering=gathering)
+    return LeaderMachine(GroupPolicy("g", shrink=True), TERM, EPOCH, judge, gathering=gathering)
 
 
 def report(node: str, number: int, term: Term = TERM, **dead: str) -> Report:

@@ -11,7 +11,7 @@ from allfold_core.operations import Kind
 from allfold_core.survival.losses import (
     below_min_world,
     cannot_go_on,
-    describe_loss,
+    describe_change,
     packed,
     root_lost_before,
 )
@@ -24,7 +24,7 @@ R1, R2, R3, R4 = EPOCH.seats[1:]
 
 def test_a_loss_names_ranks_nodes_and_what_happened_to_them() -> None:
     gone = {R3: "does not answer", R2: "does not answer", R1: "left the group"}
-    error = describe_loss("g", EPOCH, gone, 2)
+    error = describe_change("g", EPOCH, gone, (EPOCH.seats[0], R4))
     assert error.message == (
         "group 'g' has lost rank 1 on node a, which left the group, and ranks 2, 3 on node b, "
         "which does not answer; 2 of 5 ranks are left"
@@ -66,14 +66,14 @@ def test_an_op_that_nobody_who_is_left_has_called_is_only_numbered() -> None:
 
 
 def test_an_op_whose_root_was_lost_before_the_call_tells_of_that_loss() -> None:
-    loss = describe_loss("g", EPOCH, {R4: "died"}, 4)
+    loss = describe_change("g", EPOCH, {R4: "died"}, EPOCH.seats[:4])
     error = root_lost_before("g", 7, call_of(Kind.BROADCAST, root=4), loss)
     assert error.message.endswith("has lost its root: " + loss.message)
     assert error.details == {**loss.details, "seq": 7}
 
 
 def test_too_few_ranks_are_counted_and_the_loss_before_is_told() -> None:
-    loss = describe_loss("g", EPOCH, {R4: "died"}, 2)
+    loss = describe_change("g", EPOCH, {R4: "died"}, EPOCH.seats[:4])
     error = below_min_world("g", 7, 2, 3, packed(loss))
     assert type(error) is BelowMinWorld
     assert error.message.endswith("as 2 ranks are left and min_world is 3: " + loss.message)

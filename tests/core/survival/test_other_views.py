@@ -9,8 +9,9 @@ import pytest
 
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.decision import GroupPolicy, decide
+from allfold_core.survival.decision import decide
 from allfold_core.survival.instructions import HandOut, SendDoubt, SendReport, Start
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Call,
@@ -61,8 +62,8 @@ def test_what_a_lost_rank_had_called_in_advance_is_not_the_kind_of_the_op() -> N
 def test_a_call_of_before_the_loss_fails_with_the_text_that_tells_of_it() -> None:
     calls = {"r0": call_of(Kind.ALL_REDUCE), "r3": call_of(Kind.ALL_REDUCE)}
     install = decided(RAISE, report("n0", calls, {}), report("n1", {}, {"r2": "died"}))
-    assert install.outcomes == {3: Fail(install.epoch.loss, 1)}
-    told = json.loads(install.epoch.loss)["message"]
+    assert install.outcomes == {3: Fail(install.epoch.change, 1)}
+    told = json.loads(install.epoch.change)["message"]
     assert "rank 2 on node n1, which died; 3 of 4 ranks are left" in told
 
 
@@ -76,7 +77,7 @@ def test_a_call_that_knows_of_a_loss_does_not_fit_an_op_of_before(kind: Kind) ->
         "n0": Report("n0", TERM, 2, known, (FIRST,), {}, -1, {}, {3: here}),
         "n1": Report("n1", TERM, 2, known, (FIRST,), {"r2": "died"}, -1, {}, {3: begun}),
     }
-    assert decide(SHRINK, TERM, 2, said, {}, never).outcomes == {3: Fail(known.loss, 1)}
+    assert decide(SHRINK, TERM, 2, said, {}, never).outcomes == {3: Fail(known.change, 1)}
     said["n0"].ops[3].calls["r0"] = call_of(kind)  # type: ignore[index]
     assert decide(SHRINK, TERM, 2, said, {}, never).outcomes == {3: Run(FIRST.stamp)}
 

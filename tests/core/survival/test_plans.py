@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.plan import LinkModel, Member, Plan
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.plans import first_epoch, first_term, plan_of, policy_of
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 
 PLAN = Plan(
@@ -18,10 +18,10 @@ PLAN = Plan(
     world_size=5,
     members=(
         Member("a", "http://a", "a:1", (0, 3)),
-        Member("b", "http://b", "b:1", (1,)),
-        Member("c", "http://c", "c:1", (2, 4)),
+        Member("b", "http://b", "b:1", (1,), zone="z"),
+        Member("c", "http://c", "c:1", (2, 4), zone="z"),
     ),
-    tree_order=(2, 0, 1),
+    tree_order=(1, 2, 0),
     links=LinkModel(),
     strategies={},
     timeout=3.0,
@@ -32,6 +32,9 @@ PLAN = Plan(
 )
 
 
+MEMBERS = {member.node: member for member in PLAN.members}
+
+
 def without(*sessions: str) -> Epoch:
     seats = tuple(seat for seat in first_epoch(PLAN).seats if seat.session not in sessions)
     return Epoch(Stamp(7, 1, 4), 1, seats, "{}")
@@ -39,17 +42,17 @@ def without(*sessions: str) -> Epoch:
 
 def test_a_group_begins_with_the_term_and_the_ranks_of_its_plan() -> None:
     assert first_term(PLAN) == Term(7, 4, ("a", "b", "c"), (7, 7, 7))
-    seats = tuple(Seat(f"s{rank}", node) for rank, node in enumerate("abcac"))
-    assert first_epoch(PLAN) == Epoch(Stamp(7, 0, 4), 0, seats)
+    seats = tuple(Seat(f"s{rank}", node, rank) for rank, node in enumerate("abcac"))
+    assert first_epoch(PLAN) == Epoch(Stamp(7, 0, 4), 0, seats, seated=5)
     assert policy_of(PLAN) == GroupPolicy("g", shrink=True, min_world=2)
 
 
 def test_the_first_epoch_has_the_plan_itself() -> None:
-    assert plan_of(PLAN, first_epoch(PLAN)) == PLAN
+    assert plan_of(PLAN, first_epoch(PLAN), MEMBERS) == PLAN
 
 
 def test_ranks_are_numbered_anew_in_the_order_of_before() -> None:
-    plan = plan_of(PLAN, without("s0", "s2"))
+    plan = plan_of(PLAN, without("s0", "s2"), MEMBERS)
     assert plan.world_size == 3
     assert [(member.node, member.ranks) for member in plan.members] == [
         ("a", (1,)),
@@ -57,24 +60,24 @@ def test_ranks_are_numbered_anew_in_the_order_of_before() -> None:
         ("c", (2,)),
     ]
     assert plan.sessions == ("s1", "s3", "s4")
-    assert plan.tree_order == (2, 0, 1)
+    assert plan.tree_order == (1, 2, 0)
 
 
 def test_a_node_without_ranks_is_in_no_schedule() -> None:
-    plan = plan_of(PLAN, without("s1"))
+    plan = plan_of(PLAN, without("s1"), MEMBERS)
     assert [member.node for member in plan.members] == ["a", "c"]
-    assert plan.tree_order == (1, 0)
+    assert plan.tree_order == (0, 1)
 
 
 def test_an_epoch_that_nobody_is_left_in_has_an_empty_plan() -> None:
-    plan = plan_of(PLAN, without(*PLAN.sessions))
+    plan = plan_of(PLAN, without(*PLAN.sessions), MEMBERS)
     assert (plan.world_size, plan.members, plan.tree_order) == (0, (), ())
 
 
 @given(st.sets(st.sampled_from(PLAN.sessions), max_size=4))
 def test_every_rank_that_is_left_is_on_its_node(gone: set[str]) -> None:
     epoch = without(*gone)
-    plan = plan_of(PLAN, epoch)
+    plan = plan_of(PLAN, epoch, MEMBERS)
     ranks = sorted(rank for member in plan.members for rank in member.ranks)
     assert ranks == list(range(plan.world_size))
     for rank, seat in enumerate(epoch.seats):

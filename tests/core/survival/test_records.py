@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 
-TERMS, ROUNDS, GENERATIONS = 2**24 - 1, 2**28 - 1, 2**12 - 1
+TERMS, ROUNDS, GENERATIONS, BRANCHES = 2**24 - 1, 2**24 - 1, 2**12 - 1, 2**4 - 1
 STAMPS = st.builds(
-    Stamp, st.integers(0, TERMS), st.integers(0, ROUNDS), st.integers(0, GENERATIONS)
+    Stamp,
+    st.integers(0, TERMS),
+    st.integers(0, ROUNDS),
+    st.integers(0, GENERATIONS),
+    st.integers(0, BRANCHES),
 )
 
 
@@ -21,7 +25,7 @@ def test_packed_stamps_compare_as_stamps_do(one: Stamp, other: Stamp) -> None:
 
 
 def test_the_highest_stamp_fits_into_64_bits() -> None:
-    assert Stamp(TERMS, ROUNDS, GENERATIONS).pack() == 2**64 - 1
+    assert Stamp(TERMS, ROUNDS, GENERATIONS, BRANCHES).pack() == 2**64 - 1
     assert Stamp(0, 0, 0).pack() == 0
 
 

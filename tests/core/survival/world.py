@@ -225,7 +225,8 @@ class World:
 
     def lead(self, term: Term, *, gathering: bool) -> None:
         """The first voter of a term runs its rounds."""
-        machine = self.mutant.leader(self.policy, term, judge_any, gathering=gathering)
+        epoch = self.agents[number(term.leader)].epoch
+        machine = self.mutant.leader(self.policy, term, epoch, judge_any, gathering=gathering)
         self.leaders[self.terms.index(term)] = machine
 
     def carry_out(self, n: int, instructions: Iterable[agent.Instruction]) -> None:

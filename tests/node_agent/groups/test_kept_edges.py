@@ -182,13 +182,14 @@ def test_a_node_without_a_part_in_an_op_is_found_out_when_it_sends_for_it() -> N
 # Who may open an edge
 
 
-REQUEST = EdgeRequest("test", OPENING, "node0", "node1", incarnations=("life 0", "life 1"))
+LIVES = (f"life 0.{OPENING}", f"life 1.{OPENING}")
+REQUEST = EdgeRequest("test", OPENING, "node0", "node1", lives=LIVES)
 Change = Callable[[EdgeRequest], EdgeRequest]
 
 
 def another_life_of(place: int) -> Change:
-    lives = ("new", "life 1") if place == 0 else ("life 0", "new")
-    return lambda request: replace(request, incarnations=lives)
+    lives = ("new", LIVES[1]) if place == 0 else (LIVES[0], "new")
+    return lambda request: replace(request, lives=lives)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from tests.support.fakes.local_groups import make_plan
 
 RATE = 100e6
 OPENING = replace(make_plan([[0], [1], [2], [3], [4]]), links=LinkModel(seconds_per_byte=1 / RATE))
-NODES = [member.node for member in OPENING.members]
+MEMBERS = {member.node: member for member in OPENING.members}
+NODES = list(MEMBERS)
 
 
 class Led:
@@ -28,7 +29,7 @@ class Led:
         self.record = first_epoch(OPENING)
         self.comparisons: list[Callable[[], None]] = []
         self.wanted: list[Layout] = []
-        self.watch = LinkWatch(OPENING, "node4", self, avoid=True)
+        self.watch = LinkWatch(OPENING, MEMBERS, "node4", self, avoid=True)
         self.now = 1000.0
 
     def rates(self) -> Mapping[str, LinkRate]:
@@ -67,7 +68,7 @@ class Led:
         self.record = replace(self.record, stamp=after, layout=layout)
 
     def ring(self) -> list[str]:
-        members = plan_of(OPENING, self.record).members
+        members = plan_of(OPENING, self.record, MEMBERS).members
         return [member.node for member in [*members, members[0]]]
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from allfold_agent.groups.epoch_table import LOSSES_KEPT
+from allfold_agent.groups.epoch_table import CHANGES_KEPT
 from allfold_agent.groups.group import Group
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import LocalRank, no_outcome
@@ -49,7 +49,7 @@ def test_epochs_that_nobody_can_name_are_forgotten(last: list[int]) -> None:
         assert newest == WORLD - 1 - len(last)
         for group in local.groups:
             assert ordinals(group) == [0, newest - 2, newest - 1, newest], "as known at a call"
-            assert len(group.epoch_table.losses) == newest
+            assert len(group.epoch_table.changes) == newest
         work(local, newest, left)
 
 
@@ -81,11 +81,11 @@ def test_an_op_in_flight_keeps_the_epochs_of_its_calls() -> None:
 
 
 def test_the_latest_losses_are_remembered_for_people() -> None:
-    with shrinking([[*range(LOSSES_KEPT + 3)]]) as local:
-        for rank in range(LOSSES_KEPT + 2, 0, -1):
+    with shrinking([[*range(CHANGES_KEPT + 3)]]) as local:
+        for rank in range(CHANGES_KEPT + 2, 0, -1):
             local.lose(rank)
-        losses = local.groups[0].epoch_table.losses
-        assert len(losses) == LOSSES_KEPT
+        losses = local.groups[0].epoch_table.changes
+        assert len(losses) == CHANGES_KEPT
         assert "has lost rank 1 on" in losses[-1]
 
 

@@ -13,26 +13,31 @@ import pytest
 from allfold_agent.agent import Agent
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
+from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
-from allfold_agent.local.server import PROCESS_ENDED
-from allfold_agent.membership.draining import Draining
+from allfold_agent.local.server import PROCESS_ENDED, Admission
 from allfold_agent.membership.early_notices import EarlyNotices
-from allfold_agent.membership.seats import Seats
+from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import PeerMissing
-from allfold_core.plan import Plan
 from tests.support.fakes.local_groups import local_groups
 
-REQUEST = {"group": "g", "rank": 3, "session": "s"}
+REQUEST = {"group": "test", "rank": 3, "session": "s", "init_timeout": 5.0}
 
 
 class Joining(Agent):
     """An agent without ports, whose joins end as a test says."""
 
     def __init__(
-        self, future: Future[Group], dies_before_the_end: bool, outcome: Group | Exception
+        self,
+        future: Future[Admission],
+        dies_before_the_end: bool,
+        outcome: Admission | Exception,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks = set()
+        joins: Any = create_autospec(Joins, instance=True)
+        joins.join.side_effect = self._join
+        self._joins = joins
         self.future = future
         self.dies = dies_before_the_end
         self.outcome = outcome
@@ -40,7 +45,7 @@ class Joining(Agent):
         self.complete = asyncio.Event()
         self.withdrawn = False
 
-    async def _join(self, request: dict[str, Any]) -> Group:
+    async def _join(self, request: dict[str, Any]) -> Admission:
         try:
             await self.complete.wait()
         except asyncio.CancelledError:
@@ -64,10 +69,14 @@ def group() -> Iterator[Group]:
         yield local.groups[0]
 
 
+def admission_to(group: Group) -> Admission:
+    return Admission(group, group.current)
+
+
 async def join(
-    outcome: Group | Exception, *, dies_before_the_end: bool = False
-) -> tuple[Joining, Future[Group]]:
-    future: Future[Group] = Future()
+    outcome: Admission | Exception, *, dies_before_the_end: bool = False
+) -> tuple[Joining, Future[Admission]]:
+    future: Future[Admission] = Future()
     agent = Joining(future, dies_before_the_end, outcome)
     agent._start_join(REQUEST, future)
     return agent, future
@@ -85,7 +94,7 @@ async def settled() -> None:
 
 def test_a_rank_that_dies_as_its_join_completes_is_lost(group: Group) -> None:
     async def run() -> Joining:
-        agent, _ = await join(group, dies_before_the_end=True)
+        agent, _ = await join(admission_to(group), dies_before_the_end=True)
         await complete(agent)
         return agent
 
@@ -94,8 +103,8 @@ def test_a_rank_that_dies_as_its_join_completes_is_lost(group: Group) -> None:
 
 
 def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: Group) -> None:
-    async def run() -> tuple[Joining, Future[Group]]:
-        agent, future = await join(group)
+    async def run() -> tuple[Joining, Future[Admission]]:
+        agent, future = await join(admission_to(group))
         await settled()
         assert future.cancel()
         await settled()
@@ -112,9 +121,9 @@ def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: Group) -> None:
 def test_a_join_has_the_outcome_of_its_registration(
     group: Group, error: PeerMissing | None
 ) -> None:
-    outcome = error or group
+    outcome = error or admission_to(group)
 
-    async def run() -> tuple[Joining, Future[Group]]:
+    async def run() -> tuple[Joining, Future[Admission]]:
         agent, future = await join(outcome)
         await complete(agent)
         return agent, future
@@ -125,42 +134,28 @@ def test_a_join_has_the_outcome_of_its_registration(
     assert not future.cancel(), "whoever cancels now learns that it is too late"
 
 
-class Seated(Agent):
-    """An agent without ports, whose rank gets a seat in a complete group.
-
-    Attributes:
-        given_up: the seats that were given back, with the reason.
-    """
-
-    def __init__(self, group: Group, fails_at: str) -> None:
-        self.group = group
-        self.fails_at = fails_at
-        self.given_up: list[tuple[str, int, str, str]] = []
-        self.registry = Registry()
-        self.notices = EarlyNotices(self.registry)
-        self.draining: Any = create_autospec(Draining, instance=True)
-        self.seats: Any = create_autospec(Seats, instance=True)
-        self.seats.join.return_value = group.current.plan
-        self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
-        if fails_at == "a notice":
-            self.notices.apply("test", group.opening, self._fail)
-
-    def _make_group(self, plan: Plan) -> Group:
-        if self.fails_at == "its group":
-            self._fail()
-        return self.group
-
-    @staticmethod
-    def _fail(*_: object) -> None:
-        raise OSError("too many open files")
-
-
 @pytest.mark.parametrize("fails_at", ["its group", "a notice"])
 def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
     group: Group, fails_at: str
 ) -> None:
     """The orchestrator counts it as present, and no one else knows that it is not."""
-    agent = Seated(group, fails_at)
+
+    def fail(*_: object) -> None:
+        raise OSError("too many open files")
+
+    def make(_: Entry) -> Group:
+        if fails_at == "its group":
+            fail()
+        return group
+
+    registry, given_up = Registry(), []
+    notices = EarlyNotices(registry)
+    if fails_at == "a notice":
+        notices.apply("test", group.opening, fail)
+    seats: Any = create_autospec(Seats, instance=True)
+    seats.join.return_value = Entry(group.current.plan)
+    seats.give_up_seat.side_effect = lambda *seat: given_up.append(seat)
+    joins = Joins(seats, registry, make, notices.opened, lambda: 0, lambda: None)
     with pytest.raises(OSError, match="too many open files"):
-        asyncio.run(agent._join(REQUEST))
-    assert agent.given_up == [("test", 3, "s", "lost")]
+        asyncio.run(joins.join(REQUEST))
+    assert given_up == [("test", 3, "s", "lost")]

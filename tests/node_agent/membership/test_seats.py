@@ -19,12 +19,20 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from tests.node_agent.membership.linked_node import LINKS, linked_node
+from allfold_core.plan import Plan
+from tests.node_agent.membership.linked_node import LINKS, LinkedNode, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
 from tests.orchestrator.builders import ready
 from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
+
+
+async def join(node: LinkedNode, request: dict[str, Any], seconds: float) -> Plan:
+    """Seat a rank within so many seconds; return the plan of its group."""
+    body = {**request, "init_timeout": seconds}
+    return (await node.seats.join(body, monotonic() + seconds)).plan
+
 
 JOIN = {
     "group": "train",
@@ -55,7 +63,7 @@ async def test_ranks_wait_until_the_links_are_measured(one: ScriptedOrchestrator
     try:
         async with linked_node(one.url, probe=probe) as node:
             with pytest.raises(ServiceError, match="measuring the links") as caught:
-                await node.seats.join({**JOIN, "init_timeout": 0.3})
+                await join(node, {**JOIN}, 0.3)
             assert type(caught.value) is ServiceError
             assert node.registration.problem is not None
             over.set()
@@ -74,7 +82,7 @@ async def test_a_rank_hears_why_its_node_is_not_registered_with_the_advice_for_t
     one.refusal = refusal
     async with linked_node(one.url) as node:
         with pytest.raises(type(refusal)) as caught:
-            await node.seats.join({**JOIN, "init_timeout": 0.3})
+            await join(node, {**JOIN}, 0.3)
     error = caught.value
     assert type(error) is type(refusal), "not OrchestratorUnreachable: it has answered"
     assert error.message == f"node a could not register in time: {refusal.message}"
@@ -87,11 +95,11 @@ async def test_what_a_rank_says_reaches_the_orchestrator(
 ) -> None:
     one.formation = COMPLETE
     async with linked_node(one.url) as node:
-        assert await node.seats.join({**JOIN, **said, "init_timeout": 30}) == PLAN
+        assert await join(node, {**JOIN, **said}, 30) == PLAN
         life = {"node": "a", "incarnation": node.registration.incarnation}
     (body,) = one.seats
     assert 25 < body.pop("wait") <= 30
-    assert body == {**JOIN, **said, **life}
+    assert body == {**JOIN, **said, **life, "join_timeout": 30}
 
 
 async def test_ranks_that_are_still_missing_at_the_deadline_are_named(
@@ -100,7 +108,7 @@ async def test_ranks_that_are_still_missing_at_the_deadline_are_named(
     async with linked_node(one.url) as node:
         await one.is_linked()
         with pytest.raises(PeerMissing) as caught:
-            await node.seats.join({**JOIN, "world_size": 2, "init_timeout": 0.3})
+            await join(node, {**JOIN, "world_size": 2}, 0.3)
     assert caught.value.details["missing_ranks"] == [1]
     assert one.given_back == [("train", 0, "withdrawn")]
 
@@ -112,7 +120,7 @@ async def test_a_join_without_an_answer_says_that_the_orchestrator_does_not_answ
     one.formation = None
     async with linked_node(one.url) as node:
         with pytest.raises(OrchestratorUnreachable, match="no answer of the orchestrator"):
-            await node.seats.join({**JOIN, "init_timeout": 0.3})
+            await join(node, {**JOIN}, 0.3)
 
 
 async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable(
@@ -121,7 +129,7 @@ async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable(
     one.is_down = True
     async with linked_node(one.url) as node:
         with pytest.raises(OrchestratorUnreachable, match="could not register in time") as caught:
-            await node.seats.join({**JOIN, "init_timeout": 0.3})
+            await join(node, {**JOIN}, 0.3)
     assert "Check that it runs" in str(caught.value)
 
 
@@ -132,7 +140,7 @@ async def test_a_join_whose_link_has_ended_is_repeated_on_the_next_one(
     first.formation = None
     second.formation = COMPLETE
     async with linked_node(first.url, second.url) as node:
-        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        joining = asyncio.create_task(join(node, {**JOIN}, SECONDS))
         await until(lambda: first.seats, "it has asked the first replica")
         first.is_down = True
         await first.link.socket.close()
@@ -146,7 +154,7 @@ async def test_a_refusal_ends_a_join(one: ScriptedOrchestrator) -> None:
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         one.formation = None
-        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        joining = asyncio.create_task(join(node, {**JOIN}, SECONDS))
         asked = await link.hears("join")
         error = {"error": TAKEN.to_dict()}
         await link.say("answer", numbers=[asked["number"]], status=409, body=error)
@@ -161,7 +169,7 @@ async def test_an_orchestrator_whose_store_is_down_is_asked_again(
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         one.formation = None
-        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        joining = asyncio.create_task(join(node, {**JOIN}, SECONDS))
         asked = await link.hears("join")
         one.formation = COMPLETE
         error = {"error": STORE_DOWN.to_dict()}
@@ -175,8 +183,7 @@ async def test_one_answer_is_for_several_ranks(one: ScriptedOrchestrator) -> Non
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         ranks = [
-            asyncio.create_task(node.seats.join({**JOIN, "rank": rank, "init_timeout": SECONDS}))
-            for rank in range(2)
+            asyncio.create_task(join(node, {**JOIN, "rank": rank}, SECONDS)) for rank in range(2)
         ]
         await link.hears("join", 2)
         numbers = [message["number"] for message in link.received("join")]
@@ -190,7 +197,7 @@ async def test_a_rank_that_ends_while_it_waits_gives_its_seat_back(
     one.formation = None
     async with linked_node(one.url) as node:
         link = await one.is_linked()
-        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": SECONDS}))
+        joining = asyncio.create_task(join(node, {**JOIN}, SECONDS))
         await link.hears("join")
         joining.cancel()
         await link.hears("leave")
@@ -203,7 +210,7 @@ async def test_an_agent_that_ends_waits_for_no_answer(one: ScriptedOrchestrator)
     one.formation = None
     async with linked_node(one.url) as node:
         link = await one.is_linked()
-        joining = asyncio.create_task(node.seats.join({**JOIN, "init_timeout": 3600}))
+        joining = asyncio.create_task(join(node, {**JOIN}, 3600))
         await link.hears("join")
         pack = partial(control_messages.join, body={})
         asked = asyncio.create_task(node.link.ask(pack, monotonic() + 3600))
@@ -252,5 +259,5 @@ async def test_a_rank_of_a_node_that_was_forgotten_gets_its_seat_all_the_same(
     one.forgets_seats = 2
     one.formation = COMPLETE
     async with linked_node(one.url) as node:
-        assert await node.seats.join({**JOIN, "init_timeout": SECONDS}) == PLAN
+        assert await join(node, {**JOIN}, SECONDS) == PLAN
     assert one.forgets_seats == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -63,10 +64,10 @@ async def form(stack: AsyncExitStack, node: LinkedNode, at: Replica) -> FakeAgen
     await other.register()
     await other.link()
     await is_linked(node)
-    joining = asyncio.create_task(node.seats.join(JOIN))
+    joining = asyncio.create_task(node.seats.join(JOIN, monotonic() + SECONDS))
     await other.join(1, of=2)
-    plan = await within(SECONDS, joining)
-    assert plan.world_size == 2
+    entry = await within(SECONDS, joining)
+    assert entry.plan.world_size == 2
     await until(lambda: node.listener.of("term"), "the first term is announced")
     return other
 

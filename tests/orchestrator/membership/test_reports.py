@@ -41,7 +41,7 @@ def registers(
 
 
 def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
-    joins = [replace(join(rank, "ab"[rank]), generation=3) for rank in (0, 1)]
+    joins = [join(rank, "ab"[rank], generation=3) for rank in (0, 1)]
     state, _ = play(joins)
     record = record_of(state)
     assert state.current is not None
@@ -53,15 +53,14 @@ def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generati
 
 def test_a_group_that_opens_after_its_agents_registered_anew_is_of_that_generation() -> None:
     """Its formation was opened before, and nobody registers once more."""
-    first, last = join(0, "a"), replace(join(1, "b"), generation=2)
-    state, _ = play([replace(first, generation=1), last])
+    state, _ = play([join(0, "a", generation=1), join(1, "b", generation=2)])
     assert (record_of(state).generation, record_of(state).recall) == (2, None)
     again = play([registers("a", record_of(state), generation=2)], state)[0]
     assert record_of(again).recall is None
 
 
 def test_a_formation_that_a_report_completes_is_of_the_generation_of_that_report() -> None:
-    waiting = replace(join(0, "b", of=1, session="next"), generation=1)
+    waiting = join(0, "b", of=1, session="next", generation=1)
     full, _ = play([leave(0), waiting], ready(2))
     state, _ = play([registers("b", record_of(full), out=True)], full)
     assert (record_of(state).epoch, record_of(state).generation) == (2, LATER.generation)

@@ -7,7 +7,7 @@ last, or everything. Nodes register in two steps: what a node holds is on its wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from allfold_core.survival.plans import first_epoch, policy_of
@@ -97,10 +97,11 @@ class StoreWorld(World):
                 session=f"r{rank}",
                 on_loss="raise" if scenario.raises else "shrink",
                 min_world=scenario.min_world,
+                generation=1,
             )
             for rank, n in enumerate(scenario.rank_node)
         ]
-        self._hold(play([replace(each, generation=1) for each in joins])[0])
+        self._hold(play(joins)[0])
         assert self.group_state.current is not None
         plan = self.group_state.current.plan
         self.policy = policy_of(plan)

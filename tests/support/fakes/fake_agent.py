@@ -55,7 +55,7 @@ class FakeAgent:
         asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
         if as_rank is not None and of_ranks is not None:
             asked |= {"rank": as_rank, "world_size": of_ranks}
-        seat = {**asked, "number": number, "opening": 1, "epoch": 0, "nodes": 1}
+        seat = {**asked, "number": number, "opening": 1, "epoch": 0, "nodes": 1, "first": 0}
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
         return request
 

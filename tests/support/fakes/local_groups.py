@@ -10,7 +10,6 @@ import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from threading import Event, Lock, Thread
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import LinkModel, Member, Plan
 from allfold_core.survival.losses import packed
+from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Reason
 from tests.support.fakes.counted_pool import CountedPool
@@ -193,7 +193,7 @@ class LocalGroups:
     def announce(self, term: Term, *nodes: int, generation: int | None = None) -> None:
         """Have the orchestrator announce a term to some nodes."""
         announced = term.generation if generation is None else generation
-        record = json.loads(json.dumps({"term": asdict(term)}))  # in the form that it comes in
+        record = json.loads(json.dumps({"term": term_fields(term)}))  # in the form that it comes in
         for node in nodes:
             self.reactors[node].call(partial(self.groups[node].take_term, record, announced))
 

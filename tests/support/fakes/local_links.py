@@ -13,6 +13,7 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.runtime.reactor import Reactor
+from allfold_core.plan import Member
 from allfold_core.survival.records import Stamp
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType, LinkReader
 
@@ -21,11 +22,13 @@ class Notes:
     """The notes that the groups of all nodes have given to those around them.
 
     Attributes:
+        joined: by node, the nodes that have come into its group.
         left_out: by node, the nodes without which its group goes on.
         over: the names of the nodes on which the group has ended.
     """
 
     def __init__(self) -> None:
+        self.joined: defaultdict[str, set[str]] = defaultdict(set)
         self.left_out: defaultdict[str, set[str]] = defaultdict(set)
         self.over: list[str] = []
 
@@ -147,6 +150,9 @@ class LocalNeighbours:
 
     def send(self, node: str, message: GroupMessage) -> None:
         self._links.send(self._node, node, message)
+
+    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+        self._links.notes.joined[self._node] |= {member.node for member in members}
 
     def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
         self._links.notes.left_out[self._node] |= set(nodes)

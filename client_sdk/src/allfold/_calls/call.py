@@ -24,6 +24,24 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatRequest:
+    """The seat that a process asks for.
+
+    Attributes:
+        rank: ``None`` for whichever is free.
+        world_size: so many ranks open the group.
+    """
+
+    group: str
+    rank: int | None
+    world_size: int
+
+    def describe(self) -> str:
+        """A phrase for messages: ``rank 3``."""
+        return "a rank" if self.rank is None else f"rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
 class EpochView(Seat):
     """A group as one rank sees it during an epoch. Rank and size are read here and nowhere else.
 

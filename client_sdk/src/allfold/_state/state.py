@@ -104,7 +104,7 @@ class State:
         if group is None and len(registry):
             group = registry.default()
         if group is not None:
-            group.membership.edge(self)
+            group.edge()
 
     def restore(self) -> None:
         """Go back to the last commit; needs ``keep=True``.

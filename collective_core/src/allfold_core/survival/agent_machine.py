@@ -8,6 +8,7 @@ meanwhile is noted, and counts afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.instructions import (
@@ -16,23 +17,78 @@ from allfold_core.survival.instructions import (
     Installed,
     Instruction,
     Instructions,
+    LeaveEdge,
     Refuse,
     SendReport,
+    SendWishes,
 )
 from allfold_core.survival.op_entry import OpEntry
 from allfold_core.survival.op_machine import OpMachine
-from allfold_core.survival.records import Term
-from allfold_core.survival.reports import Fail, Forward, Install, OpState, Report, Run
+from allfold_core.survival.records import NO_EPOCH, Epoch, Term
+from allfold_core.survival.reports import Fail, Forward, Install, OpState, Report, Run, Wishes
+from allfold_core.verdict import LEFT
 
 
 class AgentMachine(OpMachine):
-    """Takes part in the rounds of the group's terms: reports, and does what was decided."""
+    """Takes part in the rounds of the group's terms: reports, and does what was decided.
+
+    A node that joins a running group begins with :data:`NO_EPOCH` and :meth:`begin`.
+    """
+
+    def begin(self) -> Instructions:
+        """Report to the term that has let this node in; it is in no epoch before the decision."""
+        return self._report(0)
 
     def freeze(self, term: int, number: int) -> Instructions:
         """The leader asks for a report (FREEZE)."""
         if self.out or term != self.term.number or number <= self.round:
             return []
         return self._report(number)
+
+    # Ranks that come and go
+
+    def join(self, session: str) -> Instructions:
+        """A local rank is ready to join."""
+        self.wishes = replace(self.wishes, join=(*self.wishes.join, session))
+        return [] if self.out else [SendWishes(self.wishes)]
+
+    def wish_to_leave(self, session: str) -> Instructions:
+        """A local rank wants to leave at the next edge."""
+        self.wishes = replace(self.wishes, leave=(*self.wishes.leave, session))
+        return [] if self.out else [SendWishes(self.wishes)]
+
+    def at_edge(self, session: str, seq: int, edge: int) -> Instructions:
+        """A local rank has come to an edge, and does not call this op before it is let go on.
+
+        Args:
+            edge: its number; nobody waits at one that is over.
+        """
+        if edge != self.epoch.edge:
+            return [LeaveEdge((session,))]
+        self.wishes = replace(self.wishes, at_edge={**self.wishes.at_edge, session: seq})
+        return [] if self.out else [SendWishes(self.wishes)]
+
+    def _leave_edge(self) -> Instructions:
+        """Let the ranks at an edge go on if nobody waits any more."""
+        sessions = tuple(self.wishes.at_edge)
+        if not sessions or self.epoch.waiting or self.frozen:
+            return []
+        self.wishes = replace(self.wishes, at_edge={})
+        return [LeaveEdge(sessions)]
+
+    def _see_to_wishes(self) -> None:
+        """Drop the wishes that were granted, and those of the dead."""
+        wishes, here, dead = self.wishes, self.epoch.sessions, self.dead
+        for session in wishes.leave:
+            if session not in here:
+                dead.setdefault(session, LEFT)
+        self.wishes = Wishes(
+            tuple(each for each in wishes.join if each not in here and each not in dead),
+            tuple(each for each in wishes.leave if each in here and each not in dead),
+            {each: seq for each, seq in wishes.at_edge.items() if each in here or each in dead},
+        )
+
+    # Rounds
 
     def registers(self) -> None:
         """The node says that it holds this term: until the answer that has to stay true.
@@ -56,12 +112,13 @@ class AgentMachine(OpMachine):
             return []
         if not term.may_follow(self.term):
             return []
-        if self.node not in term.voters:
+        if self.node not in term.voters or term.has_come_back(self.node, self.term):
             self.evict()
             return [Evicted(term)]
         self.term = term
         others = (each for each in term.voters if each != self.node)
         self._watermarks = {each: self._watermarks.get(each, -1) for each in others}
+        self._look_who_is_awaited()
         return self._report(0)
 
     def evict(self) -> None:
@@ -86,6 +143,7 @@ class AgentMachine(OpMachine):
             self.floor,
             dict(self.called),
             ops,
+            wishes=self.wishes,
         )
         return [SendReport(report)]
 
@@ -103,18 +161,33 @@ class AgentMachine(OpMachine):
         for epoch in (*install.older, install.epoch):
             self.epochs.setdefault(epoch.stamp, epoch)
         if install.epoch.stamp != self.epoch.stamp:
-            self.epoch = install.epoch
+            self._enter(install.epoch)
             done.append(Installed(install.epoch, install.older))
         for seq, entry in self.ops.items():
             entry.forward = entry.forward or seq <= install.floor
         for seq, outcome in install.outcomes.items():
-            done += self._apply(seq, outcome)
+            if seq in self.ops or (seq > self._reached and self.epoch is not NO_EPOCH):
+                done += self._apply(seq, outcome)
         self._drop_calls_of_the_lost()
+        self._see_to_wishes()
+        self._look_who_is_awaited()
         done += self.learn_floor(install.floor)
         for seq in sorted(self.ops):
             if seq in self.ops:
                 done += self._advance(seq, self.ops[seq])
-        return done + self._settle()
+        return done + self._settle() + self._leave_edge()
+
+    def _enter(self, epoch: Epoch) -> None:
+        """Go on in another epoch.
+
+        A node without ranks that has some again begins behind all ops that anybody had begun.
+        """
+        had_ranks, self.epoch = self.node in self.epoch.nodes, epoch
+        self.epochs.pop(NO_EPOCH.stamp, None)
+        if self.node in epoch.nodes and not had_ranks:
+            first = min(epoch.since_of(session) for session in epoch.sessions_on(self.node))
+            unfinished = (seq for seq, entry in self.ops.items() if not entry.is_final)
+            self._reached = max(self._reached, min((first, *unfinished)) - 1)
 
     def _apply(self, seq: int, outcome: Fail | Forward | Run) -> Iterator[Instruction]:
         entry = self.ops.setdefault(seq, OpEntry())
@@ -123,8 +196,10 @@ class AgentMachine(OpMachine):
         elif isinstance(outcome, Forward):
             yield from self._forward(seq, entry, outcome)
         elif entry.stamp != outcome.stamp or entry.fetch:
-            yield from self._cancel(seq, entry)
-            entry.stamp = outcome.stamp
+            # What nobody has begun begins in whichever epoch is current then.
+            if entry.stamp is not None or outcome.stamp != self.epoch.stamp:
+                yield from self._cancel(seq, entry)
+                entry.stamp = outcome.stamp
             if not self.epochs[outcome.stamp].sessions_on(self.node):
                 yield self._drop(seq)
 

@@ -23,6 +23,8 @@ from allfold_core.survival.codec_parts import (
     read_outcome,
     read_stamp,
     read_term,
+    read_wishes,
+    wishes_fields,
 )
 from allfold_core.survival.json_values import (
     read_error,
@@ -36,10 +38,10 @@ from allfold_core.survival.json_values import (
     read_text,
 )
 from allfold_core.survival.records import Stamp, Term
-from allfold_core.survival.reports import Doubt, Fail, Install, Reason, Report
+from allfold_core.survival.reports import Doubt, Fail, Install, Reason, Report, Wishes
 from allfold_core.wire.frames import FrameError
 
-SURVIVAL = Schema("message about the members of a group", 1)
+SURVIVAL = Schema("message about the members of a group", 2)
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _Value = TypeVar("_Value")
 
@@ -65,7 +67,7 @@ def term_of_record(record: Mapping[str, Any]) -> Term:
     try:
         term = record["term"]
         pairs = zip(term["voters"], term["joined"], strict=True)
-        return read_term({**term, "voters": [list(pair) for pair in pairs]})
+        return read_term({"newcomers": [], **term, "voters": [list(pair) for pair in pairs]})
     except _NONSENSE as error:
         text = f"a record of a term cannot be read: {type(error).__name__}: {error}"
         raise FrameError(text) from error
@@ -104,6 +106,17 @@ def unpack_doubt(data: dict[str, Any]) -> Doubt:
         raise ValueError("a failure without an error")
     stamp = None if data["stamp"] is None else read_stamp(data["stamp"])
     return Doubt(read_seq(data["seq"]), reason, read_seconds(data["waited"]), error, stamp)
+
+
+def pack_wishes(wishes: Wishes) -> dict[str, Any]:
+    """The JSON form of what the ranks of a node wish about the members (WISHES)."""
+    return SURVIVAL.stamp(wishes_fields(wishes))
+
+
+@_refusing_nonsense
+def unpack_wishes(data: dict[str, Any]) -> Wishes:
+    """The inverse of :func:`pack_wishes`."""
+    return read_wishes(data)
 
 
 def pack_freeze(term: int, number: int, doubts: Iterable[Doubt]) -> dict[str, Any]:
@@ -176,6 +189,7 @@ def pack_report(report: Report) -> dict[str, Any]:
             "ops": [pack_op(seq, op) for seq, op in report.ops.items()],
             "deferred": dict(report.deferred),
             "announced": report.announced,
+            "wishes": wishes_fields(report.wishes),
         }
     )
 
@@ -199,6 +213,7 @@ def unpack_report(data: dict[str, Any]) -> Report:
         ops,
         read_mapping(data["deferred"], read_seq),
         read_number(data["announced"]),
+        read_wishes(data["wishes"]),
     )
 
 

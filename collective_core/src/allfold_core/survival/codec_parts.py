@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from allfold_core.operations import Fingerprint
-from allfold_core.plan import AS_OPENED, Layout, SlowLink
+from allfold_core.plan import AS_OPENED, Layout, Member, SlowLink
 from allfold_core.survival.json_values import (
     read_error,
     read_list,
@@ -20,8 +20,17 @@ from allfold_core.survival.json_values import (
     read_seq,
     read_text,
 )
-from allfold_core.survival.records import Epoch, Seat, Stamp, Term
-from allfold_core.survival.reports import Call, Fail, Forward, OpReport, OpState, Outcome, Run
+from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import (
+    Call,
+    Fail,
+    Forward,
+    OpReport,
+    OpState,
+    Outcome,
+    Run,
+    Wishes,
+)
 
 
 def pack_term(term: Term) -> dict[str, Any]:
@@ -31,7 +40,19 @@ def pack_term(term: Term) -> dict[str, Any]:
         "generation": term.generation,
         "voters": [list(each) for each in zip(term.voters, term.joined, strict=True)],
         "lost": [list(each) for each in term.lost],
+        "newcomers": [pack_member(each) for each in term.newcomers],
     }
+
+
+def pack_member(member: Member) -> dict[str, str]:
+    """The JSON form of a node without its ranks."""
+    fields = {name: value for name, value in vars(member).items() if name != "ranks"}
+    return {name: str(value) for name, value in fields.items()}
+
+
+def read_member(data: Any) -> Member:
+    """The inverse of :func:`pack_member`."""
+    return Member(**read_mapping(data, read_text), ranks=())
 
 
 def read_term(data: Any) -> Term:
@@ -46,31 +67,49 @@ def read_term(data: Any) -> Term:
         tuple(node for node, _ in voters),
         tuple(joined for _, joined in voters),
         tuple((read_text(node), read_text(how)) for node, how in read_list(data["lost"])),
+        tuple(map(read_member, read_list(data["newcomers"]))),
     )
 
 
-def pack_epoch(epoch: Epoch) -> dict[str, Any]:
-    """The JSON form of an epoch."""
+def pack_epoch(epoch: Epoch) -> dict[str, Any] | None:
+    """The JSON form of an epoch; ``None`` of a node that is in none."""
+    if epoch is NO_EPOCH:
+        return None
     layout = {} if epoch.layout == AS_OPENED else {"layout": asdict(epoch.layout)}
     return {
         "stamp": epoch.stamp.pack(),
         "ordinal": epoch.ordinal,
         "seats": [list(seat) for seat in epoch.seats],
-        "loss": epoch.loss,
+        "change": epoch.change,
+        "seated": epoch.seated,
+        "waiting": list(epoch.waiting),
+        "edges": epoch.edges,
         **layout,
     }
 
 
 def read_epoch(data: Any) -> Epoch:
     """The inverse of :func:`pack_epoch`."""
-    seats = (
-        Seat(read_text(session), read_text(node)) for session, node in read_list(data["seats"])
+    if data is None:
+        return NO_EPOCH
+    ordinal, change = read_number(data["ordinal"]), read_error(data["change"])
+    if ordinal and not change:
+        raise ValueError("an epoch after a change that it does not tell")
+    return Epoch(
+        read_stamp(data["stamp"]),
+        ordinal,
+        tuple(map(_read_seat, read_list(data["seats"]))),
+        change,
+        _read_layout(data["layout"]) if "layout" in data else AS_OPENED,
+        read_number(data["seated"]),
+        tuple(map(read_text, read_list(data["waiting"]))),
+        read_number(data["edges"]),
     )
-    ordinal, loss = read_number(data["ordinal"]), read_error(data["loss"])
-    if ordinal and not loss:
-        raise ValueError("an epoch after a loss that it does not tell")
-    layout = _read_layout(data["layout"]) if "layout" in data else AS_OPENED
-    return Epoch(read_stamp(data["stamp"]), ordinal, tuple(seats), loss, layout)
+
+
+def _read_seat(data: Any) -> Seat:
+    session, node, number, since = read_list(data)
+    return Seat(read_text(session), read_text(node), read_number(number), read_seq(since))
 
 
 def _read_layout(data: Any) -> Layout:
@@ -174,3 +213,21 @@ def read_outcome(data: Any) -> tuple[int, Outcome]:
         (stamp,) = rest
         return number, Run(read_stamp(stamp))
     raise ValueError(f"an unknown outcome: {what}")
+
+
+def wishes_fields(wishes: Wishes) -> dict[str, Any]:
+    """The JSON form of what the ranks of a node wish."""
+    return {
+        "join": list(wishes.join),
+        "leave": list(wishes.leave),
+        "at_edge": dict(wishes.at_edge),
+    }
+
+
+def read_wishes(data: Any) -> Wishes:
+    """The inverse of :func:`wishes_fields`."""
+    return Wishes(
+        tuple(map(read_text, read_list(data["join"]))),
+        tuple(map(read_text, read_list(data["leave"]))),
+        read_mapping(data["at_edge"], read_seq),
+    )

@@ -15,21 +15,21 @@ apply to an op:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Layout
+from allfold_core.survival.admission import possible_change, waiting_sessions
 from allfold_core.survival.losses import (
-    NODE_LOST,
     below_min_world,
     cannot_go_on,
-    describe_loss,
     packed,
     root_lost_before,
     unpacked,
 )
-from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import (
     Call,
     Doubt,
@@ -39,43 +39,17 @@ from allfold_core.survival.reports import (
     OpReport,
     OpState,
     Outcome,
+    Reason,
     Report,
     Run,
     is_replicated,
     may_shrink,
 )
+from allfold_core.survival.round_evidence import Evidence, Judge, lost_seats
 
 
 class ProtocolViolation(Exception):
     """Reports that no correct run can produce."""
-
-
-@dataclass(frozen=True)
-class GroupPolicy:
-    """The terms on which all ranks of a group opened it.
-
-    Attributes:
-        group: its name.
-        shrink: True if ops are run again with the ranks that are left, where that is possible.
-        min_world: with fewer ranks no op is run.
-    """
-
-    group: str
-    shrink: bool = False
-    min_world: int = 1
-
-    def is_stale(self, call: Call, epoch: Epoch) -> bool:
-        """Return True if a call relies on another membership than that of an epoch.
-
-        Mostly on one from before. On a later one, where the op had begun when a member was lost,
-        and went on with what that member had given. An op whose arguments do not depend on the
-        membership is run all the same.
-        """
-        return call.view != epoch.ordinal and not (self.shrink and may_shrink(call.kind))
-
-
-Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError | None]
-"""Judges one op by the calls in the reports: the error, or ``None`` where it may go on."""
 
 
 def decide(
@@ -98,26 +72,40 @@ def decide(
     """
     base = max((report.epoch for report in reports.values()), key=lambda epoch: epoch.stamp)
     dead = {session: how for report in reports.values() for session, how in report.dead.items()}
-    seats = base.remaining(dead, term.voters)
     stamp = Stamp(term.number, number, term.generation)
-    layout = base.layout if layout is None else layout
-    epoch = base
-    if seats != base.seats:
-        loss = describe_loss(policy.group, base, _gone(base, term, dead), len(seats))
-        epoch = Epoch(stamp, base.ordinal + 1, seats, packed(loss), layout)
-    elif layout != base.layout:
-        epoch = replace(base, stamp=stamp, layout=layout)
-    known = {each.stamp: each for r in reports.values() for each in (*r.older, r.epoch)}
-    known[epoch.stamp] = epoch
-    round_ = _Round(policy, term, base, epoch, known, dead, reports, doubts, judge)
-    floor = max(report.floor for report in reports.values())
-    seqs = {seq for report in reports.values() for seq in report.ops if seq > floor}
-    outcomes = {seq: round_.outcome(seq) for seq in sorted(seqs)}
-    for seq in sorted(doubts.keys() - seqs):
-        if seq > floor and (failed := round_.refusal(seq)) is not None:
-            outcomes[seq] = failed
+    if base == NO_EPOCH:
+        return _end(policy, stamp, dead)
+    wishes = {node: report.wishes for node, report in reports.items()}
+    change = possible_change(policy, term, base, wishes, dead)
+    evidence = Evidence(policy, term, base, dead, reports, doubts, judge)
+    if evidence.has_lost:
+        change = None  # those who were lost go first
+    waiting = base.waiting if change else waiting_sessions(policy, term, base, wishes, dead)
+    epoch = evidence.epoch_without_the_lost(stamp, None if change else layout, waiting)
+    round_ = _Round(evidence, epoch)
+    outcomes = round_.outcomes()
+    if round_.left_behind:
+        epoch, reduced = evidence.epochs_of_attempts(round_.left_behind, epoch, stamp)
+        round_ = _Round(evidence, epoch, reduced)
+        outcomes = round_.outcomes()
+    elif change is not None:
+        first = max(change.at_edge, evidence.first_untouched(outcomes))
+        epoch = change.apply(policy, base, stamp, first)
+        epoch = epoch if layout is None else replace(epoch, layout=layout)
+        round_ = _Round(evidence, epoch)
+        outcomes = {seq: each for seq, each in outcomes.items() if seq < first}
+        outcomes = round_.outcomes() | outcomes
+    known = {**evidence.known, **round_.known}
     older = tuple(each for each in _named(outcomes, known) if each != epoch)
-    return Install(term.number, number, epoch, older, floor, outcomes, frozenset(dead))
+    floor, gone = evidence.floor, frozenset(dead)
+    return Install(term.number, number, epoch, older, floor, outcomes, gone)
+
+
+def _end(policy: GroupPolicy, stamp: Stamp, dead: Collection[str]) -> Install:
+    """Return the end of a group of which only nodes are left that were about to join it."""
+    why = PeerLost(f"group '{policy.group}' has lost all its ranks before others could join it")
+    epoch = Epoch(stamp, 1, (), packed(why))
+    return Install(stamp.term, stamp.round, epoch, (), -1, {}, frozenset(dead))
 
 
 def _named(outcomes: Mapping[int, Outcome], known: Mapping[Stamp, Epoch]) -> Iterator[Epoch]:
@@ -132,46 +120,56 @@ def _named(outcomes: Mapping[int, Outcome], known: Mapping[Stamp, Epoch]) -> Ite
             yield known[stamp]
 
 
-def _gone(epoch: Epoch, term: Term, dead: Mapping[str, str]) -> dict[Seat, str]:
-    """The seats of an epoch that are lost, each with how that is known."""
-    lost = dict(term.lost)
-    return {
-        seat: dead.get(seat.session) or lost.get(seat.node, NODE_LOST)
-        for seat in epoch.seats
-        if seat.session in dead or seat.node not in term.voters
-    }
-
-
 @dataclass(frozen=True)
 class _Round:
-    """The evidence of one round, and the rules by which each op gets its outcome."""
+    """The rules by which each op gets its outcome.
 
-    policy: GroupPolicy
-    term: Term
-    base: Epoch
+    Attributes:
+        epoch: current from now on.
+        reduced: by the epoch of their last attempt, that in which ops are run again which are not
+            run in the current one.
+        left_behind: epochs for which that is missing.
+    """
+
+    evidence: Evidence
     epoch: Epoch
-    known: Mapping[Stamp, Epoch]
-    dead: Mapping[str, str]
-    reports: Mapping[str, Report]
-    doubts: Mapping[int, Doubt]
-    judge: Judge
+    reduced: Mapping[Stamp, Epoch] = field(default_factory=dict)
+    left_behind: set[Stamp] = field(default_factory=set)
 
-    def outcome(self, seq: int) -> Outcome:
-        said = {node: r.ops[seq] for node, r in self.reports.items() if seq in r.ops}
+    @property
+    def known(self) -> dict[Stamp, Epoch]:
+        """The epochs that the round has made."""
+        return {each.stamp: each for each in (*self.reduced.values(), self.epoch)}
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """Return the outcomes of all ops."""
+        evidence = self.evidence
+        found = {seq: self.outcome(seq) for seq in evidence.seqs(self.epoch)}
+        outcomes = {seq: outcome for seq, outcome in found.items() if outcome is not None}
+        for seq in sorted(evidence.doubts.keys() - outcomes.keys()):
+            # A doubted op that no rank has called, or could call.
+            if seq > evidence.floor and (failed := self._judged(seq, self.epoch)) is not None:
+                outcomes[seq] = failed
+        return outcomes
+
+    def outcome(self, seq: int) -> Outcome | None:
+        """Return the outcome of an op that some node reports; ``None`` where it has to wait."""
+        said = self.evidence.of(seq)
         attempt = _newest_attempt(said)
-        epoch = self.known[attempt] if attempt else self.epoch
+        if attempt:
+            epoch = self.evidence.known[attempt]
+        elif seq < self.epoch.first_op_of_all:
+            epoch = self.evidence.epoch_before(seq)
+        else:
+            epoch = self.epoch
         return (
             _adopt_error(seq, said)
             or self._go_forward(seq, epoch, said)
             or self._of_other_view(epoch, said)
             or self._judged(seq, epoch)
             or self._without_root(seq, epoch, said)
-            or (self._go_on(seq, epoch, said) if attempt else self._run_with_those_left(seq))
+            or (self._go_on(seq, epoch, said) if attempt else self._begin(seq, epoch))
         )
-
-    def refusal(self, seq: int) -> Fail | None:
-        """The outcome of a doubted op that no rank has called, or could call."""
-        return self._judged(seq, self.epoch)
 
     def _go_forward(self, seq: int, newest: Epoch, said: Mapping[str, OpReport]) -> Outcome | None:
         held = {n: r for n, r in said.items() if r.state in (OpState.HELD, OpState.HANDED)}
@@ -191,27 +189,29 @@ class _Round:
     ) -> Outcome | None:
         # A node that sends and gets nothing may hold its part of an attempt that all have given up.
         parts = {node: r for node, r in held.items() if r.stamp == newest.stamp}
-        if newest.nodes.intersection(self.reports) <= parts.keys():
+        if self.evidence.members_of(newest) <= parts.keys():
             return self._forward(newest.stamp, parts)
         if any(report.state is OpState.HANDED for report in held.values()):
             raise ProtocolViolation(f"op {seq} was handed out, and others cannot get it: {held}")
         return None
 
     def _forward(self, stamp: Stamp, held: Mapping[str, OpReport]) -> Forward:
-        return Forward(stamp, tuple(node for node in self.term.voters if node in held))
+        return Forward(stamp, tuple(node for node in self.evidence.term.voters if node in held))
 
     def _of_other_view(self, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:
         calls = _calls(said, epoch)
-        if not any(self.policy.is_stale(call, epoch) for call in calls):
+        if not any(self.evidence.policy.is_stale(call, epoch) for call in calls):
             return None
         is_old = any(call.view < epoch.ordinal for call in calls)
-        return Fail((epoch if is_old else self.epoch).loss, self.epoch.ordinal)
+        return Fail((epoch if is_old else self.epoch).change, self.epoch.ordinal)
 
     def _judged(self, seq: int, epoch: Epoch) -> Fail | None:
-        doubt = self.doubts.get(seq)
+        doubt = self.evidence.doubts.get(seq)
         if doubt is not None and doubt.stamp not in (None, epoch.stamp):
             doubt = None  # that attempt was given up, and the newest one may do better
-        error = self.judge(seq, epoch, self.reports, doubt)
+        if doubt is not None and doubt.reason is Reason.DEADLINE and self._is_too_small(epoch):
+            return self._fail(self._too_small(seq, len(epoch.seats)))
+        error = self.evidence.judge(seq, epoch, self.evidence.reports, doubt)
         return self._fail(error) if error else None
 
     def _without_root(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Fail | None:
@@ -220,36 +220,66 @@ class _Round:
         gone = next((call for root, call in roots.items() if root not in epoch.sessions), None)
         if gone is None:
             return None
-        if gone.root in self.base.sessions:
-            return self._fail(self._loss(seq, gone, self.base))
-        loss = unpacked(self.epoch.loss)
-        return self._fail(root_lost_before(self.policy.group, seq, gone, loss))
+        if gone.root in self.evidence.base.sessions:
+            return self._fail(self._loss(seq, gone, self.evidence.base))
+        change = unpacked(self.epoch.change)
+        return self._fail(root_lost_before(self.evidence.policy.group, seq, gone, change))
 
     def _go_on(self, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
         """The outcome of an op that has been started in an epoch."""
         call = next(iter(_calls(said, epoch)), None)
         if self._is_viable(epoch, said):
             return Run(epoch.stamp)
-        if self.policy.shrink and call is not None and self._can_shrink(call):
-            return self._run_with_those_left(seq)
-        return self._fail(self._loss(seq, call, epoch))
+        if not self.evidence.policy.shrink or call is None or not self._can_shrink(call):
+            return self._fail(self._loss(seq, call, epoch))
+        return self._run_with_those_left(seq, epoch)
 
-    def _run_with_those_left(self, seq: int) -> Outcome:
-        left, least = len(self.epoch.seats), self.policy.min_world
-        if left < least:
-            group, loss = self.policy.group, self.epoch.loss
-            return self._fail(below_min_world(group, seq, left, least, loss))
-        return Run(self.epoch.stamp)
+    def _run_with_those_left(self, seq: int, attempt: Epoch) -> Outcome:
+        left = self.evidence.remaining(attempt)
+        if len(left) < self.evidence.policy.min_world:
+            return self._fail(self._too_small(seq, len(left)))
+        if left == self.epoch.seats:
+            return Run(self.epoch.stamp)
+        if attempt.stamp in self.reduced:
+            return Run(self.reduced[attempt.stamp].stamp)
+        self.left_behind.add(attempt.stamp)
+        return self._fail(self._loss(seq, None, attempt))
+
+    def _begin(self, seq: int, epoch: Epoch) -> Outcome | None:
+        """The outcome of an op that nobody has started.
+
+        With too few ranks it may wait for others, with whom it is run in a later epoch then.
+
+        Args:
+            epoch: of those who have a part in it.
+        """
+        evidence = self.evidence
+        if epoch is not self.epoch:
+            is_whole = evidence.remaining(epoch) == epoch.seats and not self._is_too_small(epoch)
+            return Run(epoch.stamp) if is_whole else self._run_with_those_left(seq, epoch)
+        if not self._is_too_small(self.epoch):
+            return Run(self.epoch.stamp)
+        if evidence.policy.is_elastic and not evidence.has_lost:
+            return None
+        return self._fail(self._too_small(seq, len(self.epoch.seats)))
+
+    def _is_too_small(self, epoch: Epoch) -> bool:
+        return len(epoch.seats) < self.evidence.policy.min_world
+
+    def _too_small(self, seq: int, left: int) -> AllfoldError:
+        policy = self.evidence.policy
+        return below_min_world(policy.group, seq, left, policy.min_world, self.epoch.change)
 
     def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
         """Return True if every input of an epoch's op is here.
 
         That of a dead rank is, if it has called: its agent has its memory mapped.
         """
+        members = self.evidence.members_of(epoch)
         return all(
-            seat.node in self.reports
+            seat.node in members
             and (
-                seat.session not in self.dead
+                seat.session not in self.evidence.dead
                 or (seat.node in said and seat.session in said[seat.node].calls)
             )
             for seat in epoch.seats
@@ -259,8 +289,10 @@ class _Round:
         return may_shrink(call.kind) and (not call.root or call.root in self.epoch.sessions)
 
     def _loss(self, seq: int, call: Call | None, epoch: Epoch) -> AllfoldError:
-        gone = _gone(epoch, self.term, self.dead)
-        return cannot_go_on(self.policy.group, seq, call, epoch, gone, len(self.epoch.seats))
+        evidence = self.evidence
+        gone = lost_seats(epoch, evidence.term, evidence.dead)
+        left = len(evidence.remaining(epoch))
+        return cannot_go_on(evidence.policy.group, seq, call, epoch, gone, left)
 
     def _fail(self, error: AllfoldError) -> Fail:
         return Fail(packed(error), self.epoch.ordinal)

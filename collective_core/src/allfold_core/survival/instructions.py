@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.survival.reports import Doubt, Report
+from allfold_core.survival.reports import Doubt, Report, Wishes
 
 
 @dataclass(slots=True)
@@ -100,6 +100,20 @@ class SendDoubt:
 
 
 @dataclass(slots=True)
+class SendWishes:
+    """Tell the leader of the term who of this node wants to join or to leave, or waits for that."""
+
+    wishes: Wishes
+
+
+@dataclass(slots=True)
+class LeaveEdge:
+    """Let ranks go on that wait at an edge: the members have changed, or nobody waits any more."""
+
+    sessions: tuple[str, ...]
+
+
+@dataclass(slots=True)
 class Installed:
     """Another epoch is current.
 
@@ -130,6 +144,8 @@ Instruction = (
     | SendReport
     | SendDown
     | SendDoubt
+    | SendWishes
+    | LeaveEdge
     | Installed
     | Evicted
 )

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allfold_core.plan import Layout
-from allfold_core.survival.decision import GroupPolicy, Judge, decide
-from allfold_core.survival.records import Term
-from allfold_core.survival.reports import Doubt, Install, Reason, Report
+from allfold_core.survival.admission import is_due
+from allfold_core.survival.decision import decide
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.reports import Doubt, Install, Reason, Report, Wishes
+from allfold_core.survival.round_evidence import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,20 @@ class LeaderMachine:
         round: the newest.
         gathering: reports of it are missing.
         reports: those of the newest round, by node.
+        epoch: the current one, as it was decided last.
     """
 
-    def __init__(self, policy: GroupPolicy, term: Term, judge: Judge, *, gathering: bool) -> None:
+    def __init__(
+        self, policy: GroupPolicy, term: Term, epoch: Epoch, judge: Judge, *, gathering: bool
+    ) -> None:
         self.policy = policy
         self.term = term
         self.round = 0
         self.gathering = gathering
         self.reports: dict[str, Report] = {}
+        self.epoch = epoch
+        self._wishes: dict[str, Wishes] = {}
+        self._wishes_since: dict[str, Wishes] = {}  # of this round
         self._judge = judge
         self._dead: dict[str, str] = {}
         self._doubts: dict[int, Doubt] = {}
@@ -53,6 +62,8 @@ class LeaderMachine:
         other._dead = dict(self._dead)
         other._doubts = dict(self._doubts)
         other._later = dict(self._later)
+        other._wishes = dict(self._wishes)
+        other._wishes_since = dict(self._wishes_since)
         return other
 
     @property
@@ -75,6 +86,13 @@ class LeaderMachine:
         before = self._later.get(doubt.seq)
         if before is None or _says_more(doubt, before):
             self._later[doubt.seq] = doubt
+        return self._begin_if_idle()
+
+    def wish(self, node: str, wishes: Wishes) -> list[Freeze]:
+        """Ranks of a node want to join or to leave, or have come to an edge (WISHES)."""
+        self._wishes[node] = wishes
+        if self.gathering:
+            self._wishes_since[node] = wishes
         return self._begin_if_idle()
 
     def arrange(self, layout: Layout) -> list[Freeze]:
@@ -100,16 +118,25 @@ class LeaderMachine:
             self._layout,
         )
         self.gathering = False
+        self.epoch = install.epoch
+        self._wishes = {node: each.wishes for node, each in self.reports.items()}
+        self._wishes |= self._wishes_since
         self.reports, self._doubts = {}, {}
         for session in install.dead:
             self._dead.pop(session, None)
         return [install, *self._begin_if_idle()]
 
+    def _is_change_due(self) -> bool:
+        return is_due(self.policy, self.term, self.epoch, self._wishes)
+
     def _begin_if_idle(self) -> list[Freeze]:
-        if self.gathering or not (self._dead or self._later or self._later_layout):
+        if self.gathering or not (
+            self._dead or self._later or self._later_layout or self._is_change_due()
+        ):
             return []
         self.round += 1
         self.gathering = True
+        self._wishes_since = {}
         self._dead = {}  # whoever told of them says so in his report, too
         self._doubts, self._later = self._later, {}
         self._layout, self._later_layout = self._later_layout, None

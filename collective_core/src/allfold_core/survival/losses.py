@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from allfold_core.errors import (
     AllfoldError,
@@ -30,23 +30,35 @@ def unpacked(text: str) -> AllfoldError:
     return from_dict(json.loads(text))
 
 
-def describe_loss(group: str, epoch: Epoch, gone: Mapping[Seat, str], left: int) -> PeerLost:
-    """The error that goes with an epoch that has fewer ranks than the one before.
+def describe_change(
+    group: str, before: Epoch, gone: Mapping[Seat, str], seats: Sequence[Seat]
+) -> PeerLost:
+    """The error that goes with an epoch: how it differs from the one before.
 
     Args:
-        epoch: the one before.
-        gone: the seats that were lost, each with how that is known.
-        left: how many ranks the group still has.
+        before: the epoch before.
+        gone: the seats that were lost, or whose ranks have left, each with how that is known.
+        seats: of the epoch.
     """
-    ranks = _ranks(epoch, gone)
-    return PeerLost(
-        f"group '{group}' has lost {_name_lost(epoch, gone)}; {left} of {len(epoch.seats)} ranks "
-        "are left",
-        group=group,
-        ranks=ranks,
-        nodes=sorted({seat.node for seat in gone}),
-        lost={seat.session: how for seat, how in gone.items()},
-    )
+    newcomers = [seat for seat in seats if seat.session not in before.sessions]
+    ranks = _ranks(before, gone)
+    details = {
+        "group": group,
+        "ranks": ranks,
+        "nodes": sorted({seat.node for seat in gone}),
+        "lost": {seat.session: how for seat, how in gone.items()},
+    }
+    told = []
+    if gone:
+        left = len(before.seats) - len(gone)
+        told.append(
+            f"has lost {_name_lost(before, gone)}; {left} of {len(before.seats)} ranks are left"
+        )
+    if newcomers:
+        details["joined"] = [len(seats) - len(newcomers) + each for each in range(len(newcomers))]
+        told.append(f"has taken in {_name_newcomers(seats, newcomers)}; it has {len(seats)} ranks")
+    text = f"group '{group}' {', and '.join(told)}"
+    return WorldChanged(text, **details) if newcomers else PeerLost(text, **details)
 
 
 def cannot_go_on(
@@ -76,26 +88,26 @@ def cannot_go_on(
     return PeerLost(f"{what} cannot be done {whom}", left=left, **details)
 
 
-def root_lost_before(group: str, seq: int, call: Call, loss: AllfoldError) -> RootLost:
+def root_lost_before(group: str, seq: int, call: Call, change: AllfoldError) -> RootLost:
     """The error of an op whose root was lost before the call, which did not know it.
 
     Args:
-        loss: the error of the newest loss.
+        change: the error of the newest change of the members.
     """
     return RootLost(
         f"op {seq} of group '{group}', {call.fingerprint.describe()}, has lost its root: "
-        f"{loss.message}",
-        **{**loss.details, "seq": seq, "group": group},
+        f"{change.message}",
+        **{**change.details, "seq": seq, "group": group},
     )
 
 
-def below_min_world(group: str, seq: int, left: int, min_world: int, loss: str) -> BelowMinWorld:
+def below_min_world(group: str, seq: int, left: int, min_world: int, change: str) -> BelowMinWorld:
     """The error of an op that needs more ranks than are left.
 
     Args:
-        loss: the packed error of the newest loss; empty if there was none.
+        change: the packed error of the newest change of the members; empty if there was none.
     """
-    why = f": {unpacked(loss).message}" if loss else ""
+    why = f": {unpacked(change).message}" if change else ""
     return BelowMinWorld(
         f"op {seq} of group '{group}' cannot be done, as {left} ranks are left and min_world is "
         f"{min_world}{why}",
@@ -120,3 +132,11 @@ def _name_lost(epoch: Epoch, gone: Mapping[Seat, str]) -> str:
         f"{name_ranks(ranks)} on node {node}, which {how}" for (node, how), ranks in cases.items()
     ]
     return ", and ".join(named)
+
+
+def _name_newcomers(seats: Sequence[Seat], newcomers: Sequence[Seat]) -> str:
+    """``rank 3 on node b, and ranks 4, 5 on node c``."""
+    by_node: dict[str, list[int]] = {}
+    for seat in newcomers:
+        by_node.setdefault(seat.node, []).append(seats.index(seat))
+    return ", and ".join(f"{name_ranks(ranks)} on node {node}" for node, ranks in by_node.items())

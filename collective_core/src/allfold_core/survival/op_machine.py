@@ -6,9 +6,9 @@ is to it as long as nothing is lost. Rounds are in :mod:`allfold_core.survival.a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
     Drop,
     Fetch,
@@ -21,11 +21,9 @@ from allfold_core.survival.instructions import (
     Start,
 )
 from allfold_core.survival.op_entry import OpEntry
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.survival.reports import Call, Doubt, Fail, OpState, Reason
-
-NOTHING_OPEN = 2**63 - 1
-"""The watermark of a node that has no rank in the group any more and no op to finish."""
+from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Fail, OpState, Reason
 
 
 class OpMachine:
@@ -47,6 +45,7 @@ class OpMachine:
         floor: every op up to it is known to be final on all nodes.
         dead: the local sessions that are over, each with how that is known.
         called: by local session, its last op.
+        wishes: of the local ranks, about the members.
     """
 
     def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
@@ -65,9 +64,12 @@ class OpMachine:
         self.dead: dict[str, str] = {}
         self.called: dict[str, int] = {}
         self._abandoned: set[tuple[int, str]] = set()
+        self.wishes = NO_WISHES
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
+        self._passed: set[int] = set()  # ops in which this node has no part any more
         self._watermarks = {each: -1 for each in term.voters if each != node}  # of the others
+        self._look_who_is_awaited()
 
     def copy(self) -> Self:
         """Return an independent machine in the same state."""
@@ -78,6 +80,7 @@ class OpMachine:
         other.dead = dict(self.dead)
         other.called = dict(self.called)
         other._abandoned = set(self._abandoned)
+        other._passed = set(self._passed)
         other._watermarks = dict(self._watermarks)
         return other
 
@@ -108,6 +111,8 @@ class OpMachine:
         if withdraws:
             self._withdrawn |= {session}
         self.dead[session] = how
+        join = tuple(each for each in self.wishes.join if each != session)
+        self.wishes = replace(self.wishes, join=join)
         return [SendDown(((session, how),))]
 
     def abandon(self, seq: int, session: str) -> Instructions:
@@ -140,7 +145,7 @@ class OpMachine:
         """
         entry = self.ops.get(seq)
         if entry is None:
-            wanted = seq > self.floor and self.node in self.epoch.nodes
+            wanted = seq > max(self.floor, self._reached) and self.node in self.epoch.nodes
             return self.epoch.stamp if wanted else None
         if entry.state is not OpState.OPEN or entry.complete or entry.fetch:
             return None
@@ -227,6 +232,8 @@ class OpMachine:
         ours = epoch.sessions_on(self.node)
         if not ours or not ours <= entry.calls.keys():
             return []  # some rank here has yet to call it, or none is in the epoch
+        if self.waits_for_ranks(epoch):
+            return []
         if not self._may_begin(entry, epoch):
             if entry.doubted:
                 return []
@@ -244,6 +251,10 @@ class OpMachine:
                 return False
         return len(epoch.seats) >= self.policy.min_world
 
+    def waits_for_ranks(self, epoch: Epoch) -> bool:
+        """Return True if too few ranks are left, and others may join."""
+        return self.policy.is_elastic and len(epoch.seats) < self.policy.min_world
+
     def _takers(self, seq: int, entry: OpEntry) -> frozenset[str]:
         """The local ranks that a fetched result is for: those that live and call the op."""
         epoch = self._epoch_of(entry)
@@ -252,6 +263,7 @@ class OpMachine:
 
     def _drop(self, seq: int) -> Drop:
         del self.ops[seq]
+        self._passed.add(seq)
         return Drop(seq)
 
     # Watermarks
@@ -259,9 +271,7 @@ class OpMachine:
     @property
     def watermark(self) -> int:
         """The highest op up to which every one is final here."""
-        if self.node in self.epoch.nodes:
-            return self._reached
-        return min((s for s, e in self.ops.items() if not e.is_final), default=NOTHING_OPEN) - 1
+        return self._reached
 
     def learn_watermark(self, node: str, watermark: int) -> Instructions:
         """Another node has said how far it is."""
@@ -285,14 +295,38 @@ class OpMachine:
         """Raise the watermark and the floor, and forget what nobody will ask for."""
         if self.frozen:
             return []
-        while (entry := self.ops.get(self._reached + 1)) is not None and entry.is_final:
-            self._reached += 1
-        floor = min((self.watermark, *self._watermarks.values()))
+        self._advance_watermark()
+        watermarks = [self._watermarks[node] for node in self._awaited]
+        if self._holds_back:
+            watermarks.append(self._reached)
+        floor = min(watermarks, default=-1)
         if floor <= self.floor:
             return []
         self.floor = floor
+        self._reached = max(self._reached, floor)
         self._forget()
         return [Release(floor)]
+
+    def _advance_watermark(self) -> None:
+        while True:
+            entry = self.ops.get(self._reached + 1)
+            if not (entry.is_final if entry is not None else self._reached + 1 in self._passed):
+                return
+            self._reached += 1
+            self._passed.discard(self._reached)
+
+    def _look_who_is_awaited(self) -> None:
+        """Note the nodes that have a part in any op that is not final everywhere.
+
+        A node without a rank holds back nothing. When it has one again, that begins behind all ops
+        that anybody has begun.
+        """
+        stamps = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
+        nodes = {
+            node for stamp, epoch in self.epochs.items() if stamp in stamps for node in epoch.nodes
+        }
+        self._holds_back = self.node in nodes
+        self._awaited = tuple(node for node in self._watermarks if node in nodes)
 
     def _forget(self) -> None:
         floor = self.floor
@@ -310,10 +344,14 @@ class OpMachine:
                 for stamp, epoch in self.epochs.items()
                 if stamp in used or epoch.ordinal in told
             }
+            self._look_who_is_awaited()
 
     def _all_know(self, seq: int, entry: OpEntry) -> bool:
         """Return True if each rank here has called a failed op, or never will."""
         return all(
-            session in entry.calls or session in self.dead or (seq, session) in self._abandoned
+            session in entry.calls
+            or session in self.dead
+            or (seq, session) in self._abandoned
+            or self.epoch.since_of(session) > seq
             for session in self.epoch.sessions_on(self.node)
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from allfold_core.plan import Plan
-from allfold_core.survival.decision import GroupPolicy
+from allfold_core.plan import AS_OPENED, Member, Plan
+from allfold_core.schedules.placement import ring_order, tree_order
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 
 
@@ -21,52 +22,96 @@ def first_record(plan: Plan) -> dict[str, Any]:
     """The record of the group's first term, as JSON: what agents register until a later term."""
     return {
         "epoch": plan.epoch,
-        "term": asdict(first_term(plan)),
-        "voters": {
-            member.node: {
-                "incarnation": member.incarnation,
-                "data_address": member.data_address,
-                "control_url": member.control_url,
-            }
-            for member in plan.members
-        },
-        "seats": [list(seat) for seat in first_epoch(plan).seats],
+        "term": term_fields(first_term(plan)),
+        "voters": {member.node: voter_of(member) for member in plan.members},
+        "seats": [[seat.session, seat.node] for seat in first_epoch(plan).seats],
         "generation": plan.generation,
         "recall": None,
+        "plan": without_ranks(plan).to_dict(),
     }
+
+
+def term_fields(term: Term) -> dict[str, Any]:
+    """A term as the record of a group has it, as JSON."""
+    return {
+        "number": term.number,
+        "generation": term.generation,
+        "voters": list(term.voters),
+        "joined": list(term.joined),
+        "lost": [list(each) for each in term.lost],
+        "newcomers": [{"node": each.node, **voter_of(each)} for each in term.newcomers],
+    }
+
+
+def voter_of(member: Member) -> dict[str, str]:
+    """A node of a term, as its record has it."""
+    return {
+        "incarnation": member.incarnation,
+        "data_address": member.data_address,
+        "control_url": member.control_url,
+        "device_type": member.device_type,
+        "zone": member.zone,
+    }
+
+
+def without_ranks(plan: Plan) -> Plan:
+    """The terms on which a group was opened, without its ranks and nodes."""
+    return replace(plan, world_size=0, members=(), tree_order=(), sessions=(), layout=AS_OPENED)
+
+
+def joining_plan(record: Mapping[str, Any]) -> Plan:
+    """The plan of a node that joins a group: the nodes of the term that lets it in, and no ranks.
+
+    Args:
+        record: of that term, as JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged.
+    """
+    voters = record["voters"]
+    members = (Member(node=node, ranks=(), **voters[node]) for node in record["term"]["voters"])
+    return replace(Plan.from_dict(record["plan"]), members=tuple(members))
 
 
 def first_epoch(plan: Plan) -> Epoch:
     """The epoch with which a group is opened: all ranks of its plan."""
     nodes = (plan.members[plan.index_of_rank(rank)].node for rank in range(plan.world_size))
-    seats = tuple(map(Seat, plan.sessions, nodes))
-    return Epoch(Stamp(plan.epoch, 0, plan.generation), 0, seats)
+    seats = tuple(map(Seat, plan.sessions, nodes, range(plan.world_size)))
+    stamp = Stamp(plan.epoch, 0, plan.generation)
+    return Epoch(stamp, 0, seats, seated=plan.world_size)
 
 
 def policy_of(plan: Plan) -> GroupPolicy:
     """The policy of a group about losses, as its plan has it."""
-    return GroupPolicy(plan.group, plan.on_loss == "shrink", plan.min_world)
+    return GroupPolicy(
+        plan.group,
+        plan.on_loss == "shrink",
+        plan.min_world,
+        plan.max_world,
+        plan.joins == "commit",
+    )
 
 
-def plan_of(opening: Plan, epoch: Epoch) -> Plan:
+def plan_of(opening: Plan, epoch: Epoch, members: Mapping[str, Member]) -> Plan:
     """The plan of a later epoch: in the order of its layout, without nodes that have no rank.
 
     Args:
-        opening: the plan with which the group was opened.
+        opening: the plan with which the group was opened, or joined by this node.
+        members: all nodes of the group by name.
     """
     ranks: dict[str, list[int]] = {}
     for rank, seat in enumerate(epoch.seats):
         ranks.setdefault(seat.node, []).append(rank)
-    layout, opened = epoch.layout, [member.node for member in opening.members]
-    ring = _in_order([node for node in opened if node in ranks], layout.ring)
-    tree = [opened[index] for index in opening.tree_order if opened[index] in ranks]
+    present = [replace(members[node], ranks=tuple(held)) for node, held in ranks.items()]
+    nodes = {member.node: member for member in present}
+    layout = epoch.layout
+    ring = _in_order([member.node for member in ring_order(present)], layout.ring)
+    ordered = [nodes[node] for node in ring]
+    tree = [ring[index] for index in tree_order(ordered)]
     return replace(
         opening,
         world_size=len(epoch.seats),
-        members=tuple(
-            replace(opening.members[opening.index_of_node(node)], ranks=tuple(ranks[node]))
-            for node in ring
-        ),
+        members=tuple(ordered),
         tree_order=tuple(map(ring.index, _in_order(tree, layout.tree))),
         sessions=tuple(seat.session for seat in epoch.seats),
         layout=layout,

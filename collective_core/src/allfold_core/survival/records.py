@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from allfold_core.plan import AS_OPENED, Layout
+from allfold_core.plan import AS_OPENED, Layout, Member
 
-_ROUND_BITS = 28
+_ROUND_BITS = 24
 _GENERATION_BITS = 12
+_BRANCH_BITS = 4
 
 
 class Stamp(NamedTuple):
@@ -21,33 +22,45 @@ class Stamp(NamedTuple):
         round: the round of that term.
         generation: the life of the orchestrator's store in which the term was decided; tells two
             terms of one number apart after the record was lost.
+        branch: tells apart the epochs of one round: ops that began before others joined are run
+            again without these.
     """
 
     term: int
     round: int
     generation: int
+    branch: int = 0
 
     def pack(self) -> int:
         """The stamp in 64 bits, which compare as the stamps do."""
-        return (self.term << _ROUND_BITS | self.round) << _GENERATION_BITS | self.generation
+        packed = (self.term << _ROUND_BITS | self.round) << _GENERATION_BITS | self.generation
+        return packed << _BRANCH_BITS | self.branch
 
     @classmethod
     def unpack(cls, packed: int) -> Stamp:
         """The inverse of :meth:`pack`."""
-        rest, generation = packed >> _GENERATION_BITS, packed & (1 << _GENERATION_BITS) - 1
-        return cls(rest >> _ROUND_BITS, rest & (1 << _ROUND_BITS) - 1, generation)
+        rest, branch = packed >> _BRANCH_BITS, packed & (1 << _BRANCH_BITS) - 1
+        rest, generation = rest >> _GENERATION_BITS, rest & (1 << _GENERATION_BITS) - 1
+        return cls(rest >> _ROUND_BITS, rest & (1 << _ROUND_BITS) - 1, generation, branch)
 
 
 class Seat(NamedTuple):
-    """One rank of an epoch; its number is its place among the seats.
+    """One rank of an epoch; its rank number is its place among the seats.
 
     Attributes:
         session: one registration of one process with the group; never used again.
         node: whose agent serves it.
+        number: of the seat, among all that the group ever had; the same in every epoch.
+        since: its first op.
     """
 
     session: str
     node: str
+    number: int = 0
+    since: int = 0
+
+
+MOST_EPOCHS_OF_A_ROUND = 1 << _BRANCH_BITS
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Term:
         voters: the nodes whose report every round needs; the first is the leader.
         joined: by voter, the number of the term that let it in.
         lost: the nodes that this term leaves out, each with how its loss is known.
+        newcomers: those of the voters that were not in the plan of the opening, without ranks.
     """
 
     number: int
@@ -67,11 +81,25 @@ class Term:
     voters: tuple[str, ...]
     joined: tuple[int, ...]
     lost: tuple[tuple[str, str], ...] = ()
+    newcomers: tuple[Member, ...] = ()
 
     @property
     def leader(self) -> str:
         """The node that runs the rounds of this term."""
         return self.voters[0]
+
+    def has_come_back(self, node: str, older: Term) -> bool:
+        """Return True if a node of an older term was left out since, and has joined anew."""
+        return self._joined.get(node, older.number) > older.number
+
+    def members_of(self, epoch: Epoch) -> frozenset[str]:
+        """The nodes of an epoch that vote as they did in it, and have not joined anew."""
+        term = epoch.stamp.term
+        return frozenset(node for node in epoch.nodes if self._joined.get(node, term + 1) <= term)
+
+    @cached_property
+    def _joined(self) -> dict[str, int]:
+        return dict(zip(self.voters, self.joined, strict=True))
 
     def may_follow(self, older: Term) -> bool:
         """Return True if a node that holds ``older`` may take this term.
@@ -96,16 +124,29 @@ class Epoch:
     Attributes:
         stamp: of the round that made it.
         ordinal: how many memberships the group had before.
-        seats: of the ranks, by number.
-        loss: the error that says who was lost, as JSON; ``""`` of the first membership.
+        seats: of the ranks, by rank number.
+        change: the error that says who was lost or has joined, as JSON; ``""`` of the first
+            membership.
         layout: the order of the nodes.
+        seated: how many seats the group has had so far: the number of the next one.
+        waiting: the sessions that join or leave where all ranks have come to an edge, in groups
+            that change at commits only.
+        edges: how many edges have been announced so far, each for some that waited.
     """
 
     stamp: Stamp
     ordinal: int
     seats: tuple[Seat, ...]
-    loss: str = ""
+    change: str = ""
     layout: Layout = AS_OPENED
+    seated: int = 0
+    waiting: tuple[str, ...] = ()
+    edges: int = 0
+
+    @property
+    def edge(self) -> int:
+        """The number of the edge to which its ranks are to come; 0 while nobody waits."""
+        return self.edges if self.waiting else 0
 
     @cached_property
     def nodes(self) -> frozenset[str]:
@@ -128,6 +169,23 @@ class Epoch:
             for node in self.nodes
         }
 
+    def since_of(self, session: str) -> int:
+        """The first op of a session of this epoch."""
+        return self._since[session]
+
+    @cached_property
+    def first_op_of_all(self) -> int:
+        """The first op in which all of its ranks have a part; earlier ones began before it."""
+        return max((seat.since for seat in self.seats), default=0)
+
+    @cached_property
+    def _since(self) -> dict[str, int]:
+        return {seat.session: seat.since for seat in self.seats}
+
     def remaining(self, dead: Collection[str], nodes: Collection[str]) -> tuple[Seat, ...]:
         """The seats of the sessions that are not dead, on these nodes; their order is kept."""
         return tuple(s for s in self.seats if s.session not in dead and s.node in nodes)
+
+
+NO_EPOCH = Epoch(Stamp(-1, 0, 0), -1, ())
+"""What a node has that is not in the group yet; older than any other."""

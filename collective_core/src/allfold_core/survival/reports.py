@@ -79,6 +79,25 @@ class OpReport:
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """The changes of the members that the local ranks of a node ask for.
+
+    Attributes:
+        join: the sessions that are ready to join.
+        leave: those that want to leave at an edge.
+        at_edge: by session, the op that it calls next, where it waits for the members to change
+            before it does.
+    """
+
+    join: tuple[str, ...] = ()
+    leave: tuple[str, ...] = ()
+    at_edge: Mapping[str, int] = field(default_factory=dict)
+
+
+NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True)
 class Report:
     """One node's answer to a round (FROZEN).
 
@@ -92,6 +111,7 @@ class Report:
         ops: above the floor, by number.
         deferred: by local session, its first call that waits for the session's GPU.
         announced: the generation of the store that has announced the term there.
+        wishes: of the local ranks, about the members.
     """
 
     node: str
@@ -105,6 +125,7 @@ class Report:
     ops: Mapping[int, OpReport]
     deferred: Mapping[str, int] = field(default_factory=dict)
     announced: int = 0
+    wishes: Wishes = NO_WISHES
 
 
 class Reason(IntEnum):

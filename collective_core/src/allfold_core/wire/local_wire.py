@@ -45,6 +45,9 @@ class Message(IntEnum):
     HOLD = 19  # agent: JSON, every second while a group recovers
     DRAIN = 20  # agent: JSON, once: the process is to leave its groups where it can
     TRANSFER = 21  # rank: JSON, one file descriptor: the socket of a state transfer
+    EDGE = 24  # rank: JSON, it commits its state where others join or leave
+    PASSED = 25  # agent: JSON, the answer to EDGE: the rank may go on
+    RETIRE = 26  # rank: JSON, it wants to leave at the next edge
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -61,7 +64,7 @@ def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> 
 
 
 SEGMENT = struct.Struct("<BxxxIQ")
-OUTCOME = struct.Struct("<BxxxIQII")
+OUTCOME = struct.Struct("<BxxxIQIII")
 FENCE_WORD = struct.Struct("<I")
 _FENCE = struct.Struct("<IIQ")
 _OP = struct.Struct("<BxxxIQdIIQQ16sIxxxx")
@@ -252,10 +255,13 @@ class Outcome(NamedTuple):
     epoch: int
     participants: int = 0
     body: dict[str, Any] | None = None
+    edge: int = 0
 
     def pack(self) -> bytes:
         """The packed message; an error that does not fit it loses details and the text's end."""
-        head = OUTCOME.pack(self.kind, self.group, self.seq, self.epoch, self.participants)
+        head = OUTCOME.pack(
+            self.kind, self.group, self.seq, self.epoch, self.participants, self.edge
+        )
         if self.body is None:
             return head
         packed = head + json.dumps(self.body).encode()
@@ -267,9 +273,9 @@ class Outcome(NamedTuple):
     @classmethod
     def unpack(cls, data: bytes) -> Outcome:
         """The inverse of :meth:`pack`."""
-        kind, group, seq, epoch, participants = OUTCOME.unpack_from(data)
+        kind, group, seq, epoch, participants, edge = OUTCOME.unpack_from(data)
         body = json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
-        return cls(_OUTCOME_KINDS[kind], group, seq, epoch, participants, body)
+        return cls(_OUTCOME_KINDS[kind], group, seq, epoch, participants, body, edge)
 
 
 def pack_json(kind: Message, body: dict[str, Any]) -> bytes:

@@ -51,6 +51,7 @@ class LinkMessageType(IntEnum):
     HELD        the sender holds its part of the result of an op
     CLOSED      the group is over on the sending node
     RATES       how fast other nodes have sent to the sender of late
+    WISHES      ranks of the sending node want to join or to leave, or have come to an edge
     ==========  =====================================================================
     """
 
@@ -67,6 +68,7 @@ class LinkMessageType(IntEnum):
     HELD = 12
     CLOSED = 13
     RATES = 14
+    WISHES = 15
 
 
 _TYPES = frozenset(LinkMessageType)

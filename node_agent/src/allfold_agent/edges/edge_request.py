@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from allfold_agent.http.server import whole_number
 from allfold_core.errors import InvalidArgument
 
-_PARAMETERS = frozenset({"from_frame", "lane", "incarnations"})
+_PARAMETERS = frozenset({"from_frame", "lane", "lives"})
 _LONGEST_NAME = 256
 
 
@@ -29,8 +29,8 @@ class EdgeRequest:
         opening: tells this opening of that name from others.
         src: the name of the node that sends.
         dst: the name of the node that receives, which asks for the edge.
-        incarnations: the lives of these two nodes, as far as the group knows them. One that has
-            been restarted would number its frames anew.
+        lives: of these two nodes in the group, as far as it knows them. One that was restarted, or
+            has come back, numbers its frames anew.
     """
 
     group: str
@@ -39,7 +39,7 @@ class EdgeRequest:
     dst: str
     from_frame: int = 0
     lane: Lane = Lane.OPS
-    incarnations: tuple[str, str] = ("", "")
+    lives: tuple[str, str] = ("", "")
 
     @property
     def target(self) -> str:
@@ -48,7 +48,7 @@ class EdgeRequest:
         parameters = {
             "from_frame": self.from_frame,
             "lane": self.lane.value,
-            "incarnations": ",".join(self.incarnations),
+            "lives": ",".join(self.lives),
         }
         edge = f"/v1/groups/{group}/openings/{self.opening}/edges/{src}/{dst}"
         return f"{edge}?{urlencode(parameters, safe=',')}"
@@ -75,7 +75,7 @@ class EdgeRequest:
             dst,
             whole_number("from_frame", query.get("from_frame", "0"), 2**64),
             _lane(query.get("lane", Lane.OPS.value)),
-            _incarnations(query.get("incarnations", ",")),
+            _lives(query.get("lives", ",")),
         )
 
 
@@ -87,8 +87,8 @@ def _lane(name: str) -> Lane:
         raise InvalidArgument(f"an edge has the lane {known}, not {name[:50]!r}") from None
 
 
-def _incarnations(text: str) -> tuple[str, str]:
+def _lives(text: str) -> tuple[str, str]:
     src, comma, dst = text.partition(",")
     if not comma or "," in dst:
-        raise InvalidArgument(f"incarnations are those of src and dst, not {text[:100]!r}")
+        raise InvalidArgument(f"lives are those of src and dst, not {text[:100]!r}")
     return src, dst

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.members import Life, Members
 from allfold_agent.edges.opening import Dial
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.http.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.plan import Member
 
 DialFrom = Callable[[EdgeRequest, str], Dial]
 """Makes the function that opens an edge: ``dial(request, address)(from_frame)``."""
@@ -21,14 +22,14 @@ DialFrom = Callable[[EdgeRequest, str], Dial]
 class Edges:
     """The out-edges and in-edges of this node, one of each per other node of the group.
 
-    They last as long as the group, over all its epochs, so they are known by the names of nodes.
-    Their owner's lock protects opening them.
+    They last as long as a node is in the group, over all its epochs, so they are known by the lives
+    of nodes. Their owner's lock protects opening them.
 
     Args:
         group: its name.
         opening: tells this opening of that name from others.
         me: the name of this node.
-        members: by name, all nodes of the group; this one among them.
+        members: all nodes of the group; this one among them.
         dial: opens edges.
         receiver: what the in-edges deliver to.
         reactor: reads their short frames.
@@ -39,7 +40,7 @@ class Edges:
         group: str,
         opening: int,
         me: str,
-        members: Mapping[str, Member],
+        members: Members,
         dial: DialFrom,
         receiver: Receiver,
         reactor: Reactor,
@@ -55,9 +56,12 @@ class Edges:
         self._lane = lane
         self._out: dict[str, OutEdge] = {}
         self._in: dict[str, InEdge] = {}
+        self._lives: dict[str, Life | None] = {}  # for which there are edges
+        self._over: dict[Life, list[OutEdge | InEdge]] = {}
 
     def out(self, destination: str) -> OutEdge:
         """The edge to a node; ``ServiceError`` where a new one cannot get a thread."""
+        self._set_aside_edges_of_earlier_life(destination)
         edge = self._out.get(destination)
         if edge is None:
             edge = self._out[destination] = OutEdge(destination, self._name(self._me, destination))
@@ -81,21 +85,31 @@ class Edges:
         Raises:
             ServiceError: no thread can be started for it. The next call tries again.
         """
+        self._set_aside_edges_of_earlier_life(source)
         edge = self._in.get(source)
         if edge is None:
-            peer, own = self._members[source], self._members[self._me]
+            lives = (self._members.name_of_life(source), self._members.name_of_life(self._me))
             request = EdgeRequest(
                 self._group,
                 self._opening,
                 source,
                 self._me,
                 lane=self._lane,
-                incarnations=(peer.incarnation, own.incarnation),
+                lives=lives,
             )
-            dial = self._dial(request, peer.data_address)
+            dial = self._dial(request, self._members[source].data_address)
             name = self._name(source, self._me)
             edge = self._in[source] = InEdge(source, name, dial, self._receiver, self._reactor)
         return edge
+
+    def _set_aside_edges_of_earlier_life(self, node: str) -> None:
+        """Have new edges where the node has come back: the old ones are to be closed."""
+        life = self._members.life_of(node)
+        before = self._lives.setdefault(node, life)
+        if before is not None and life is not None and before != life:
+            edges = [self._out.pop(node, None), self._in.pop(node, None)]
+            self._over.setdefault(before, []).extend(each for each in edges if each is not None)
+            self._lives[node] = life
 
     def resume_all(self) -> None:
         """An op has begun or failed: frames of it, and those behind them, may go on."""
@@ -129,13 +143,21 @@ class Edges:
         for edge in list(self._out.values()):
             edge.finish(deadline)
 
-    def drop(self, nodes: Collection[str]) -> None:
-        """End the edges to and from some nodes."""
-        for node in nodes:
-            for edge in (self._out.get(node), self._in.get(node)):
-                if edge is not None:
-                    edge.close()
+    def detach(self, lives: Collection[Life]) -> list[OutEdge | InEdge]:
+        """Return the edges to and from some lives of nodes, to be closed without the lock."""
+        detached: list[OutEdge | InEdge] = []
+        for life in lives:
+            detached += self._over.pop(life, [])
+            if self._lives.get(life[0]) == life:
+                detached += self._of(life[0])
+        return detached
+
+    def _of(self, node: str) -> list[OutEdge | InEdge]:
+        edges = [self._out.get(node), self._in.get(node)]
+        return [edge for edge in edges if edge is not None]
 
     def close(self) -> None:
         """End all edges."""
-        self.drop({*self._out, *self._in})
+        over = chain.from_iterable(self._over.values())
+        for edge in [*self._out.values(), *self._in.values(), *over]:
+            edge.close()

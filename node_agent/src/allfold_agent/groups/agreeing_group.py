@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
+from allfold_agent.edges.members import Members, lives_of
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
@@ -19,8 +20,9 @@ from allfold_agent.groups.failures import breakdown, evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.local_ranks import Admitted, LocalRanks
 from allfold_agent.groups.lost_ranks import LostRanks
-from allfold_agent.groups.neighbours import LeftOut, Neighbours
+from allfold_agent.groups.neighbours import Neighbours, NodeChanges
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
@@ -37,13 +39,14 @@ from allfold_core.survival.instructions import (
     HandOut,
     Installed,
     Instruction,
+    LeaveEdge,
     Refuse,
     Release,
     Start,
 )
 from allfold_core.survival.losses import packed
-from allfold_core.survival.plans import first_epoch, first_record, first_term, policy_of
-from allfold_core.survival.records import Stamp, Term
+from allfold_core.survival.plans import first_epoch, first_record, policy_of
+from allfold_core.survival.records import NO_EPOCH, Stamp, Term
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
@@ -57,9 +60,11 @@ class AgreeingGroup:
     event goes there under the lock of ``table``; what follows and takes time is done afterwards.
 
     Args:
-        plan: with which it was opened.
+        plan: with which it was opened; of a node that joins it while it runs, what that has to know
+            of it.
         resources: of this node.
         neighbours: the other nodes.
+        joins: the record of the term that has let this node in, where the group runs already.
 
     Attributes:
         opening: tells this opening of the name from others: the number of its first term.
@@ -73,7 +78,13 @@ class AgreeingGroup:
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
-    def __init__(self, plan: Plan, resources: NodeResources, neighbours: Neighbours) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        resources: NodeResources,
+        neighbours: Neighbours,
+        joins: Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = plan.group
         self.opening = plan.epoch
         self.plan = plan
@@ -83,15 +94,17 @@ class AgreeingGroup:
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None
-        self.record: Mapping[str, Any] = first_record(plan)
+        self.record: Mapping[str, Any] = first_record(plan) if joins is None else joins
         self._resources = resources
         self._neighbours = neighbours
-        self._seat_numbers = {session: number for number, session in enumerate(plan.sessions)}
+        term = codec.term_of_record(self.record)
+        first = NO_EPOCH if joins else first_epoch(plan)
+        self.members = Members(plan.members, term)
         self._residuals = Residuals()
-        self._edges = GroupEdges(plan, self, resources)
+        self._edges = GroupEdges(plan, self.members, self, resources)
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
         writer = ResultWriter(resources.workers, self)
-        fetches = Fetches(plan, self._edges.members, resources, self)
+        fetches = Fetches(plan, self.members, resources, self)
         self._events = EventQueue(self.name, self.table)
         self.event = self._events.run
         self._runs = OpRuns(
@@ -102,16 +115,19 @@ class AgreeingGroup:
             HandOut: self._runs.hand_out,
             Release: self._release,
         }
-        self._lost_ranks = LostRanks(plan, self._seat_numbers, self.p2p)
-        self._ended: set[str] = set()
-        self._left_out = LeftOut(partial(neighbours.left_out, self), self._edges.drop)
-        first = first_epoch(plan)
-        here = first.sessions_on(self.node)
-        self.epoch_table = EpochTable(self._make_epoch, first, here)
-        self.current = self.epoch_table.first
-        self.agreement = Agreement(
-            self.node, policy_of(plan), first_term(plan), first, self, self.send
+        self._lost_ranks = LostRanks(plan, self.p2p)
+        self._ranks = LocalRanks(first.sessions_on(self.node), self._events.add_due)
+        self._node_changes = NodeChanges(
+            partial(neighbours.joined, self), partial(neighbours.left_out, self), self._edges.drop
         )
+        self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
+        self.current = self.epoch_table.first
+        self.agreement = Agreement(self.node, policy_of(plan), term, first, self, self.send)
+
+    def begin(self) -> None:
+        """Take part in the group, where this node has joined it while it runs."""
+        if self.agreement.machine.epoch is NO_EPOCH:
+            self.event(self.agreement.begin)
 
     # Epochs
 
@@ -120,7 +136,7 @@ class AgreeingGroup:
             self.plan,
             record,
             self._resources,
-            seat_numbers=self._seat_numbers,
+            members=self.members,
             edges=self.edges,
             ops=self,
             residuals=self._residuals,
@@ -140,7 +156,7 @@ class AgreeingGroup:
     @property
     def is_empty(self) -> bool:
         """True once every rank of this node has left or is dead."""
-        return self._ended.issuperset(self.epoch_table.first.record.sessions_on(self.node))
+        return self._ranks.have_ended
 
     # Events
 
@@ -190,11 +206,64 @@ class AgreeingGroup:
                 if self.agreement.term is not before:
                     now, announced = self.agreement.term, self.agreement.announced
                     self.record = record_of(now, announced, self.record)
-                frozen = self.agreement.machine.frozen
-                for action in self._left_out.note(before, self.agreement.term, frozen=frozen):
-                    self._events.add_due(action)
+                self._note_term(before, self.agreement.term)
 
         self.event(take_in)
+
+    def _note_term(self, before: Term, now: Term) -> None:
+        """See to the links and edges that a term needs, or needs no more."""
+        known = lives_of(before)
+        new = {node for node, joined in lives_of(now) if (node, joined) not in known}
+        if new:
+            self.members.welcome([each for each in now.newcomers if each.node in new], now)
+        frozen = self.agreement.machine.frozen
+        for action in self._node_changes.note(before, now, frozen=frozen):
+            self._events.add_due(action)
+
+    # Ranks that join and leave
+
+    def join(self, session: str, admitted: Admitted) -> None:
+        """Have a local rank join the group while it runs."""
+
+        def join() -> None:
+            self._ranks.joins(session, admitted)
+            if self.evicted is None and not self._is_over:
+                self.agreement.join(session)
+            self._settle_joins()
+
+        self.event(join)
+
+    def wish_to_leave(self, session: str) -> None:
+        """A local rank wants to leave at the next edge, where the group has such."""
+        self.event(partial(self.agreement.wish_to_leave, session))
+
+    def at_edge(self, session: str, seq: int, edge: int, go_on: Callable[[], None]) -> None:
+        """A local rank has come to an edge, before an op.
+
+        Args:
+            edge: its number.
+            go_on: called when the rank may call that op: the members have changed, or nobody waits.
+        """
+
+        def arrive() -> None:
+            self._ranks.waits_at_edge(session, go_on)
+            if self.evicted is None:
+                self.agreement.at_edge(session, seq, edge)
+            else:
+                self._ranks.leave_edge()
+
+        self.event(arrive)
+
+    def _settle_joins(self) -> None:
+        is_over = self.evicted is not None or self._is_over
+        for session in self._ranks.settle_joins(self.current, is_over=is_over):
+            self.epoch_table.session_joined(session, self.current.ordinal)
+
+    @property
+    def _is_over(self) -> bool:
+        """True once no rank is in the group any more."""
+        machine = self.agreement.machine
+        return machine.epoch is not NO_EPOCH and not machine.epoch.seats
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
         """A local rank is dead or has left; ``how`` is a phrase that says so.
@@ -203,12 +272,16 @@ class AgreeingGroup:
             withdraws: its process lives, and does not wait for its ops.
         """
         log.info("rank of session %s of group '%s': %s", session, self.name, how)
-        self._ended.add(session)
+        self._ranks.ended(session)
         self.epoch_table.session_ended(session)
         self.deferred.difference_update(
             [each for each in list(self.deferred) if each[0] == session]
         )
-        self.event(partial(self.agreement.rank_ended, session, how, withdraws))
+        self.event(partial(self._rank_ended, session, how, withdraws))
+
+    def _rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        self.agreement.rank_ended(session, how, withdraws)
+        self._settle_joins()
 
     # What the agreement wants done
 
@@ -237,6 +310,8 @@ class AgreeingGroup:
                 self._runs.refuse(instruction)
             case Installed(epoch, older):
                 self._installed(epoch, older)
+            case LeaveEdge(sessions):
+                self._ranks.leave_edge(sessions)
             case Evicted(term):
                 how = dict(term.lost).get(self.node, "no rank of it was left")
                 self._evict(evicted(self.name, self.node, how))
@@ -249,9 +324,12 @@ class AgreeingGroup:
             what = describe_layout(self.current.plan)
             log.warning("group '%s' epoch %d: %s", self.name, record.ordinal, what)
         if record.ordinal != before.ordinal:
-            self._lost_ranks.note(before.record, record)
+            self.p2p.seats_added([*record.seats])
+            if record.change:
+                self._lost_ranks.note(before.record, record)
         self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
+        self._settle_joins()
         self._events.add_due(self.resume_frames)
         if not record.seats:
             self._events.add_due(partial(self._neighbours.group_over, self))
@@ -376,6 +454,8 @@ class AgreeingGroup:
         for op in list(self.table.in_flight.values()):
             self._runs.fail(op, error)
         self.table.changed.notify_all()
+        self._settle_joins()
+        self._ranks.leave_edge()
         self._events.add_due(self.edges.resume_all)
         self._events.add_due(partial(self.p2p.break_, error))
         if self.is_empty:

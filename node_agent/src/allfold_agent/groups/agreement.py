@@ -18,7 +18,6 @@ from allfold_agent.groups.round_leader import RoundLeader
 from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.instructions import (
     Instruction,
     Instructions,
@@ -26,14 +25,16 @@ from allfold_core.survival.instructions import (
     SendDoubt,
     SendDown,
     SendReport,
+    SendWishes,
 )
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.survival.reports import Call, Doubt, Install, Reason, Report
+from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report
 from allfold_core.wire.peer_link import LinkMessageType
 
 log = logging.getLogger(__name__)
 
-_OF_THE_AGREEMENT = frozenset({SendClosing, SendReport, SendDown, SendDoubt})
+_OF_THE_AGREEMENT = frozenset({SendClosing, SendReport, SendDown, SendDoubt, SendWishes})
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
 _ARRIVAL_SECONDS = 0.3
@@ -86,7 +87,7 @@ class Agreement:
         self._policy = policy
         self._effects = effects
         self._send = send
-        self._leader = RoundLeader(node, policy, term, send, effects.later, self)
+        self._leader = RoundLeader(node, policy, term, epoch, send, effects.later, self)
         self._closing = ClosingSignals(self.machine, send, self._follow)
         self._todo: deque[Instruction] = deque()
         self._busy = False
@@ -140,6 +141,23 @@ class Agreement:
         """Have the nodes stand in another order; nothing happens unless this node is the leader."""
         self._leader.arrange(layout)
 
+    def begin(self) -> None:
+        """Report to the term that has let this node in: it joins a group that runs."""
+        self._leader.begin_term(self.term, self.machine.epoch)
+        self._follow(self.machine.begin())
+
+    def join(self, session: str) -> None:
+        """A local rank is ready to join."""
+        self._follow(self.machine.join(session))
+
+    def wish_to_leave(self, session: str) -> None:
+        """A local rank wants to leave at the next edge."""
+        self._follow(self.machine.wish_to_leave(session))
+
+    def at_edge(self, session: str, seq: int, edge: int) -> None:
+        """A local rank has come to an edge, before this op."""
+        self._follow(self.machine.at_edge(session, seq, edge))
+
     def registers(self) -> None:
         """The node says which term it holds; no message changes that until it has the answer."""
         self.machine.registers()
@@ -164,7 +182,7 @@ class Agreement:
 
     def _begin_term(self, term: Term) -> None:
         self._asked, self._judged = None, frozenset()
-        self._leader.begin_term(term)
+        self._leader.begin_term(term, self.machine.epoch)
         self._early = {
             node: each for node, each in self._early.items() if each.term.number >= term.number
         }
@@ -207,6 +225,8 @@ class Agreement:
                 self.install(codec.unpack_install(body))
             case LinkMessageType.DOWN:
                 self._leader.down(codec.unpack_down(body))
+            case LinkMessageType.WISHES:
+                self._leader.wish(node, codec.unpack_wishes(body))
             case LinkMessageType.DOUBT:
                 self._leader.doubt(codec.unpack_doubt(body))
             case LinkMessageType.HELD:
@@ -220,9 +240,11 @@ class Agreement:
             if self.machine.frozen and self._report is not None:
                 report = replace(self._report, announced=self.announced)
                 self._send(node, LinkMessageType.FROZEN, codec.pack_report(report))
-            gone = self._gone()
+            gone, wishes = self._gone(), self.machine.wishes
             if gone:
                 self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
+            if wishes != NO_WISHES:
+                self._send(node, LinkMessageType.WISHES, codec.pack_wishes(wishes))
             for doubt in self._doubts.values():
                 self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
         self._leader.repeat(node)
@@ -260,6 +282,8 @@ class Agreement:
                 self._tell_leader(LinkMessageType.DOWN, codec.pack_down(dict(dead)))
             case SendDoubt(doubt):
                 self.doubt([doubt])
+            case SendWishes(wishes):
+                self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(wishes))
 
     def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
         if self._leader.leads:

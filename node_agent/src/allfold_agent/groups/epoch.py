@@ -21,7 +21,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
-from allfold_core.plan import Plan
+from allfold_core.plan import Member, Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.survival import records
 from allfold_core.survival.plans import plan_of
@@ -73,7 +73,7 @@ class Epoch:
     Args:
         opening: the plan with which the group was opened.
         record: what the nodes have agreed on.
-        seat_numbers: by session, its number in the first epoch.
+        members: all nodes of the group by name.
         edges: of the group, to and from the other nodes.
         ops: told how the attempts of ops go.
         residuals: what lossy wires owe to series of ops.
@@ -82,7 +82,7 @@ class Epoch:
         ordinal: how many epochs the group had before: the number of this one for its ranks.
         stamp: of the round that made it; ``packed_stamp`` as frames have it.
         ranks: the numbers of the ranks of this node.
-        seats: by rank, its number in the first epoch, by which messages know it.
+        seats: by rank, the number of its seat, by which messages know it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Epoch:
         record: records.Epoch,
         resources: NodeResources,
         *,
-        seat_numbers: Mapping[str, int],
+        members: Mapping[str, Member],
         edges: Edges,
         ops: OpOutcomes,
         residuals: Residuals,
@@ -100,9 +100,9 @@ class Epoch:
         self.ordinal = record.ordinal
         self.stamp = record.stamp
         self.packed_stamp = record.stamp.pack()
-        self.plan = plan_of(opening, record)
+        self.plan = plan_of(opening, record, members)
         self.ranks = self.plan.ranks_on(resources.node)
-        self.seats = tuple(seat_numbers[seat.session] for seat in record.seats)
+        self.seats = tuple(seat.number for seat in record.seats)
         self._numbers = {
             seat.session: rank
             for rank, seat in enumerate(record.seats)
@@ -169,7 +169,8 @@ class Epoch:
     def new_op(self, seq: int) -> Op:
         """An op that would run in this epoch."""
         members = self.plan.world_size
-        return Op(seq, self.stamp, self.packed_stamp, self.ordinal, members, self.ranks)
+        edge = self.record.edge
+        return Op(seq, self.stamp, self.packed_stamp, self.ordinal, members, self.ranks, edge)
 
     def spec_of(self, message: OpMessage) -> OpSpec:
         """The spec of a local rank's call; ``ValueError`` says what is wrong with it."""
@@ -213,7 +214,7 @@ class Epoch:
         if op.stamp == self.stamp and not op.leaving:
             return
         op.stamp, op.packed_stamp, op.ordinal = self.stamp, self.packed_stamp, self.ordinal
-        op.participants, op.ranks = self.plan.world_size, self.ranks
+        op.participants, op.ranks, op.edge = self.plan.world_size, self.ranks, self.record.edge
         arrivals = {
             self._numbers[session]: self._translated(session, arrival, views)
             for session, arrival in op.calls.items()

@@ -11,7 +11,7 @@ from allfold_core.survival import records
 from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Stamp
 
-LOSSES_KEPT = 16
+CHANGES_KEPT = 16
 
 
 class EpochTable:
@@ -20,13 +20,14 @@ class EpochTable:
     Args:
         make: makes the epoch of a record.
         first: the record of the first one, which stays: ranks come into the group as it was opened.
+            Of a node that joins it is none of the group's.
         sessions: those of this node. Each may name the epochs from that of its last call on.
 
     Attributes:
         by_ordinal: the epochs, the newest last; of those with the same ranks, whose nodes only
             stand in another order, the newest. Replaced as a whole and never changed, so that every
             thread may look through it without the lock.
-        losses: why there were the latest of them; the newest last.
+        changes: why there were the latest of them; the newest last.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class EpochTable:
         self._by_stamp: dict[Stamp, Epoch] = {}
         self._views = dict.fromkeys(sessions, first.ordinal)
         self.by_ordinal: dict[int, Epoch] = {}
-        self.losses: deque[str] = deque(maxlen=LOSSES_KEPT)
+        self.changes: deque[str] = deque(maxlen=CHANGES_KEPT)
         self.first = self.take_in(first)
 
     def take_in(self, record: records.Epoch) -> Epoch:
@@ -50,8 +51,8 @@ class EpochTable:
             known = self.by_ordinal.get(record.ordinal)
             if known is None or known.stamp < record.stamp:
                 self.by_ordinal = dict(sorted({**self.by_ordinal, record.ordinal: epoch}.items()))
-            if known is None and record.loss:
-                self.losses.append(unpacked(record.loss).message)
+            if known is None and record.change:
+                self.changes.append(unpacked(record.change).message)
         return epoch
 
     def of(self, stamp: Stamp) -> Epoch:
@@ -69,6 +70,10 @@ class EpochTable:
         """A local rank has called as a member of an epoch: it will name no older one."""
         if ordinal > self._views.get(session, ordinal):
             self._views[session] = ordinal
+
+    def session_joined(self, session: str, ordinal: int) -> None:
+        """A local rank has joined with an epoch."""
+        self._views.setdefault(session, ordinal)
 
     def session_ended(self, session: str) -> None:
         """A local rank makes no more calls."""

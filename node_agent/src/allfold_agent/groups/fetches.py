@@ -92,7 +92,7 @@ class Fetches:
 
     def _in_turn(self, holders: Sequence[str]) -> Sequence[str]:
         """The holders, from another one on for each node that asks: they share the work."""
-        first = self._plan.index_of_node(self._resources.node) % len(holders)
+        first = sorted(self._members).index(self._resources.node) % len(holders)
         return [*holders[first:], *holders[:first]]
 
     def _take(self, op: Op, order: Fetch, buffer: Buffer) -> None:

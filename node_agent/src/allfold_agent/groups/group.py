@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from time import monotonic
+from typing import Any
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.agreeing_group import AgreeingGroup
@@ -34,12 +35,22 @@ INCIDENTS_AT_ONCE = 8
 class Group(AgreeingGroup):
     """Takes in the calls of the local ranks, and watches their deadlines."""
 
-    def __init__(self, plan: Plan, resources: NodeResources, neighbours: Neighbours) -> None:
-        super().__init__(plan, resources, neighbours)
+    def __init__(
+        self,
+        plan: Plan,
+        resources: NodeResources,
+        neighbours: Neighbours,
+        joins: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
         self._submitted: dict[str, int] = {}  # by session, the last op that it has called
         self.link_watch = LinkWatch(
-            plan, self.node, _Watched(self, resources), avoid=resources.avoid_slow_links
+            plan,
+            self.members,
+            self.node,
+            _Watched(self, resources),
+            avoid=resources.avoid_slow_links,
         )
 
     def submit(
@@ -286,14 +297,21 @@ class Group(AgreeingGroup):
     def _overdue(self, now: float) -> list[Op]:
         """The ops that need a verdict, because their deadline is over; some at a time."""
         with self.table.lock:
+            patience = self._shortened_patience()
             late = [
                 op
                 for op in self.table.in_flight.values()
-                if not op.ended and now >= op.next_deadline
+                if not op.ended and now >= op.next_deadline - patience
             ][:INCIDENTS_AT_ONCE]
             for op in late:
                 op.next_deadline = now + DEADLINE_RETRY_SECONDS
         return late
+
+    def _shortened_patience(self) -> float:
+        """Return how much earlier ops give up that wait for ranks to join."""
+        if not self.agreement.machine.waits_for_ranks(self.current.record):
+            return 0.0
+        return max(0.0, self.plan.timeout - self.plan.join_timeout)
 
     def expire_messages(self, now: float) -> None:
         """Fail sends and receives that are past their deadline."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import Edges
+from allfold_agent.edges.members import Life, Members
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_receiver import OpReceiver
@@ -57,12 +58,12 @@ class GroupEdges:
     The receiver of the edges of ops: decides by its stamp what becomes of each frame.
 
     Args:
-        plan: of the first epoch.
+        plan: with which this node has come into the group.
+        members: all nodes of the group.
         ops: of the group.
         resources: of this node.
 
     Attributes:
-        members: all nodes of the group by name, those of earlier epochs too.
         ops: the edges that carry the frames of ops.
         p2p: the sends and receives, which have edges of their own.
     """
@@ -70,22 +71,22 @@ class GroupEdges:
     def __init__(
         self,
         plan: Plan,
+        members: Members,
         ops: OpsOfGroup,
         resources: NodeResources,
     ) -> None:
-        self.members = {member.node: member for member in plan.members}
+        self._members = members
         self._group = ops
         self._opening = plan.epoch
         self._me = resources.node
-        self._dropped: set[str] = set()
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.reactor
-        self.ops = Edges(plan.group, plan.epoch, self._me, self.members, dial, self, reactor)
+        self.ops = Edges(plan.group, plan.epoch, self._me, members, dial, self, reactor)
         self.p2p = P2PEngine(
             plan,
             self._me,
-            self.members,
+            members,
             dial,
             resources.workers,
             resources.buffers,
@@ -106,26 +107,26 @@ class GroupEdges:
                 raise PeerLost(
                     f"group '{self._group.name}' opening {self._opening} is closed on this node"
                 )
-            if request.dst in self._dropped:
+            if self._members.life_of(request.dst) is None:
                 raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
             if request.lane is Lane.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)
 
     def _check(self, request: EdgeRequest) -> None:
-        own, peer = self.members[self._me], self.members.get(request.dst)
-        if request.src != self._me or peer is None:
+        members, here = self._members, (request.src, request.dst)
+        if request.src != self._me or request.dst not in members:
             raise LocalError(
                 f"group '{self._group.name}' has no edge from {request.src} to {request.dst} on "
                 f"node {self._me}",
                 http_status=409,
             )
-        known = (own.incarnation, peer.incarnation)
-        if request.incarnations != known:
+        known = (members.name_of_life(request.src), members.name_of_life(request.dst))
+        if all(known) and request.lives != known:
             raise LocalError(
-                f"nodes {request.src} and {request.dst} of group '{self._group.name}' are the "
-                f"incarnations {known}, not {request.incarnations}: one of them was restarted, "
-                "which ends its part in the group",
+                f"nodes {' and '.join(here)} of group '{self._group.name}' have the lives {known} "
+                f"in it, not {request.lives}: one of them was restarted, or has left the group and "
+                "come back, which ended its earlier part",
                 http_status=409,
             )
 
@@ -162,7 +163,7 @@ class GroupEdges:
     def edge_lost(self, source: str, error: AllfoldError) -> None:
         """Nothing more can be received from a node, although it can be reached."""
         with self._group.table.lock:
-            if self._closing or source in self._dropped:
+            if self._closing or self._members.life_of(source) is None:
                 return
         log.error("group '%s': %s", self._group.name, error)
         self._group.edge_failed(source, error)
@@ -174,14 +175,16 @@ class GroupEdges:
 
     # The end
 
-    def drop(self, nodes: Collection[str]) -> None:
+    def drop(self, lives: Collection[Life]) -> None:
         """End the edges to and from nodes without which the group goes on."""
         with self._group.table.lock:
-            self._dropped.update(nodes)
+            self._members.dismiss(lives)
+            edges = self.ops.detach(lives)
+        edges += self.p2p.detach(lives)
 
         def close() -> None:  # waits for threads that may be dialling
-            self.ops.drop(nodes)
-            self.p2p.drop(nodes)
+            for edge in edges:
+                edge.close()
 
         start_thread(close, f"allfold-drop-{self._group.name}")
 

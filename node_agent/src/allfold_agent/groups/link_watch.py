@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from allfold_agent.edges.link_rate import LinkRate
-from allfold_core.plan import AS_OPENED, Layout, Plan
+from allfold_core.plan import AS_OPENED, Layout, Member, Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe
 from allfold_core.survival.plans import plan_of
@@ -57,6 +57,7 @@ class LinkWatch:
 
     Args:
         opening: the plan with which the group was opened.
+        members: all nodes of the group by name.
         node: this one.
         avoid: have the nodes stand in another order where a link is slow.
 
@@ -64,9 +65,18 @@ class LinkWatch:
         slow: a sentence on the slow links that the leader knows; ``""`` on other nodes.
     """
 
-    def __init__(self, opening: Plan, node: str, group: WatchedGroup, *, avoid: bool) -> None:
+    def __init__(
+        self,
+        opening: Plan,
+        members: Mapping[str, Member],
+        node: str,
+        group: WatchedGroup,
+        *,
+        avoid: bool,
+    ) -> None:
         self.slow = ""
         self._opening = opening
+        self._members = members
         self._node = node
         self._group = group
         self._avoid = avoid
@@ -87,7 +97,7 @@ class LinkWatch:
 
     def look(self, now: float) -> None:
         """Tell the leader what is new; as the leader, draw the conclusions."""
-        if now < self._next_look or not 1 < len(self._opening.members) <= MOST_NODES:
+        if now < self._next_look or not 1 < len(self._members) <= MOST_NODES:
             return
         self._next_look = now + LOOK_SECONDS
         leader = self._group.term.leader
@@ -138,7 +148,7 @@ class LinkWatch:
 
     def _conclude(self, now: float) -> None:
         term, record = self._group.term, self._group.record
-        natural = plan_of(self._opening, replace(record, layout=AS_OPENED))
+        natural = plan_of(self._opening, replace(record, layout=AS_OPENED), self._members)
         self._table.adopt(record.layout, now)
         figures = self._table.figures(natural, now)
         self._show(figures, natural)
@@ -148,7 +158,7 @@ class LinkWatch:
             return
         self._considered = key
         if figures.slow or record.layout.slow:
-            present = plan_of(self._opening, record)
+            present = plan_of(self._opening, record, self._members)
             self._comparing = True
             self._group.compare(partial(self._compare, present, natural, figures, key[:2]))
 

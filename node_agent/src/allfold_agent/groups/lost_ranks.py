@@ -1,9 +1,8 @@
-"""The ranks that an epoch has lost: what that means for the sends and receives of this node."""
+"""The ranks that an epoch has lost, as the sends and receives of this node see it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from allfold_agent.groups.failures import how_lost
 from allfold_agent.p2p.engine import P2PEngine
@@ -20,27 +19,24 @@ class LostRanks:
 
     Args:
         plan: with which the group was opened.
-        seat_numbers: by session, its number in the first epoch, by which messages know it.
         p2p: the sends and receives.
     """
 
-    def __init__(self, plan: Plan, seat_numbers: Mapping[str, int], p2p: P2PEngine) -> None:
+    def __init__(self, plan: Plan, p2p: P2PEngine) -> None:
         self._group = plan.group
         self._fail_any_source = plan.on_loss == "raise"
-        self._seat_numbers = seat_numbers
         self._p2p = p2p
 
     def note(self, before: Epoch, now: Epoch) -> None:
-        """One epoch has followed another, which had more ranks."""
-        loss = unpacked(now.loss)
-        gone = [seat.session for seat in before.seats if seat.session not in now.sessions]
-        ways = {session: how_lost(loss, session) for session in gone}
+        """One epoch has followed another, which had other ranks."""
+        change = unpacked(now.change)
+        gone = [seat for seat in before.seats if seat.session not in now.sessions]
+        ways = {seat.number: how_lost(change, seat.session) for seat in gone}
         all_left = all(how == LEFT for how in ways.values())
         level = logging.INFO if all_left else logging.WARNING
-        log.log(level, "group '%s' epoch %d: %s", self._group, now.ordinal, loss.message)
-        for session, how in ways.items():
-            number = self._seat_numbers[session]
+        log.log(level, "group '%s' epoch %d: %s", self._group, now.ordinal, change.message)
+        for number, how in ways.items():
             if how == LEFT:
                 self._p2p.rank_left(number, how)
             else:
-                self._p2p.seat_lost(number, loss, fail_any_source=self._fail_any_source)
+                self._p2p.seat_lost(number, change, fail_any_source=self._fail_any_source)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from allfold_agent.edges.members import Life, lives_of
 from allfold_agent.groups.standstill import Obstacles
+from allfold_core.plan import Member
 from allfold_core.survival.records import Term
 from allfold_core.wire.peer_link import GroupMessage
 
@@ -20,6 +22,9 @@ class Neighbours(Protocol):
     def send(self, node: str, message: GroupMessage) -> None:
         """Send a node a message, which is lost if the link to it is down."""
 
+    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+        """The group has these nodes from now on."""
+
     def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
         """The group goes on without these nodes."""
 
@@ -30,32 +35,44 @@ class Neighbours(Protocol):
         """No rank is in the group any more."""
 
 
-class LeftOut:
-    """The nodes without which a group goes on: it needs their links and edges no more.
+class NodeChanges:
+    """The nodes that come into a group, and those without which it goes on.
+
+    It needs links and edges to the first, and those of the others no more.
 
     Args:
+        link: wants links.
         unlink: ends links.
         drop: ends edges.
     """
 
     def __init__(
-        self, unlink: Callable[[Collection[str]], None], drop: Callable[[Collection[str]], None]
+        self,
+        link: Callable[[Collection[Member]], None],
+        unlink: Callable[[Collection[str]], None],
+        drop: Callable[[Collection[Life]], None],
     ) -> None:
+        self._link = link
         self._unlink = unlink
         self._drop = drop
-        self._on_edges: frozenset[str] = frozenset()
+        self._on_edges: frozenset[Life] = frozenset()
 
     def note(self, before: Term, now: Term, *, frozen: bool) -> list[Callable[[], None]]:
         """Return what is to be done where one term may have followed another.
+
+        A node that left and came back has another life in the group, and other links and edges.
 
         Args:
             frozen: until the decision attempts may need the edges of all nodes.
         """
         due: list[Callable[[], None]] = []
-        gone = frozenset(before.voters).difference(now.voters)
+        known, present = lives_of(before), lives_of(now)
+        gone, new = known - present, {node for node, _ in present - known}
         if gone:
             self._on_edges |= gone
-            due.append(partial(self._unlink, gone))
+            due.append(partial(self._unlink, [node for node, _ in gone]))
+        if new:
+            due.append(partial(self._link, [each for each in now.newcomers if each.node in new]))
         if self._on_edges and not frozen:
             due.append(partial(self._drop, self._on_edges))
             self._on_edges = frozenset()

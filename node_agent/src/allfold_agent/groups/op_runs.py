@@ -126,11 +126,11 @@ class OpRuns:
 
     def _refuse_others(self, op: Op, epoch: Epoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
-        loss = unpacked(epoch.record.loss)
+        change = unpacked(epoch.record.change)
         for session in op.calls.keys() - epoch.record.sessions:
             arrival = op.calls.pop(session)
             number, view = arrival.group_number, arrival.message.view
-            self._add_due(partial(refuse, arrival.connection, number, op.seq, loss, view))
+            self._add_due(partial(refuse, arrival.connection, number, op.seq, change, view))
 
     def cancel(self, seq: int, *, forward: bool = False) -> None:
         """Give up the attempt that is under way, or was to begin.
@@ -232,8 +232,8 @@ class OpRuns:
         if op is None or op.ended:
             return
         op.ended = True
-        if current.loss:
-            op.error, op.ordinal = unpacked(current.loss), current.ordinal
+        if current.change:
+            op.error, op.ordinal = unpacked(current.change), current.ordinal
             self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:
             self._once_free(op, lambda: self._outcomes.retire(op))

@@ -52,7 +52,7 @@ class Outcomes:
         for arrival in op.calls.values():
             number = arrival.group_number
             if outcome is None or outcome.group != number:  # nearly always one for all ranks
-                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members)
+                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, edge=op.edge)
             arrival.connection.send_outcome(outcome)
 
     def refuse(self, op: Op) -> None:

@@ -29,17 +29,22 @@ class Registry:
         self._over: dict[tuple[str, int], None] = {}
 
     def open(self, plan: Plan, make: Callable[[], Group]) -> Group:
-        """Return the group that a plan opens; the first caller makes it."""
+        """Return the group that a plan opens; the first caller makes it.
+
+        A node that has left a group may join it again: then there is another one.
+        """
         with self._changed:
             group = self._opened_as(plan.group, plan.epoch)
-            if group is None:
+            if group is None or group.evicted is not None:
                 group = make()
                 self._groups.setdefault(plan.group, []).append(group)
+                self._over.pop((plan.group, plan.epoch), None)
                 self._changed.notify_all()
             return group
 
     def _opened_as(self, name: str, opening: int) -> Group | None:
-        return next((each for each in self._groups.get(name, ()) if each.opening == opening), None)
+        newest_first = reversed(self._groups.get(name, ()))
+        return next((each for each in newest_first if each.opening == opening), None)
 
     def find(self, name: str, opening: int, wait: float = 0.0) -> Group:
         """Return the open group of a name and the number of its opening.
@@ -89,6 +94,8 @@ class Registry:
             return is_here
 
     def _remember_end(self, group: AgreeingGroup) -> None:
+        if self._opened_as(group.name, group.opening) is not None:
+            return  # this node is in it again
         self._over[group.name, group.opening] = None
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]

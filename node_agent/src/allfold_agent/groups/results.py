@@ -8,7 +8,6 @@ from allfold_agent.execution.op import Op
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.survival.op_machine import NOTHING_OPEN
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import is_replicated
 
@@ -68,7 +67,7 @@ class Results:
 
     def close(self) -> None:
         """The group is over here."""
-        self.release(NOTHING_OPEN)
+        self.release(max(self._kept, default=-1))
         if not self._closed:
             self._closed = True
             self._retention.leave()

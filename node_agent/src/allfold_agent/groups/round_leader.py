@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from allfold_core.plan import Layout
 from allfold_core.survival import codec
-from allfold_core.survival.decision import GroupPolicy
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.records import Term
-from allfold_core.survival.reports import Doubt, Install, Report
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.wire.peer_link import LinkMessageType
 
 # The orchestrator tells all nodes of a term at once; one that has not reported by then may have
@@ -40,6 +40,7 @@ class RoundLeader:
 
     Args:
         node: this one.
+        epoch: the current one.
         send: sends another node a message; it may be lost with the link, see :meth:`repeat`.
         later: does something after so many seconds, with the group's lock held.
         voter: this node's part in the rounds.
@@ -50,6 +51,7 @@ class RoundLeader:
         node: str,
         policy: GroupPolicy,
         term: Term,
+        epoch: Epoch,
         send: Callable[[str, LinkMessageType, dict[str, Any]], None],
         later: Callable[[float, Callable[[], None]], None],
         voter: Voter,
@@ -60,14 +62,14 @@ class RoundLeader:
         self._send = send
         self._later = later
         self._voter = voter
-        self._machine = self._machine_of(term, gathering=False)
+        self._machine = self._machine_of(term, epoch, gathering=False)
         self._decided: Install | None = None  # in the term's last round
 
-    def _machine_of(self, term: Term, *, gathering: bool) -> LeaderMachine | None:
+    def _machine_of(self, term: Term, epoch: Epoch, *, gathering: bool) -> LeaderMachine | None:
         if term.leader != self._node:
             return None
         judge = partial(judge_calls, self._policy.group)
-        return LeaderMachine(self._policy, term, judge, gathering=gathering)
+        return LeaderMachine(self._policy, term, epoch, judge, gathering=gathering)
 
     @property
     def leads(self) -> bool:
@@ -80,10 +82,14 @@ class RoundLeader:
         machine = self._machine
         return () if machine is None else machine.missing
 
-    def begin_term(self, term: Term) -> None:
-        """Another term is the group's: its round 0 gathers reports."""
+    def begin_term(self, term: Term, epoch: Epoch) -> None:
+        """Another term is the group's: its round 0 gathers reports.
+
+        Args:
+            epoch: the current one on this node.
+        """
         self._term, self._decided = term, None
-        self._machine = self._machine_of(term, gathering=True)
+        self._machine = self._machine_of(term, epoch, gathering=True)
         if self._machine is not None:
             self._later(_TEACH_SECONDS, partial(self._teach_untaught, term))
 
@@ -110,6 +116,12 @@ class RoundLeader:
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.doubt(doubt))
+
+    def wish(self, node: str, wishes: Wishes) -> None:
+        """Ranks of a node want to join or to leave, or have come to an edge (WISHES)."""
+        machine = self._machine
+        if machine is not None:
+            self._act(machine, machine.wish(node, wishes))
 
     def arrange(self, layout: Layout) -> None:
         """The nodes are to stand in another order."""

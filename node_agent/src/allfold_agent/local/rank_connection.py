@@ -109,7 +109,7 @@ class RankConnection:
         self.socket = connected
         self.greeted = False
         self.memberships: dict[int, Membership] = {}
-        self.joining: set[Future[Group]] = set()
+        self.joining: set[Future[Any]] = set()
         # Calls whose memory is still in use by the GPU of the rank, and those behind them.
         self.deferred: deque[DeferredCall] = deque()
         self._segments: dict[int, torch.Tensor] = {}
@@ -215,6 +215,20 @@ class RankConnection:
         with self._lock:
             self._tell_epoch_if_new(outcome.group, outcome.epoch)
             sent = self._send(outcome.pack())
+        if not sent:
+            self._want_write(self)
+
+    def pass_edge(self, number: int, body: dict[str, Any]) -> None:
+        """Answer a rank at an edge: the epoch that it goes on in; ``left`` where it has none."""
+        membership = self.memberships.get(number)
+        if membership is None:
+            return
+        current = membership.group.current
+        left = not current.has(membership.session)
+        ordinal = membership.told_ordinal if left else current.ordinal
+        with self._lock:
+            self._tell_epoch_if_new(number, ordinal)
+            sent = self._send(pack_json(Message.PASSED, {**body, "epoch": ordinal, "left": left}))
         if not sent:
             self._want_write(self)
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
+from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.local.deferred_calls import DeferredCalls, refuse, reject
 from allfold_agent.local.listener import Listener
@@ -54,11 +55,19 @@ _LEAST_SECONDS = 0.001
 _LONGEST_HOW = 300
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A rank's way into a group: the first epoch that it is in."""
+
+    group: Group
+    epoch: Epoch
+
+
 class Registrar(Protocol):
     """The control plane, as the local server needs it. None of these may wait."""
 
-    def join(self, request: dict[str, Any]) -> Future[Group]:
-        """Seat a rank; resolves to the group when the plan is there.
+    def join(self, request: dict[str, Any]) -> Future[Admission]:
+        """Seat a rank; resolves when it is in the group.
 
         Cancelling the future gives the seat back, unless it was resolved before.
         """
@@ -90,7 +99,7 @@ class _Join:
 
     process: RankConnection
     request: dict[str, Any]
-    done: Future[Group]
+    done: Future[Admission]
 
 
 class LocalServer:
@@ -250,6 +259,11 @@ class LocalServer:
             self._leave(process, body)
         elif kind == Message.EXPLAIN:
             self._explain(process, body)
+        elif kind == Message.EDGE:
+            self._come_to_edge(process, body)
+        elif kind == Message.RETIRE:
+            membership = _membership(process, body["number"], "that it wants to leave")
+            membership.group.wish_to_leave(membership.session)
         elif kind == Message.SHARE:
             self._gpu_memory.share(process, body, descriptors)
         elif kind == Message.TRANSFER:
@@ -283,7 +297,9 @@ class LocalServer:
         if not join.done.cancelled():
             self._seat(join.process, join.request, join.done)
 
-    def _seat(self, process: RankConnection, request: dict[str, Any], done: Future[Group]) -> None:
+    def _seat(
+        self, process: RankConnection, request: dict[str, Any], done: Future[Admission]
+    ) -> None:
         error = done.exception()
         if error is not None:
             if not isinstance(error, AllfoldError):
@@ -291,11 +307,10 @@ class LocalServer:
                 error = AllfoldError(f"the agent failed while joining: {error!r}")
             refuse_request(process, request, error)
             return
-        group = done.result()
+        group, epoch = done.result().group, done.result().epoch
         session = request["session"]
-        # Every rank comes into the group as it was opened, also where others have left it since.
-        epoch = group.epochs[0]
-        membership = Membership(session, group)
+        # Others may have joined or left since: the rank hears of that as all others do.
+        membership = Membership(session, group, epoch.ordinal)
         if process.is_closed:  # its socket may be open still, for as long as a GPU takes
             self._registrar.lose(membership)
             return
@@ -308,6 +323,7 @@ class LocalServer:
             "number": number,
             "opening": group.opening,
             "timeout": epoch.plan.timeout,
+            "first": epoch.record.since_of(session),
             **epoch.view(session),
         }
         process.send(pack_json(Message.JOINED, body))
@@ -327,10 +343,19 @@ class LocalServer:
         left.add_done_callback(lambda _: process.send(answer))
 
     @staticmethod
+    def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:
+        """Answer when the rank may go on: others have joined or left, or nobody waits."""
+        membership = _membership(process, body["number"], "whose edge it has come to")
+        seq, edge = int(body["seq"]), int(body["edge"])
+
+        def go_on() -> None:
+            process.pass_edge(body["number"], {"request": body["request"]})
+
+        membership.group.at_edge(membership.session, seq, edge, go_on)
+
+    @staticmethod
     def _explain(process: RankConnection, body: dict[str, Any]) -> None:
-        membership = process.memberships.get(body["number"])
-        if membership is None:
-            raise RegisterNotFirstOperation("this process is not in the group that it asks about")
+        membership = _membership(process, body["number"], "that it asks about")
         strategy = membership.group.current.explain(body["kind"], int(body["nbytes"]))
         answer = {"request": body["request"], "strategy": strategy}
         process.send(pack_json(Message.EXPLAINED, answer))
@@ -352,3 +377,10 @@ class LocalServer:
         for membership in process.memberships.values():
             self._registrar.lose(membership)
         process.memberships.clear()
+
+
+def _membership(process: RankConnection, number: int, which: str) -> Membership:
+    membership = process.memberships.get(number)
+    if membership is None:
+        raise RegisterNotFirstOperation(f"this process is not in the group {which}")
+    return membership

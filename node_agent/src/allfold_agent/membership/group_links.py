@@ -14,6 +14,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
+from allfold_core.plan import Member
 from allfold_core.survival import codec
 from allfold_core.survival.overdue import Awaited
 from allfold_core.survival.suspicion import Observation
@@ -48,9 +49,16 @@ class GroupLinks(LinkListener):
 
     def opened(self, group: Group) -> None:
         """Have links to all other nodes of a group."""
-        others = [member for member in group.plan.members if member.node != self._node]
-        self._wanted[group] = {member.node: member.incarnation for member in others}
-        for member in others:
+        self._wanted[group] = {}
+        self.joined(group, [each for each in group.plan.members if each.node != self._node])
+
+    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+        """The group has these nodes from now on."""
+        wanted = self._wanted.get(group)
+        if wanted is None:
+            return  # the end of the group was faster
+        for member in members:
+            wanted[member.node] = member.incarnation
             self._links.want(member.node, member.data_address, member.incarnation)
 
     def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:

@@ -42,6 +42,11 @@ class GroupTerms:
         self._generation = 0
         self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
 
+    @property
+    def generation(self) -> int:
+        """That of the store with which this node has registered last."""
+        return self._generation
+
     def opened(self, group: Group) -> None:
         """Let a new group know with which store this node has registered."""
         group.registered(self._generation)

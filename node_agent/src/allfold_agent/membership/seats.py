@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -16,6 +18,7 @@ from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.survival.plans import joining_plan
 from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
@@ -25,8 +28,8 @@ _ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 3.0
 _SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
-# A rank that does not say what a loss means for its group leaves it to the orchestrator's default.
-_LOSS_KEYS = ("on_loss", "min_world")
+# What a rank does not say of the losses and newcomers of its group, it leaves to the default.
+_ELASTIC_KEYS = ("on_loss", "min_world", "max_world", "joins")
 
 
 class _Place(BaseModel):
@@ -37,13 +40,27 @@ class _Place(BaseModel):
 
 
 class _Formation(BaseModel):
-    """The answer to a join: the plan, or what it still waits for."""
+    """The answer to a join: the plan, the record of a term, or what it still waits for."""
 
     ready: bool
     plan: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     missing: list[int] = []
     gave_up: list[int] = []
     held_by: list[_Place] = []
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The way of a rank into its group.
+
+    Attributes:
+        plan: with which the group is opened; where it runs already, its terms and nodes.
+        record: of the term in which this node votes, where the group runs already.
+    """
+
+    plan: Plan
+    record: Mapping[str, Any] | None = None
 
 
 class Seats:
@@ -62,12 +79,13 @@ class Seats:
         self._owed: dict[tuple[str, int, str], str] = {}
         self._is_owing = asyncio.Event()
 
-    async def join(self, request: dict[str, Any]) -> Plan:
-        """Seat a rank; return the plan of its group.
+    async def join(self, request: dict[str, Any], deadline: float) -> Entry:
+        """Seat a rank in its group.
 
         Args:
             request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
                 the seconds that all of this may take.
+            deadline: the end of these seconds (monotonic).
 
         Raises:
             PeerMissing: the group is not complete in time; names the ranks that never came, and
@@ -75,8 +93,7 @@ class Seats:
             OrchestratorUnreachable: no answer in time.
             AllfoldError: the orchestrator's refusal, of the rank or of this node.
         """
-        deadline = monotonic() + float(request["init_timeout"])
-        seat = request["group"], request["rank"], request["session"]
+        seat = request["group"], request["rank"] or 0, request["session"]
         try:
             return await self._await_plan(request, deadline)
         except asyncio.CancelledError:
@@ -87,7 +104,7 @@ class Seats:
             await self.give_up_seat(*seat, "withdrawn")
             raise
 
-    async def _await_plan(self, request: dict[str, Any], deadline: float) -> Plan:
+    async def _await_plan(self, request: dict[str, Any], deadline: float) -> Entry:
         """Join until the answer is the plan; a join that is repeated finds the seat taken by it."""
         formation, failure, pauses = _Formation(ready=False), None, Pauses()
         while monotonic() < deadline:
@@ -101,7 +118,7 @@ class Seats:
             else:
                 formation = parsed(_Formation, answer)
                 if formation.ready:
-                    return _plan(formation.plan)
+                    return _entry(formation)
             await asyncio.sleep(min(pauses.draw(), max(0.0, deadline - monotonic())))
         if failure is not None:
             raise failure
@@ -113,7 +130,8 @@ class Seats:
 
     async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         seat = {key: request[key] for key in _SEAT_KEYS}
-        seat |= {key: request[key] for key in _LOSS_KEYS if key in request}
+        seat |= {key: request[key] for key in _ELASTIC_KEYS if key in request}
+        seat["join_timeout"] = float(request["init_timeout"])
 
         def pack(number: int) -> str:  # when it is sent again, time has passed
             node = {"node": self._registration.node, "incarnation": self._registration.incarnation}
@@ -163,9 +181,11 @@ class Seats:
         await self._link.ask(lambda number: messages.leave(number, body), deadline)
 
 
-def _plan(data: dict[str, Any]) -> Plan:
+def _entry(answer: _Formation) -> Entry:
     try:
-        return Plan.from_dict(data)
+        if answer.record:
+            return Entry(joining_plan(answer.record), answer.record)
+        return Entry(Plan.from_dict(answer.plan))
     except (KeyError, TypeError, ValueError) as error:
         raise OrchestratorUnreachable(
             f"the orchestrator's plan cannot be read: {error}; agents and orchestrator should have "

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.edges.edges import DialFrom, Edges
+from allfold_agent.edges.in_edge import InEdge
+from allfold_agent.edges.members import Life, Members
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.p2p import refusals
@@ -29,6 +31,7 @@ from allfold_agent.p2p.messages import (
     send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
+from allfold_agent.p2p.seats import Seats
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -39,7 +42,9 @@ from allfold_core.errors import (
     from_dict,
 )
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import Plan
+from allfold_core.survival.plans import first_epoch
+from allfold_core.survival.records import Seat
 from allfold_core.verdict import LEFT
 from allfold_core.wire.frames import FrameHeader, FrameType
 from allfold_core.wire.local_wire import P2PMessage
@@ -50,13 +55,12 @@ log = logging.getLogger(__name__)
 class P2PEngine(MessageMatching):
     """The point-to-point messages of a group on this node, over all its epochs.
 
-    It knows a rank by its seat number, which is its number in the first epoch, for as long as the
-    group lasts.
+    It knows a rank by the number of its seat for as long as the group lasts.
 
     Args:
-        plan: of the first epoch, which numbers the seats.
+        plan: with which the group was opened.
         me: the name of this node.
-        members: by name, all nodes of the group.
+        members: all nodes of the group.
         dial: opens edges.
         workers: who copies what is large.
         buffers: where frames land.
@@ -68,7 +72,7 @@ class P2PEngine(MessageMatching):
         self,
         plan: Plan,
         me: str,
-        members: Mapping[str, Member],
+        members: Members,
         dial: DialFrom,
         workers: WorkerPool,
         buffers: BufferPool,
@@ -77,12 +81,12 @@ class P2PEngine(MessageMatching):
     ) -> None:
         super().__init__(plan.group, workers, buffers, edge_lost)
         self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Lane.PAIRS)
-        self._plan = plan
+        self._seats = Seats(first_epoch(plan).seats)
         self._me = me
+        self._members = members
         self._touched: set[str] = set()
-        self._dropped: set[str] = set()
-        self._outbox = Outbox(plan, self.edges, self._enqueue, self._end)
-        self._gone = GoneSeats(plan.group, plan.world_size)
+        self._outbox = Outbox(self._seats, self.edges, self._enqueue, self._end)
+        self._gone = GoneSeats(plan.group, self._seats)
         self._broken: AllfoldError | None = None
 
     @contextmanager
@@ -163,17 +167,15 @@ class P2PEngine(MessageMatching):
     def _send(self, call: PendingCall) -> None:
         message = call.message
         envelope = Envelope(call.rank, message.peer, message.tag, call.dtype, message.nbytes)
-        node = self._plan.node_of_rank(message.peer)
+        node = self._seats.node_of(message.peer)
         if node == self._me:
             self._arrive(Transfer(envelope, node, send=call))
         else:
             self._outbox.offer(node, call, envelope)
 
     def _nodes_of(self, peer: int) -> list[str]:
-        nodes = [member.node for member in self._plan.members]
-        if peer != ANY_SOURCE:
-            nodes = [self._plan.node_of_rank(peer)]
-        return [node for node in nodes if node != self._me and node not in self._dropped]
+        nodes = self._seats.nodes if peer == ANY_SOURCE else {self._seats.node_of(peer)}
+        return [node for node in nodes if node != self._me and self._members.life_of(node)]
 
     # Frames
 
@@ -273,6 +275,13 @@ class P2PEngine(MessageMatching):
             else:
                 self._outbox.withdraw(call, error)
 
+    def seats_added(self, seats: Sequence[Seat]) -> None:
+        """Ranks have joined: their messages count, also for receives that wait for any rank."""
+        with self._turn():
+            self._seats.add(seats)
+            for call in [each for each in self._calls if each.message.peer == ANY_SOURCE]:
+                self._open_edges(call)
+
     def rank_left(self, seat: int, how: str = LEFT) -> None:
         """Fail what waits for a rank that has left in order: it neither sends nor receives.
 
@@ -340,11 +349,10 @@ class P2PEngine(MessageMatching):
             self._outbox.conclude_all(self._broken)
             self._transfers.clear()
 
-    def drop(self, nodes: Collection[str]) -> None:
-        """End the edges to and from nodes without which the group goes on."""
+    def detach(self, lives: Collection[Life]) -> list[OutEdge | InEdge]:
+        """Return the edges to and from nodes without which the group goes on, to be closed."""
         with self._lock:
-            self._dropped.update(nodes)
-        self.edges.drop(nodes)
+            return self.edges.detach(lives)
 
     def finish(self, deadline: float) -> None:
         """Let peers hear what they are owed, until ``deadline`` (monotonic)."""

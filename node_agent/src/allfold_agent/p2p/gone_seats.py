@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allfold_agent.p2p import refusals
 from allfold_agent.p2p.messages import PendingCall
+from allfold_agent.p2p.seats import Seats
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import ANY_SOURCE
 
@@ -13,12 +14,12 @@ class GoneSeats:
 
     Args:
         group: its name.
-        seats: how many there are.
+        seats: all that there have been.
     """
 
-    def __init__(self, group: str, seats: int) -> None:
+    def __init__(self, group: str, seats: Seats) -> None:
         self._group = group
-        self._seats = frozenset(range(seats))
+        self._seats = seats
         self._left: dict[int, str] = {}
         self._lost: dict[int, AllfoldError] = {}
 
@@ -37,7 +38,7 @@ class GoneSeats:
     def error_of(self, call: PendingCall) -> AllfoldError | None:
         """Return the error of a call whose every possible peer is gone; ``None`` for others."""
         peer = call.message.peer
-        others = self._seats - {call.rank} if peer == ANY_SOURCE else {peer}
+        others = self._seats.numbers - {call.rank} if peer == ANY_SOURCE else {peer}
         if not others <= self._left.keys() | self._lost.keys():
             return None
         losses = [error for seat, error in self._lost.items() if seat in others]

@@ -15,9 +15,9 @@ from allfold_agent.p2p.messages import (
     control_frame,
     error_frame,
 )
+from allfold_agent.p2p.seats import Seats
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import Envelope
-from allfold_core.plan import Plan
 from allfold_core.wire.frames import FrameType
 
 # A longer message is sent when a receive has taken its offer. A shorter one takes no longer than
@@ -32,7 +32,7 @@ class Outbox:
     """The sends to other nodes that have no outcome yet. Its owner's lock protects it.
 
     Args:
-        plan: of the first epoch of the group, which numbers the seats.
+        seats: of the group.
         edges: to the other nodes.
         enqueue: queues frames for a node.
         end: ends a send, with an error or without.
@@ -40,12 +40,12 @@ class Outbox:
 
     def __init__(
         self,
-        plan: Plan,
+        seats: Seats,
         edges: Edges,
         enqueue: Callable[[str, MessageSender], None],
         end: Callable[[PendingCall, AllfoldError | None], None],
     ) -> None:
-        self._plan = plan
+        self._seats = seats
         self._edges = edges
         self._enqueue = enqueue
         self._end = end
@@ -127,7 +127,7 @@ class Outbox:
         return self._edges.out(self._node_of(call)).cancel(queued)
 
     def _node_of(self, call: PendingCall) -> str:
-        return self._plan.node_of_rank(call.message.peer)
+        return self._seats.node_of(call.message.peer)
 
 
 def _may_be_received(call: PendingCall, queued: MessageSender) -> bool:

@@ -149,12 +149,15 @@ async def nodes(service: Service, after: After = "", limit: Limit = wire.DEFAULT
     ),
 )
 async def join(group: GroupName, body: wire.JoinGroup, service: Service) -> wire.Joined:
-    """Register a rank. The first rank of a group fixes its parameters. May be repeated."""
+    """Register a rank. The first rank of a group fixes its parameters. May be repeated.
+
+    A group that runs takes in further ranks if it was opened with ``max_world``.
+    """
     seated = await service.join(group, body)
     return wire.Joined(epoch=seated.epoch, ready=seated.ready)
 
 
-PlanAnswer = wire.PlanComplete | wire.PlanWaiting
+PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
 
 
 @router.get(

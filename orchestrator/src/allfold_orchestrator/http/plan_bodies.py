@@ -14,8 +14,11 @@ from starlette.responses import Response
 
 from allfold_core.plan import Plan
 from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.views import places
-from allfold_orchestrator.wire import PlanComplete, PlanWaiting
+from allfold_orchestrator.wire import PlanComplete, PlanWaiting, RunningGroup
+
+Found = Plan | TermRecord | GroupState
 
 MAX_ANSWERS = 64
 # A plan repeats itself: addresses that count up, ranks that count up. This makes a sixth of it.
@@ -29,7 +32,7 @@ _VARIES = {"Vary": "Accept-Encoding"}
 class _Encoded:
     """One answer; ``source`` is the value that it encodes."""
 
-    source: Plan | GroupState
+    source: Found
     body: bytes
     _compressed: bytes = field(default=b"")
     _text: str = field(default="")
@@ -56,11 +59,11 @@ class PlanBodies:
     def __init__(self) -> None:
         self._answers: dict[str, _Encoded] = {}
 
-    def text(self, group: str, found: Plan | GroupState) -> str:
+    def text(self, group: str, found: Found) -> str:
         """Return the body for a message on a control link."""
         return self._encoded(group, found).text
 
-    def response(self, group: str, found: Plan | GroupState, accept_encoding: str) -> Response:
+    def response(self, group: str, found: Found, accept_encoding: str) -> Response:
         """Return the body as an answer to a request."""
         encoded = self._encoded(group, found)
         if len(encoded.body) < SMALLEST_COMPRESSED:
@@ -70,7 +73,7 @@ class PlanBodies:
         headers = {**_VARIES, "Content-Encoding": "gzip"}
         return Response(encoded.compressed, media_type="application/json", headers=headers)
 
-    def _encoded(self, group: str, found: Plan | GroupState) -> _Encoded:
+    def _encoded(self, group: str, found: Found) -> _Encoded:
         encoded = self._answers.get(group)
         if encoded is None or encoded.source is not found:
             encoded = _Encoded(found, encode(found))
@@ -83,10 +86,12 @@ class PlanBodies:
         self._answers[group] = encoded
 
 
-def encode(found: Plan | GroupState) -> bytes:
+def encode(found: Found) -> bytes:
     """Return the body of an answer."""
     if isinstance(found, Plan):
         return PlanComplete(plan=found).model_dump_json().encode()
+    if isinstance(found, TermRecord):
+        return RunningGroup(record=found.to_dict()).model_dump_json().encode()
     forming, current = found.forming, found.current
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(

@@ -37,6 +37,12 @@ class _Voter(Given):
     incarnation: Name
     data_address: Address
     control_url: str = Field(pattern=r"^https?://\S{1,255}$")
+    device_type: str = Field(default="cpu", max_length=32)
+    zone: str = Field(default="", max_length=128)
+
+
+class _Newcomer(_Voter):
+    node: Name
 
 
 class _Term(Given):
@@ -45,6 +51,7 @@ class _Term(Given):
     voters: list[Name] = Field(min_length=1, max_length=MAX_PEERS)
     joined: list[EpochNumber] = Field(max_length=MAX_PEERS)
     lost: list[_Loss] = Field(default_factory=list, max_length=MAX_PEERS)
+    newcomers: list[_Newcomer] = Field(default_factory=list, max_length=MAX_PEERS)
 
 
 class _Recall(Given):
@@ -61,6 +68,7 @@ class HeldRecord(Given):
     seats: list[_Pair] = Field(max_length=MAX_WORLD_SIZE)
     generation: int = Field(ge=0, le=MAX_GENERATION)
     recall: _Recall | None = None
+    plan: dict[str, Any] | None = None
 
     def record(self) -> TermRecord:
         """Return the record; raises ``ValueError`` unless its parts fit each other."""

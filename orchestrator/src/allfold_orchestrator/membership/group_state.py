@@ -8,12 +8,12 @@ last one has: until then the name is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import OnLoss, Plan
+from allfold_core.plan import Joins, OnLoss, Plan
 from allfold_orchestrator.membership.rank_map import RankMap
 from allfold_orchestrator.membership.term_record import Life as Life
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
@@ -89,6 +89,14 @@ class GroupParams:
     strategies: Mapping[str, str] = field(default_factory=dict)
     on_loss: OnLoss = "raise"
     min_world: int = 1
+    max_world: int | None = None
+    joins: Joins = "any"
+    join_timeout: float = field(default=60.0, compare=False)
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if ranks may join while the group runs."""
+        return self.max_world is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,20 @@ class Formation:
         return tuple(sorted(rank for rank, seat in seats if seat.life == life))
 
 
+def params_of(plan: Plan) -> GroupParams:
+    """Return the parameters on which the ranks of a plan agreed."""
+    return GroupParams(
+        plan.world_size,
+        plan.timeout,
+        plan.strategies,
+        plan.on_loss,
+        plan.min_world,
+        plan.max_world,
+        plan.joins,
+        plan.join_timeout,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """A completed membership: its plan, its seats, and the ranks that have left, and why."""
@@ -150,13 +172,13 @@ class Epoch:
     def params(self) -> GroupParams:
         """The parameters on which the ranks agreed."""
         plan = self.plan
-        return GroupParams(
-            plan.world_size, plan.timeout, plan.strategies, plan.on_loss, plan.min_world
-        )
+        return params_of(plan)
 
     def ranks_of(self, life: Life) -> tuple[int, ...]:
         """Return the ranks that this incarnation of a node holds or held."""
-        ranks = self.plan.ranks_on(life[0])
+        ranks: Iterable[int] = self.plan.ranks_on(life[0])
+        if self.params.is_elastic:  # others have come since
+            ranks = sorted(self.seats)
         return tuple(rank for rank in ranks if self.seats[rank].life == life)
 
     @property
@@ -214,16 +236,26 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A rank asks for its seat.
+    """A rank asks for its seat, in a group that forms or one that runs and takes in others.
 
-    ``links`` are used if this join opens a formation; ``generation`` is that of the store.
+    Attributes:
+        rank: ``None`` for whichever is free.
+        links: used if this join opens a formation.
+        store: its life now, where it is known.
+        now: the store's time.
     """
 
-    rank: int
+    rank: int | None
     seat: RankSeat
     params: GroupParams
     links: LinkSettings = field(default_factory=LinkSettings)
-    generation: int = 0
+    store: StoreLife | None = None
+    now: float = 0.0
+
+    @property
+    def generation(self) -> int:
+        """The generation of the store."""
+        return self.store.generation if self.store else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from itertools import chain
 
 from allfold_core.errors import (
     AllfoldError,
@@ -39,7 +40,9 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
+from allfold_orchestrator.membership.joining import join_running, running_params, takes_in
 from allfold_orchestrator.membership.planning import make_plan
+from allfold_orchestrator.membership.rank_map import RankMap
 from allfold_orchestrator.membership.reports import (
     agent_registers,
     node_holds,
@@ -73,18 +76,42 @@ def _join(state: GroupState, join: Join) -> Outcome:
     if state.forming is not None and _holds(state.forming.seats, join.rank, join.seat.session):
         return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
     current = state.current
+    if takes_in(state):
+        error = _other_terms(state, join)
+        return _reject(state, error) if error else join_running(state, join)
     if current is not None and _still_in(current, join.rank, join.seat.session):
         return _join_again(state, join, current.params, current.plan.epoch, ready=True)
+    if join.rank is None:
+        return _join(state, replace(join, rank=_free_rank(state, join)))
     error = _refusal(state, join)
     if error is not None:
         return _reject(state, error)
     return _take_seat(state, join)
 
 
+def _free_rank(state: GroupState, join: Join) -> int:
+    """Return the rank of a caller to whom any is right: its own, if it has asked before."""
+    seats = state.forming.seats if state.forming else RankMap[RankSeat]()
+    own = (rank for rank, seat in seats.items() if seat.session == join.seat.session)
+    free = (rank for rank in range(join.params.world_size) if rank not in seats)
+    return next(chain(own, free), join.params.world_size)
+
+
+def _other_terms(state: GroupState, join: Join) -> AllfoldError | None:
+    """Return the error of a rank that comes to a running group with other parameters."""
+    params = running_params(state)
+    assert params is not None and state.term is not None
+    asked = replace(join.params, world_size=params.world_size)  # of the opening, which is over
+    if params == asked:
+        return None
+    return _params_mismatch(state.group, state.term.epoch, params, replace(join, params=asked))
+
+
 def _join_again(
     state: GroupState, join: Join, params: GroupParams, epoch: int, *, ready: bool
 ) -> Outcome:
     """Answer a repeated join, whose first reply was lost, in the same way."""
+    assert join.rank is not None
     if params != join.params:
         return _reject(state, _params_mismatch(state.group, epoch, params, join))
     return state, (Seated(join.rank, epoch, ready),)
@@ -95,10 +122,13 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
     Everything is checked before anything changes.
     """
-    if not 0 <= join.rank < join.params.world_size:
+    params = join.params
+    if join.rank is None or not 0 <= join.rank < params.world_size:
         return _rank_out_of_range(state.group, join)
-    if not 1 <= join.params.min_world <= join.params.world_size:
+    if not 1 <= params.min_world <= params.world_size:
         return _min_world_out_of_range(state.group, join)
+    if params.max_world is not None and params.max_world < params.world_size:
+        return _max_world_out_of_range(state.group, join)
     current, forming = state.current, state.forming
     if current is not None and current.intact:
         return _group_is_full(state.group, current, join)
@@ -111,6 +141,7 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
 
 def _take_seat(state: GroupState, join: Join) -> Outcome:
+    assert join.rank is not None
     forming = state.forming or Formation(
         state.last_epoch + 1, join.params, join.links, generation=join.generation
     )
@@ -154,8 +185,9 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
     if forming is not None and _holds(forming.seats, leave.rank, leave.session):
         return _free_seats(state, forming, (leave.rank,), leave.reason)
     current = state.current
-    if current is not None and _holds(current.seats, leave.rank, leave.session):
-        state, departed = _depart(state, current, (leave.rank,), leave.reason)
+    rank = None if current is None else _rank_of(current, leave)
+    if current is not None and rank is not None:
+        state, departed = _depart(state, current, (rank,), leave.reason)
         state, completed = _complete_if_possible(state)
         return state, departed + completed
     if (left := without_reported_seat(state, leave.session)) is not state:
@@ -217,12 +249,22 @@ def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...
 # Questions about seats
 
 
-def _holds(seats: Mapping[int, RankSeat], rank: int, session: str) -> bool:
-    seat = seats.get(rank)
+def _rank_of(epoch: Epoch, leave: Leave) -> int | None:
+    """Return the number of the leaving rank's seat, which others know by other numbers since."""
+    if _holds(epoch.seats, leave.rank, leave.session):
+        return leave.rank
+    if not epoch.params.is_elastic:
+        return None
+    seats = epoch.seats.items()
+    return next((rank for rank, seat in seats if seat.session == leave.session), None)
+
+
+def _holds(seats: Mapping[int, RankSeat], rank: int | None, session: str) -> bool:
+    seat = None if rank is None else seats.get(rank)
     return seat is not None and seat.session == session
 
 
-def _still_in(epoch: Epoch, rank: int, session: str) -> bool:
+def _still_in(epoch: Epoch, rank: int | None, session: str) -> bool:
     return rank not in epoch.departed and _holds(epoch.seats, rank, session)
 
 
@@ -257,6 +299,19 @@ def _min_world_out_of_range(group: str, join: Join) -> AllfoldError:
     )
 
 
+def _max_world_out_of_range(group: str, join: Join) -> AllfoldError:
+    params = join.params
+    return InvalidArgument(
+        f"rank {join.rank} came to group {group} with max_world={params.max_world}: it must not be "
+        f"below the world_size, which is {params.world_size}",
+        group=group,
+        rank=join.rank,
+        field="max_world",
+        max_world=params.max_world,
+        world_size=params.world_size,
+    )
+
+
 def _rank_is_taken(group: str, epoch: int, holder: RankSeat, join: Join) -> AllfoldError:
     return MultipleRegister(
         f"rank {join.rank} of group {group} is registered already, by another process on node "
@@ -271,7 +326,7 @@ def _rank_is_taken(group: str, epoch: int, holder: RankSeat, join: Join) -> Allf
 
 
 def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
-    holder = current.seats.get(join.rank)
+    holder = None if join.rank is None else current.seats.get(join.rank)
     if holder is not None:
         return _rank_is_taken(group, current.plan.epoch, holder, join)
     return _params_mismatch(group, current.plan.epoch, current.params, join)

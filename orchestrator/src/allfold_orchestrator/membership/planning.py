@@ -41,6 +41,9 @@ def make_plan(group: str, formation: Formation) -> Plan:
         timeout=params.timeout,
         on_loss=params.on_loss,
         min_world=params.min_world,
+        max_world=params.max_world,
+        joins=params.joins,
+        join_timeout=params.join_timeout,
         generation=formation.generation,
         sessions=tuple(formation.seats[rank].session for rank in range(params.world_size)),
     )

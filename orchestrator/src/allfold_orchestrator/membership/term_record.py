@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from allfold_core.plan import Member, Plan
+from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Seat, Term
 
 Life = tuple[str, str]
@@ -27,6 +29,12 @@ class Voter:
     incarnation: str
     data_address: str
     control_url: str
+    device_type: str = "cpu"
+    zone: str = ""
+
+    def member(self, node: str) -> Member:
+        """Return it as a node of a plan, without ranks."""
+        return Member(node=node, ranks=(), **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class TermRecord:
         generation: of the store that keeps the record; ``term.generation`` is of the one that made
             the term.
         recall: set from the loss of a record until all its voters have registered.
+        plan: on what terms the group was opened, without its ranks and nodes.
     """
 
     epoch: int
@@ -62,7 +71,8 @@ class TermRecord:
     voters: Mapping[str, Voter]
     seats: tuple[Seat, ...]
     generation: int
-    recall: Recall | None = field(default=None)
+    recall: Recall | None = None
+    plan: Plan | None = None
 
     def is_trusted(self, now: float) -> bool:
         """Return True unless agents may still report a newer term."""
@@ -87,11 +97,12 @@ class TermRecord:
         recall = self.recall
         return {
             "epoch": self.epoch,
-            "term": asdict(self.term),
+            "term": term_fields(self.term),
             "voters": {name: asdict(voter) for name, voter in self.voters.items()},
-            "seats": [list(seat) for seat in self.seats],
+            "seats": [[seat.session, seat.node] for seat in self.seats],
             "generation": self.generation,
             "recall": recall and {"until": recall.until, "registered": sorted(recall.registered)},
+            "plan": self.plan and self.plan.to_dict(),
         }
 
     @classmethod
@@ -103,7 +114,15 @@ class TermRecord:
         """
         term, recall = data["term"], data["recall"]
         lost = tuple((node, how) for node, how in term["lost"])
-        lists = {"voters": tuple(term["voters"]), "joined": tuple(term["joined"]), "lost": lost}
+        newcomers = term.get("newcomers", ())
+        members = tuple(Member(**{**member, "ranks": ()}) for member in newcomers)
+        lists = {
+            "voters": tuple(term["voters"]),
+            "joined": tuple(term["joined"]),
+            "lost": lost,
+            "newcomers": members,
+        }
+        plan = data.get("plan")
         return cls(
             epoch=data["epoch"],
             term=Term(**{**term, **lists}),
@@ -111,6 +130,7 @@ class TermRecord:
             seats=tuple(Seat(session, node) for session, node in data["seats"]),
             generation=data["generation"],
             recall=recall and Recall(recall["until"], frozenset(recall["registered"])),
+            plan=plan and Plan.from_dict(plan),
         )
 
 

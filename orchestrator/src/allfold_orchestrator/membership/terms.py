@@ -22,6 +22,7 @@ from allfold_orchestrator.membership.term_record import (
     Registration,
     StoreLife,
     TermRecord,
+    Voter,
 )
 
 
@@ -91,6 +92,7 @@ def _narrowed(
         voters=voters,
         joined=tuple(joined[name] for name in voters),
         lost=tuple(sorted(lost.items())),
+        newcomers=tuple(each for each in record.term.newcomers if each.node in staying),
     )
     return replace(
         record,
@@ -99,6 +101,19 @@ def _narrowed(
         seats=tuple(seat for seat in record.seats if seat.node in staying),
         recall=_after(record.recall, voters),
     )
+
+
+def admit(record: TermRecord, node: str, voter: Voter) -> TermRecord:
+    """Return the record of a new term in which a node votes that did not so far."""
+    before, number = record.term, record.term.number + 1
+    term = Term(
+        number=number,
+        generation=record.generation,
+        voters=(*before.voters, node),
+        joined=(*before.joined, number),
+        newcomers=(*before.newcomers, voter.member(node)),
+    )
+    return replace(record, term=term, voters={**record.voters, node: voter})
 
 
 # The loss of the record

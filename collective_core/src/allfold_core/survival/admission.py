@@ -1,0 +1,150 @@
+"""The ranks that come into a running group, and those that leave it where nothing is lost. Pure.
+
+A group is taken in new ranks between two ops of its own choosing: before any op, or only where all
+ranks commit their state. There a round first announces that somebody waits, every rank hears of it
+with the outcome of the same op, and stops at its next commit, an *edge*; when all of them have come
+there, a round changes the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from allfold_core.survival.losses import describe_change, packed
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import Wishes
+from allfold_core.verdict import LEFT
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a group's members.
+
+    Attributes:
+        newcomers: the sessions that come in, each with its node.
+        leavers: the sessions that go.
+        at_edge: the op that the others call next, where they wait for this; 0 where they do not.
+    """
+
+    newcomers: tuple[tuple[str, str], ...]
+    leavers: frozenset[str] = frozenset()
+    at_edge: int = 0
+
+    def apply(self, policy: GroupPolicy, before: Epoch, stamp: Stamp, first: int) -> Epoch:
+        """Return the epoch after the change.
+
+        Args:
+            first: the first op of the newcomers.
+        """
+        staying = before.remaining(self.leavers, before.nodes)
+        seats = tuple(
+            Seat(session, node, number, first)
+            for number, (session, node) in enumerate(self.newcomers, before.seated)
+        )
+        gone = {seat: LEFT for seat in before.seats if seat.session in self.leavers}
+        change = describe_change(policy.group, before, gone, (*staying, *seats))
+        return Epoch(
+            stamp,
+            before.ordinal + 1,
+            (*staying, *seats),
+            packed(change),
+            before.layout,
+            before.seated + len(seats),
+            edges=before.edges,
+        )
+
+
+def possible_change(
+    policy: GroupPolicy,
+    term: Term,
+    epoch: Epoch,
+    wishes: Mapping[str, Wishes],
+    dead: Collection[str] = (),
+) -> Change | None:
+    """Return the change of the members that can be made now; ``None`` if there is none.
+
+    Args:
+        epoch: the current one.
+        wishes: by node.
+        dead: the sessions that are over, whatever is wished for them.
+    """
+    if not epoch.seats:
+        return None  # the group is over
+    leavers = _leavers(policy, epoch, wishes)
+    newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
+    if not (newcomers or leavers):
+        return None
+    if not _needs_edge(policy, epoch):
+        return Change(newcomers)
+    edges = {session: seq for each in wishes.values() for session, seq in each.at_edge.items()}
+    if not epoch.waiting or not epoch.sessions <= edges.keys():
+        return None
+    return Change(newcomers, leavers, max(edges[session] for session in epoch.sessions))
+
+
+def waiting_sessions(
+    policy: GroupPolicy,
+    term: Term,
+    epoch: Epoch,
+    wishes: Mapping[str, Wishes],
+    dead: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Return the sessions for which all ranks are to stop at their next commit."""
+    if not _needs_edge(policy, epoch):
+        return ()
+    leavers = _leavers(policy, epoch, wishes)
+    newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
+    return (*(session for session, _ in newcomers), *sorted(leavers.difference(dead)))
+
+
+def is_due(policy: GroupPolicy, term: Term, epoch: Epoch, wishes: Mapping[str, Wishes]) -> bool:
+    """Return True if a round would change the members, or announce that somebody waits."""
+    if not policy.is_elastic:
+        return False
+    waiting = waiting_sessions(policy, term, epoch, wishes)
+    return waiting != epoch.waiting or possible_change(policy, term, epoch, wishes) is not None
+
+
+def announce(epoch: Epoch, waiting: tuple[str, ...]) -> Epoch:
+    """Return the epoch with those who wait in it."""
+    begins = bool(waiting) and not epoch.waiting
+    return replace(epoch, waiting=waiting, edges=epoch.edges + begins)
+
+
+def _needs_edge(policy: GroupPolicy, epoch: Epoch) -> bool:
+    """Return True if the members change at an edge only.
+
+    Where too few are left they do not come to one: their next op waits for others to join.
+    """
+    return policy.at_commits and len(epoch.seats) >= policy.min_world
+
+
+def _leavers(policy: GroupPolicy, epoch: Epoch, wishes: Mapping[str, Wishes]) -> frozenset[str]:
+    if not policy.at_commits:
+        return frozenset()  # there a rank leaves without asking
+    asking = {session for each in wishes.values() for session in each.leave}
+    return epoch.sessions & asking
+
+
+def _newcomers(
+    policy: GroupPolicy,
+    term: Term,
+    epoch: Epoch,
+    wishes: Mapping[str, Wishes],
+    leavers: Collection[str],
+    dead: Collection[str],
+) -> tuple[tuple[str, str], ...]:
+    """The sessions for which there is room, in the order of the voters."""
+    if policy.max_world is None:
+        return ()
+    room = policy.max_world - len(epoch.seats) + len(leavers)
+    ready = [
+        (session, node)
+        for node in term.voters
+        if node in wishes
+        for session in wishes[node].join
+        if session not in epoch.sessions and session not in dead
+    ]
+    return tuple(ready[: max(0, room)])

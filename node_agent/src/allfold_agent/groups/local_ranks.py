@@ -1,0 +1,68 @@
+"""The ranks of this node in one group: those that join it, wait at an edge, and have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from allfold_agent.groups.epoch import Epoch
+
+Admitted = Callable[[Epoch | None], None]
+"""Told the first epoch that a rank is in; ``None`` where it never will be in one."""
+
+
+class LocalRanks:
+    """The sessions of this node, over all epochs. With the lock of the group's ops held.
+
+    Args:
+        first: the sessions with which the group was opened.
+        add_due: has something done without the lock, soon.
+
+    Attributes:
+        sessions: all that there have been.
+    """
+
+    def __init__(self, first: Iterable[str], add_due: Callable[[Callable[[], None]], None]) -> None:
+        self.sessions = set(first)
+        self._add_due = add_due
+        self._ended: set[str] = set()
+        self._joining: dict[str, Admitted] = {}
+        self._at_edge: dict[str, Callable[[], None]] = {}
+
+    @property
+    def have_ended(self) -> bool:
+        """True once each of them has left or is dead. From any thread."""
+        return self._ended.issuperset(self.sessions)
+
+    def joins(self, session: str, admitted: Admitted) -> None:
+        """A rank is ready to join."""
+        self.sessions.add(session)
+        self._joining[session] = admitted
+
+    def waits_at_edge(self, session: str, go_on: Callable[[], None]) -> None:
+        """A rank has come to an edge."""
+        self._at_edge[session] = go_on
+
+    def ended(self, session: str) -> None:
+        """A rank is dead or has left. From any thread."""
+        self._ended.add(session)
+
+    def leave_edge(self, sessions: Iterable[str] | None = None) -> None:
+        """Let ranks go on that wait at an edge; all of them where none are named."""
+        for session in list(self._at_edge) if sessions is None else sessions:
+            if (go_on := self._at_edge.pop(session, None)) is not None:
+                self._add_due(go_on)
+
+    def settle_joins(self, epoch: Epoch, *, is_over: bool) -> list[str]:
+        """Tell those who are in an epoch, and those who never will be; returns the former.
+
+        Args:
+            is_over: the group takes in nobody any more.
+        """
+        admitted = [session for session in self._joining if epoch.has(session)]
+        hopeless = [s for s in self._joining if s not in admitted and (is_over or s in self._ended)]
+        for session in admitted:
+            self._add_due(partial(self._joining.pop(session), epoch))
+        for session in hopeless:
+            self._add_due(partial(self._joining.pop(session), None))
+        return admitted

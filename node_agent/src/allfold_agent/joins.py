@@ -1,0 +1,139 @@
+"""Ranks on their way into their groups: a seat, the group on this node, and the first epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.registry import Registry
+from allfold_agent.local.server import Admission
+from allfold_agent.membership.seats import Entry, Seats
+from allfold_core.errors import PeerMissing
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.2
+
+
+class Joins:
+    """Gets ranks of this node into groups. In the event loop of the control plane.
+
+    Args:
+        make: makes a group on this node.
+        opened: called when a group is open here.
+        generation: returns that of the store with which this node has registered last.
+        check: raises the error of a node that takes no more ranks.
+    """
+
+    def __init__(
+        self,
+        seats: Seats,
+        registry: Registry,
+        make: Callable[[Entry], Group],
+        opened: Callable[[Group], None],
+        generation: Callable[[], int],
+        check: Callable[[], None],
+    ) -> None:
+        self._seats = seats
+        self._registry = registry
+        self._make = make
+        self._opened = opened
+        self._generation = generation
+        self._check = check
+
+    async def join(self, request: dict[str, Any]) -> Admission:
+        """Return the group of a rank, and the first epoch that it is in.
+
+        Args:
+            request: see :meth:`Seats.join`.
+
+        Raises:
+            AllfoldError: it was not let in in time, or refused.
+        """
+        deadline = monotonic() + float(request["init_timeout"])
+        while True:
+            self._check()
+            entry = await self._seats.join(request, deadline)
+            if self._is_void(entry):
+                await asyncio.sleep(_RETRY_SECONDS)  # it registers anew within a second
+                continue
+            admission = await self._admit(entry, request, deadline)
+            if admission is not None:
+                return admission
+            log.info("group '%s' has ended while a rank was to join it", request["group"])
+
+    def _is_void(self, entry: Entry) -> bool:
+        """Return True for a term of another life of the store than this node has registered with.
+
+        It takes no such term, whoever tells of it.
+        """
+        record = entry.record
+        return record is not None and record["generation"] != self._generation()
+
+    async def _admit(
+        self, entry: Entry, request: dict[str, Any], deadline: float
+    ) -> Admission | None:
+        """Return the way of a seated rank into its group; ``None`` if that is over before."""
+        session = request["session"]
+        try:
+            group = self._registry.open(entry.plan, lambda: self._make(entry))
+            group.begin()
+            self._opened(group)
+            if session in entry.plan.sessions:
+                return Admission(group, group.epochs[0])
+            epoch = await _first_epoch(group, session, deadline)
+        except BaseException as error:
+            # The group counts on this rank, and will not have it.
+            reason = "withdrawn" if isinstance(error, PeerMissing) else "lost"
+            await self._give_up_seat(request, reason)
+            raise
+        if epoch is None:
+            await self._give_up_seat(request, "withdrawn")
+            return None
+        return Admission(group, epoch)
+
+    async def _give_up_seat(self, request: dict[str, Any], reason: str) -> None:
+        rank = request["rank"] or 0
+        await self._seats.give_up_seat(request["group"], rank, request["session"], reason)
+
+
+async def _first_epoch(group: Group, session: str, deadline: float) -> Epoch | None:
+    """Return the first epoch of a rank that joins a running group; ``None`` if that is over."""
+    loop = asyncio.get_running_loop()
+    admitted: asyncio.Future[Epoch | None] = loop.create_future()
+
+    def resolve(epoch: Epoch | None) -> None:
+        if not admitted.done():
+            admitted.set_result(epoch)
+
+    def tell(epoch: Epoch | None) -> None:
+        loop.call_soon_threadsafe(resolve, epoch)
+
+    group.join(session, tell)
+    try:
+        async with asyncio.timeout(max(0.0, deadline - monotonic())):
+            return await admitted
+    except BaseException as error:
+        group.rank_ended(session, "gave up waiting to be let in")
+        if isinstance(error, TimeoutError):
+            raise _not_admitted(group) from None
+        raise
+
+
+def _not_admitted(group: Group) -> PeerMissing:
+    """Return the error of a rank that was not let in in time."""
+    waits_for = group.waits_for() or (
+        "its ranks to commit their state"
+        if group.plan.joins == "commit"
+        else "the decision of its nodes"
+    )
+    return PeerMissing(
+        f"group '{group.name}' runs, and has not let this rank in: it waits for {waits_for}. Give "
+        "the rank more time with ALLFOLD_INIT_TIMEOUT or init_timeout=.",
+        group=group.name,
+    )

@@ -1,0 +1,134 @@
+"""Ranks that join a group while it runs: their seats, and the terms that let in their nodes. Pure.
+
+Where the orchestrator has lost its state, all that it needs is in the record of the term, which the
+agents have reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allfold_core.errors import AllfoldError, GroupFull, ServiceError
+from allfold_core.survival.records import Seat
+from allfold_orchestrator.membership.group_state import (
+    Epoch,
+    GroupParams,
+    GroupState,
+    Join,
+    NodeInfo,
+    Outcome,
+    RankSeat,
+    Rejected,
+    Seated,
+    params_of,
+)
+from allfold_orchestrator.membership.term_record import TermRecord, Voter
+from allfold_orchestrator.membership.terms import admit, recalled
+
+
+def running_params(state: GroupState) -> GroupParams | None:
+    """Return the parameters of a group that runs; ``None`` where none does, or they are lost."""
+    if state.term is None:
+        return None
+    if state.current is not None and state.current.plan.epoch == state.term.epoch:
+        return state.current.params
+    return None if state.term.plan is None else params_of(state.term.plan)
+
+
+def takes_in(state: GroupState) -> bool:
+    """Return True if a group runs that ranks may join."""
+    params = running_params(state)
+    return params is not None and params.is_elastic
+
+
+def join_running(state: GroupState, join: Join) -> Outcome:
+    """Give a rank a seat in a group that runs; its node gets a vote, if it has none."""
+    record, params = state.term, running_params(state)
+    assert record is not None and params is not None, "the group runs"
+    known = _seat_of(state, join.seat.session)
+    if known is not None:  # the answer to the first join was lost
+        return state, (Seated(known, record.epoch, ready=True),)
+    refusal = _not_now(state.group, record, join) or _full(state, params, join)
+    if refusal is not None:
+        return state, (Rejected(refusal),)
+    node = join.seat.node
+    if not record.has(join.seat.life):
+        record = admit(record, node.node, _voter(node))
+    rank, state = _with_seat(replace(state, term=record), join.seat)
+    return state, (Seated(rank, record.epoch, ready=True),)
+
+
+def _voter(info: NodeInfo) -> Voter:
+    return Voter(info.incarnation, info.data_address, info.control_url, info.device_type, info.zone)
+
+
+def _not_now(group: str, record: TermRecord, join: Join) -> AllfoldError | None:
+    """Return the error of a rank that should ask again soon."""
+    node = join.seat.node.node
+    if join.store is not None:
+        record = recalled(record, join.store, join.now + 1.0)
+    if not record.is_trusted(join.now):
+        return ServiceError(
+            f"group {group} takes in nobody at the moment: the orchestrator may have lost a newer "
+            "record of it, and waits for what its nodes report",
+            group=group,
+        )
+    if node in record.voters and not record.has(join.seat.life):
+        return ServiceError(
+            f"group {group} takes in node {node} when it has been agreed that its earlier life, "
+            "which is in the group, is over",
+            group=group,
+            node=node,
+        )
+    return None
+
+
+def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | None:
+    taken = len(_present(state))
+    if params.max_world is None or taken < params.max_world:
+        return None
+    return GroupFull(
+        f"group {state.group} has {taken} ranks, and max_world is {params.max_world}: one more, on "
+        f"node {join.seat.node.node}, can join when one of them has left",
+        group=state.group,
+        max_world=params.max_world,
+        node=join.seat.node.node,
+    )
+
+
+def _of_term(state: GroupState) -> Epoch | None:
+    """Return the epoch in which the term's seats are, unless the orchestrator has lost it."""
+    current, term = state.current, state.term
+    return current if current and term and current.plan.epoch == term.epoch else None
+
+
+def _present(state: GroupState) -> list[str]:
+    epoch, term = _of_term(state), state.term
+    if epoch is not None:
+        return [seat.session for seat in epoch.present.values()]
+    return [seat.session for seat in term.seats] if term else []
+
+
+def _seat_of(state: GroupState, session: str) -> int | None:
+    epoch = _of_term(state)
+    if epoch is None:
+        sessions = _present(state)
+        return sessions.index(session) if session in sessions else None
+    seats = epoch.present.items()
+    return next((rank for rank, seat in seats if seat.session == session), None)
+
+
+def _with_seat(state: GroupState, seat: RankSeat) -> tuple[int, GroupState]:
+    """Return the number of a free seat, and the group in which it is taken."""
+    epoch, term = _of_term(state), state.term
+    assert term is not None
+    if epoch is None:
+        seats = (*term.seats, Seat(seat.session, seat.node.node))
+        return len(term.seats), replace(state, term=replace(term, seats=seats))
+    rank = min(epoch.departed, default=len(epoch.seats))
+    epoch = replace(
+        epoch,
+        seats=epoch.seats.updated({rank: seat}),
+        departed=epoch.departed.without((rank,)),
+    )
+    return rank, replace(state, current=epoch)

@@ -1,0 +1,110 @@
+"""Programs of ranks that join and leave groups that run."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import allfold
+from allfold_core.errors import WorldChanged
+from tests.support.processes import rank_worker
+
+
+def join(name: str, agent: str, **options: Any) -> list[int]:
+    """``allfold.init`` of an elastic group, without a number; returns rank, world size, epoch."""
+    group = allfold.init(group=name, agent=agent, **{"max_world": 8, **options})
+    rank_worker.GROUPS[name] = group
+    return numbers(group)
+
+
+def numbers(group: allfold.Group) -> list[int]:
+    """The numbers of a rank: its own, the world size, the epoch."""
+    return [group.rank, group.world_size, group.epoch]
+
+
+def leave(group: allfold.Group) -> None:
+    """``shutdown`` of a group."""
+    rank_worker.close_group(group.name)
+
+
+def train(
+    group: allfold.Group, folder: str, me: int, *, edges: bool = False
+) -> dict[str, list[list[int]]]:
+    """Do ops until a file says so; return each op with its outcome, and the sizes of the group.
+
+    Args:
+        me: what this rank brings: 1, ``me`` and the number of the op.
+        edges: let others join and leave after each op, and only there.
+    """
+    outcomes: list[list[int]] = []
+    sizes: list[list[int]] = []
+    path = Path(folder)
+    while True:
+        seq = group._channel.next_op
+        mark = 0 if (path / "stop").exists() else 1
+        values = np.array([1, me, seq, mark], np.int64)
+        work = group.all_reduce(values, async_op=True)
+        work.wait()
+        assert values[0] == work.participants, values
+        assert values[2] == seq * values[0], "a rank did another op"
+        outcomes.append([seq, zlib.crc32(values.tobytes()), work.participants or 0])
+        if not sizes or sizes[-1][0] != group.world_size:
+            sizes.append([group.world_size, seq])
+            (path / f"{me}.{group.world_size}.{group.epoch}").touch()
+        if values[3] < values[0]:
+            return {"outcomes": outcomes, "sizes": sizes}
+        if edges:
+            group.edge()
+        else:
+            time.sleep(0.001)
+
+
+def exchange_in_a_circle(group: allfold.Group) -> list[float]:
+    """Send to the next rank and receive from the one before; also from whoever comes."""
+    rank, size = group.rank, group.world_size
+    mine, got = np.array([float(rank)]), np.empty(1)
+    sending = group.send(mine, (rank + 1) % size, async_op=True)
+    group.recv(got, (rank - 1) % size)
+    sending.wait()
+    sending = group.send(mine, (rank + 1) % size, tag=1, async_op=True)
+    anyone = np.empty(1)
+    group.recv(anyone, tag=1)
+    sending.wait()
+    return [float(got[0]), float(anyone[0])]
+
+
+def gather(group: allfold.Group) -> list[float]:
+    """All-gather the rank numbers; where the group has changed, once more."""
+    while True:
+        out = np.empty((group.world_size, 1))
+        try:
+            group.all_gather(np.array([float(group.rank)]), out)
+        except WorldChanged:
+            continue
+        return [float(each) for each in out[:, 0]]
+
+
+def reduce_once(group: allfold.Group, timeout: float | None = None) -> list[float]:
+    """One all-reduce of ones; returns its value and the size of the group afterwards."""
+    value = np.ones(1)
+    group.all_reduce(value, timeout=timeout)
+    return [float(value[0]), group.world_size]
+
+
+def leave_at_an_edge(group: allfold.Group, folder: str, me: int) -> dict[str, Any]:
+    """Do ops as others do, and wish to leave; returns how many were done until it was let go."""
+    done = 0
+    while not group.membership.left:
+        values = np.array([1, me, group._channel.next_op, 1], np.int64)
+        group.all_reduce(values)
+        done += 1
+        if done == 3:
+            group.membership.wish_to_leave()
+        group.edge()
+    rank_worker.GROUPS.pop(group.name)
+    (Path(folder) / f"{me}.left").touch()
+    return {"done": done}

@@ -1,0 +1,250 @@
+"""Ranks and nodes join and leave groups that run, and every op has one outcome on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allfold_core.errors import (
+    BelowMinWorld,
+    GroupFull,
+    RegisterParamsMismatch,
+    WorldChanged,
+)
+from tests.conformance import elastic_programs as programs
+from tests.support.processes.ranks import Call, Job, RankPool, results
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
+
+SHRINK = {"on_loss": "shrink", "timeout": 30.0}
+EDGES = pytest.mark.parametrize("edges", [False, True], ids=["any", "commit"])
+
+
+def options_of(edges: bool, **others: Any) -> dict[str, Any]:
+    return {**SHRINK, "joins": "commit" if edges else "any", **others}
+
+
+@contextmanager
+def elastic_job(pool: RankPool, nodes: Sequence[int]) -> Iterator[Job]:
+    with pool.unregistered(nodes) as job:
+        yield job
+
+
+def join(job: Job, services: Services, rank: int, **options: Any) -> Call:
+    return job.ranks[rank].start(
+        programs.join, name=job.name, agent=services.socket_of(job.nodes[rank]), **options
+    )
+
+
+def open_with(job: Job, services: Services, ranks: Sequence[int], **options: Any) -> None:
+    """Open the group with some ranks, which have no numbers of their own."""
+    calls = [join(job, services, rank, world_size=len(ranks), **options) for rank in ranks]
+    told = sorted(results(calls))
+    assert told == [[number, len(ranks), 0] for number in range(len(ranks))]
+
+
+def begin(job: Job, rank: int, folder: Path, *, edges: bool) -> Call:
+    return job.start(rank, programs.train, folder=str(folder), me=rank, edges=edges)
+
+
+def await_size(folder: Path, rank: int, size: int) -> None:
+    wait_until(
+        lambda: any(each.name.startswith(f"{rank}.{size}.") for each in folder.iterdir()),
+        f"rank {rank} is in a group of {size}",
+        30.0,
+    )
+
+
+def check(told: Sequence[dict[str, Any]]) -> None:
+    """Check that ranks that did the same op had the same outcome of it."""
+    outcomes: dict[int, tuple[int, int]] = {}
+    for each in told:
+        seqs = [seq for seq, *_ in each["outcomes"]]
+        assert seqs == list(range(seqs[0], seqs[0] + len(seqs))), "each op once"
+        for seq, value, participants in each["outcomes"]:
+            assert outcomes.setdefault(seq, (value, participants)) == (value, participants)
+
+
+@EDGES
+def test_ranks_join_on_nodes_that_are_in_the_group_and_on_others(
+    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+) -> None:
+    with elastic_job(pool, (0, 1, 0, 2)) as job:
+        open_with(job, services, (0, 1), **options_of(edges))
+        calls = [begin(job, rank, tmp_path, edges=edges) for rank in (0, 1)]
+        for newcomer, size in ((2, 3), (3, 4)):
+            rank, world_size, _ = join(job, services, newcomer, **options_of(edges)).result()
+            assert (rank, world_size) == (size - 1, size)
+            calls.append(begin(job, newcomer, tmp_path, edges=edges))
+            for each in range(size):
+                await_size(tmp_path, each, size)
+        (tmp_path / "stop").touch()
+        told = results(calls)
+        check(told)
+        assert [size for size, _ in told[0]["sizes"]] == [2, 3, 4]
+        assert told[2]["outcomes"][0][0] > 0, "it has begun with a later op"
+
+
+@EDGES
+def test_a_rank_that_was_killed_comes_back(
+    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+) -> None:
+    with elastic_job(pool, (0, 1, 2, 1)) as job:
+        open_with(job, services, (0, 1, 2), **options_of(edges))
+        calls = {rank: begin(job, rank, tmp_path, edges=edges) for rank in (0, 1, 2)}
+        await_size(tmp_path, 0, 3)
+        job.ranks[1].kill()
+        await_size(tmp_path, 0, 2)
+        assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
+        calls[3] = begin(job, 3, tmp_path, edges=edges)
+        await_size(tmp_path, 3, 3)
+        (tmp_path / "stop").touch()
+        told = results([calls[rank] for rank in (0, 2, 3)])
+        check(told)
+        assert [size for size, _ in told[0]["sizes"]] == [3, 2, 3]
+
+
+@EDGES
+def test_a_node_that_was_killed_comes_back_under_its_name(
+    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+) -> None:
+    with elastic_job(pool, (0, 1, 2, 1)) as job:
+        open_with(job, services, (0, 1, 2), **options_of(edges))
+        calls = {rank: begin(job, rank, tmp_path, edges=edges) for rank in (0, 1, 2)}
+        await_size(tmp_path, 0, 3)
+        services.kill_agent("node1")
+        await_size(tmp_path, 0, 2)
+        services.restart_dead_agents()
+        assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
+        calls[3] = begin(job, 3, tmp_path, edges=edges)
+        await_size(tmp_path, 3, 3)
+        (tmp_path / "stop").touch()
+        check(results([calls[rank] for rank in (0, 2, 3)]))
+        job.ranks[1].kill()
+
+
+def test_a_rank_leaves_at_an_edge_and_nothing_is_redone(
+    pool: RankPool, services: Services, tmp_path: Path
+) -> None:
+    with elastic_job(pool, (0, 1, 2)) as job:
+        open_with(job, services, (0, 1, 2), **options_of(True))
+        calls = [begin(job, rank, tmp_path, edges=True) for rank in (0, 1)]
+        leaving = job.start(2, programs.leave_at_an_edge, folder=str(tmp_path), me=2)
+        done = leaving.result()["done"]
+        await_size(tmp_path, 0, 2)
+        (tmp_path / "stop").touch()
+        told = results(calls)
+        check(told)
+        assert told[0]["sizes"] == [[3, 0], [2, done]], "all its ops have it among the participants"
+
+
+def test_messages_reach_newcomers(pool: RankPool, services: Services) -> None:
+    with elastic_job(pool, (0, 1, 1, 2)) as job:
+        open_with(job, services, (0, 1), **SHRINK)
+        for newcomer in (2, 3):
+            call = join(job, services, newcomer, **SHRINK)
+            present = list(range(newcomer))
+            assert call.result()[1] == newcomer + 1
+            ranks = [*present, newcomer]
+            results([job.start(rank, programs.reduce_once) for rank in ranks])
+            told = results([job.start(rank, programs.exchange_in_a_circle) for rank in ranks])
+            size = len(ranks)
+            assert sorted(each[0] for each in told) == [float(rank) for rank in range(size)]
+            assert all(each[0] == each[1] for each in told)
+
+
+def test_tensors_shaped_by_the_world_size_are_made_anew_when_somebody_joins(
+    pool: RankPool, services: Services
+) -> None:
+    with elastic_job(pool, (0, 1, 2)) as job:
+        open_with(job, services, (0, 1), **SHRINK)
+        assert join(job, services, 2, **SHRINK).result()[1] == 3
+        told = results([job.start(rank, programs.gather) for rank in range(3)])
+        assert told == [[0.0, 1.0, 2.0]] * 3
+
+
+def test_with_raise_all_ranks_hear_that_somebody_has_joined_and_the_next_op_works(
+    pool: RankPool, services: Services
+) -> None:
+    with elastic_job(pool, (0, 1)) as job:
+        open_with(job, services, (0,))
+        assert join(job, services, 1).result() == [1, 2, 1]
+        calls = [job.start(rank, programs.reduce_once) for rank in (0, 1)]
+        errors = [call.failure().error for call in calls]
+        assert all(type(error) is WorldChanged for error in errors)
+        assert len({error.message for error in errors}) == 1
+        assert "has taken in rank 1 on node node1; it has 2 ranks" in errors[0].message
+        calls = [job.start(rank, programs.reduce_once) for rank in (0, 1)]
+        assert results(calls) == [[2.0, 2]] * 2
+
+
+def test_one_rank_too_many_gets_in_when_another_has_left(
+    pool: RankPool, services: Services
+) -> None:
+    options = {**SHRINK, "max_world": 2}
+    with elastic_job(pool, (0, 1, 2)) as job:
+        open_with(job, services, (0, 1), **options)
+        refused = join(job, services, 2, **options, init_timeout=0.5).failure().error
+        assert type(refused) is GroupFull
+        assert "max_world is 2" in refused.message
+        waiting = join(job, services, 2, **options)
+        job.start(1, programs.leave).result()
+        assert waiting.result()[1] == 2
+
+
+def test_other_parameters_than_those_of_the_group_are_refused(
+    pool: RankPool, services: Services
+) -> None:
+    with elastic_job(pool, (0, 1)) as job:
+        open_with(job, services, (0,), **SHRINK)
+        refused = join(job, services, 1, **SHRINK, min_world=2, world_size=2).failure().error
+        assert type(refused) is RegisterParamsMismatch
+        assert "min_world: the group has 1, " in refused.message
+
+
+def test_below_min_world_ops_wait_for_others_to_join(pool: RankPool, services: Services) -> None:
+    options = {**SHRINK, "min_world": 2}
+    with elastic_job(pool, (0, 1, 2)) as job:
+        open_with(job, services, (0, 1), **options)
+        in_flight = job.start(0, programs.reduce_once)
+        wait_until(lambda: services.ops("node0", job.name, 1) is not None, "the op is called")
+        job.ranks[1].kill()
+        assert type(in_flight.failure().error) is BelowMinWorld
+        waiting = job.start(0, programs.reduce_once)
+        assert join(job, services, 2, **options).result() == [1, 2, 2]
+        assert results([waiting, job.start(2, programs.reduce_once)]) == [[2.0, 2]] * 2
+
+
+def test_below_min_world_ops_fail_where_nobody_joins_in_time(
+    pool: RankPool, services: Services
+) -> None:
+    options = {**SHRINK, "min_world": 2, "init_timeout": 1.0}
+    with elastic_job(pool, (0, 1)) as job:
+        open_with(job, services, (0, 1), **options)
+        job.ranks[1].kill()
+        wait_until(
+            lambda: services.group_status("node0", job.name)["world_size"] == 1, "it is noticed"
+        )
+        error = job.start(0, programs.reduce_once).failure().error
+        assert type(error) is BelowMinWorld
+        assert "1 ranks are left and min_world is 2" in error.message
+
+
+def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
+    pool: RankPool, services: Services, tmp_path: Path
+) -> None:
+    with elastic_job(pool, (0, 1, 2)) as job:
+        open_with(job, services, (0, 1), **options_of(True))
+        waiting = join(job, services, 2, **options_of(True))
+        results([job.start(rank, programs.reduce_once) for rank in (0, 1)])
+        wait_until(lambda: services.seated(job.name) == 3, "the third rank waits")
+        job.ranks[2].kill()
+        calls = [begin(job, rank, tmp_path, edges=True) for rank in (0, 1)]
+        await_size(tmp_path, 0, 2)
+        (tmp_path / "stop").touch()
+        check(results(calls))
+        del waiting
