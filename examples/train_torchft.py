@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
-from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from torchft import Manager, Optimizer, ProcessGroupGloo
 from train_digits import BATCH, LEARNING_RATE, MIN_ACCURACY, load_data
 
-from allfold.torchft import ProcessGroupAllfold
+from allfold.torchft import DistributedDataParallel, ProcessGroupAllfold
 
 STEPS = 230
 GROUPS = {"allfold": ProcessGroupAllfold, "gloo": ProcessGroupGloo}

@@ -109,6 +109,10 @@ def test_a_future_is_done_once_its_op_was_waited_for(quorums: Quorums) -> None:
     assert all(results(quorums.start(programs.wait_then_look_at_the_future), SECONDS))
 
 
+def test_a_backward_pass_goes_on_after_a_loss(quorums: Quorums) -> None:
+    assert results(quorums.start(programs.backward_after_a_loss, (0,)), SECONDS) == [True]
+
+
 class Training:
     """The example, each replica a process."""
 

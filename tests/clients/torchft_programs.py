@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import torch
+from torch import nn
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
     AllreduceOptions,
@@ -14,9 +16,10 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     ReduceOp,
     ReduceScatterOptions,
 )
+from torchft.work import _DummyWork
 
 from allfold import AllfoldError
-from allfold.torchft import ProcessGroupAllfold
+from allfold.torchft import DistributedDataParallel, ProcessGroupAllfold
 from tests.support.waiting import wait_until
 
 TIMEOUT = timedelta(seconds=20)
@@ -134,3 +137,12 @@ def wait_then_look_at_the_future(rank: int, world_size: int, **where: str) -> bo
     done = futures[1].done()
     slow.wait()
     return bool(done)
+
+
+def backward_after_a_loss(rank: int, world_size: int, **where: str) -> bool:
+    """Tell if there are gradients; all that the Manager has after a loss is a work of its own."""
+    manager = Mock()
+    manager.allreduce.side_effect = _DummyWork
+    model = DistributedDataParallel(manager, nn.Linear(3, 1))
+    model(torch.ones(1, 3)).sum().backward()
+    return bool(model.module.weight.grad.eq(1).all())

@@ -1,15 +1,15 @@
 """Allfold as the process group of torchft's replicas.
 
     from torchft import Manager
-    from allfold.torchft import ProcessGroupAllfold
+    from allfold.torchft import DistributedDataParallel, ProcessGroupAllfold
 
     manager = Manager(pg=ProcessGroupAllfold(), ...)
+    model = DistributedDataParallel(manager, model)
 
 This module alone needs torchft, which is none of Allfold's dependencies.
 """
 
-from __future__ import annotations
-
+# No annotations as text here: DDP compares those of a hook with the types themselves.
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchft.ddp
 import torchft.process_group
+from torch._C._distributed_c10d import GradBucket
 
 from allfold._registry import open_group, registry
 from allfold.torch._handles import Handle
@@ -26,7 +28,7 @@ from allfold.torch._process_group import ProcessGroup
 from allfold.torch._work import Work
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost
 
-__all__ = ["ProcessGroupAllfold"]
+__all__ = ["DistributedDataParallel", "ProcessGroupAllfold"]
 
 _TIMEOUT = timedelta(seconds=60)
 _OPENING = timedelta(seconds=5)
@@ -34,6 +36,7 @@ _AFTER_A_LOSS = "torchft does this step again, with the replicas of the next quo
 _PREFIX = "torchft"
 _NAME_KEY = "allfold/name"
 _Base: Any = torchft.process_group.ProcessGroupWrapper
+_DDP: Any = torchft.ddp.DistributedDataParallel
 
 
 class ProcessGroupAllfold(_Base):  # type: ignore[misc]
@@ -90,7 +93,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
                 # Nobody need wait for that.
                 Thread(target=before.shutdown, name="allfold-leave", daemon=True).start()
 
-    def _opened(self, store_addr: str, rank: int, world_size: int) -> _QuorumGroup:
+    def _opened(self, store_addr: str, rank: int, world_size: int) -> "_QuorumGroup":
         opening = min(self._timeout, self._opening)
         store = torchft.process_group.create_store_client(store_addr, timeout=opening)
         if rank == 0:
@@ -132,8 +135,25 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
         """
         return None if self._pg is None else self._pg.error
 
-    def _wrap_work(self, work: Work, _opts: object) -> _QuorumWork:
+    def _wrap_work(self, work: Work, _opts: object) -> "_QuorumWork":
         return _QuorumWork(work)
+
+
+class DistributedDataParallel(_DDP):  # type: ignore[misc]
+    """torchft's, for any of its process groups, which outlives a loss amid the backward pass.
+
+    That of torchft 0.2.0 ends the process then: it asks for a future that the Manager has not made.
+    """
+
+    @staticmethod
+    def _comm_hook(manager: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        manager.allreduce(buffer).wait()  # the Manager keeps the error, and has the step done again
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
+        future.set_result(buffer)
+        return future
 
 
 class _QuorumGroup(ProcessGroup):
