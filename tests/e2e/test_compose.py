@@ -15,6 +15,7 @@ import pytest
 from tests.support.processes import docker
 from tests.support.processes.ports import free_address
 from tests.support.require import requires
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -98,8 +99,64 @@ def trained(up: Stack) -> Stack:
     return up
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """An elastic training whose containers became more and fewer while it ran.
+
+    Attributes:
+        said: the lines of its rank 0.
+        sizes: the numbers of ranks that it has had, one after the other.
+        statuses: the exit statuses of all containers, in the order in which they ended.
+    """
+
+    said: list[str]
+    sizes: list[int]
+    statuses: list[int]
+
+
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, trained: Stack) -> Ending:
+def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
+    """Scale the elastic training to 2, 4 and 2 containers, and let it end."""
+    project = trained.project
+    with logs_of_failures(request, project):
+        with project.events() as events:
+            for wanted in (2, 4, 2):
+                scale(project, wanted)
+            left = project.containers("elastic")
+            project.docker("wait", *left, seconds=TRAINING_SECONDS)
+        ends = [
+            int(event["Actor"]["Attributes"]["exitCode"])
+            for event in events
+            if event["Action"] == "die"
+        ]
+        return Scaling(said_by_rank_0(project), training_sizes(project), ends)
+
+
+def scale(project: docker.Project, number: int) -> None:
+    """Have so many containers train; those that are there stay as they are."""
+    command = ("--profile", "elastic", "up", "--detach", "--no-build", "--no-recreate")
+    project.compose(*command, "--scale", f"elastic={number}", "elastic", seconds=300.0)
+    wait_until(
+        lambda: training_sizes(project)[-1:] == [number],
+        f"{number} ranks train",
+        TRAINING_SECONDS,
+    )
+
+
+def said_by_rank_0(project: docker.Project) -> list[str]:
+    """The lines of the container that is rank 0 of the elastic training: the first in the group."""
+    logs = [project.docker("logs", each) for each in project.containers("elastic")]
+    return max(logs, key=len).splitlines()
+
+
+def training_sizes(project: docker.Project) -> list[int]:
+    """The numbers of ranks that the elastic training has had so far."""
+    found = (re.fullmatch(r"epoch \d+ of \d+, ranks: (\d+)", s) for s in said_by_rank_0(project))
+    return [int(size[1]) for size in found if size]
+
+
+@pytest.fixture(scope="module")
+def ended(request: pytest.FixtureRequest, trained: Stack, scaled: Scaling) -> Ending:
     """Stop the stack and take it down, after all other tests; return its exit codes and remains."""
     project = trained.project
     with ended_with_logs_of_failures(request, project):
@@ -114,6 +171,16 @@ def ended_with_logs_of_failures(
     request: pytest.FixtureRequest, project: docker.Project
 ) -> Iterator[None]:
     """Take the project down in the end; its logs go to the terminal before if anything failed."""
+    try:
+        with logs_of_failures(request, project):
+            yield
+    finally:
+        project.down()
+
+
+@contextmanager
+def logs_of_failures(request: pytest.FixtureRequest, project: docker.Project) -> Iterator[None]:
+    """Show the project's logs on the terminal if anything has failed."""
     good = False
     try:
         yield
@@ -121,7 +188,6 @@ def ended_with_logs_of_failures(
     finally:
         if not good and project.leftovers():
             show(request, project.logs())
-        project.down()
 
 
 def show(request: pytest.FixtureRequest, logs: str) -> None:
@@ -238,6 +304,15 @@ def test_the_token_shows_in_no_inspect(up: Stack) -> None:
     token = up.token()
     assert len(token) >= 32
     assert [s for s in up.services if token in json.dumps(up.project.inspect(s))] == []
+
+
+def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> None:
+    """Every container ends well: those that leave, and those that stay to the end."""
+    assert re.fullmatch(
+        r"elastic: ok accuracy=\d+\.\d+ each_image_once_per_epoch=yes", scaled.said[-1]
+    )
+    assert {2, 4} <= set(scaled.sizes)
+    assert scaled.statuses == [0] * 4
 
 
 def test_services_end_by_themselves_when_told_to(ended: Ending) -> None:

@@ -35,6 +35,33 @@ train_digits.train = train_and_flip_a_bit
 train_digits.MIN_ACCURACY = 1.01
 train_digits.main()
 """
+# The elastic example on four ranks, of which those of the second node are killed, each once in an
+# epoch of its own. The others go on once it is about to join again.
+KILLED = """
+import sys
+sys.path.insert(0, {folder!r})
+import os, pathlib, signal, time, allfold, train_elastic
+
+init, commit = allfold.init, allfold.ElasticSampler.commit
+restarted, me = os.environ["ALLFOLD_RESTARTS"] != "0", int(os.environ["RANK"])
+doors, deaths = pathlib.Path({doors!r}), {{2: 1, 3: 4}}
+
+def knock_and_init(**arguments):
+    if restarted:
+        (doors / str(me)).touch()
+    return init(**arguments)
+
+def commit_or_die(sampler):
+    if not restarted and sampler.epoch == deaths.get(me):
+        os.kill(os.getpid(), signal.SIGKILL)
+    expected = [rank for rank, epoch in deaths.items() if epoch <= sampler.epoch]
+    while allfold.world_size() < 4 and not all((doors / str(rank)).exists() for rank in expected):
+        time.sleep(0.01)
+    return commit(sampler)
+
+allfold.init, allfold.ElasticSampler.commit = knock_and_init, commit_or_die
+train_elastic.main()
+"""
 # For one command; a machine that has nothing else to do needs a tenth of it.
 SECONDS = 200.0
 
@@ -100,6 +127,25 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(
     assert " is below 1.01; " in line
     assert "; the ranks hold different weights; " in line
     assert "; the weights differ from a single process's by " in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_an_elastic_training_uses_each_image_once_though_ranks_die_and_come_back(
+    allfold: Commands, services: Services
+) -> None:
+    doors = allfold.folder / "doors"
+    doors.mkdir()
+    script = allfold.script(KILLED.format(folder=str(EXAMPLES), doors=str(doors)))
+    options = ("--epochs", "15", "--pause", "0.02")
+    command: tuple[str | Path, ...] = (*placed(services, 2, 2), "--max-restarts", "2", script)
+    status, out = run(allfold, *command, *options)
+    assert status == 0, out
+    sizes = [int(size) for size in re.findall(r"^epoch \d+ of 15, ranks: (\d)$", out, re.M)]
+    assert 3 in sizes, "ranks have died"
+    assert sizes[-1] == 4, "and come back"
+    last = out.splitlines()[-1]
+    assert re.fullmatch(r"elastic: ok accuracy=0\.9[5-9]\d\d each_image_once_per_epoch=yes", last)
 
 
 def losses(

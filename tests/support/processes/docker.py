@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 ROOT = Path(__file__).parents[3]
 BASE_IMAGES = ("python:3.11-slim-bookworm", "redis:7-bookworm")
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
@@ -190,12 +192,19 @@ class Project:
 
     def container(self, service: str) -> str:
         """The id of a service's container, running or not."""
+        (found,) = self.containers(service)
+        return found
+
+    def containers(self, service: str) -> list[str]:
+        """The ids of a service's containers, running or not."""
         labels = [f"label={PROJECT_LABEL}={self.name}", f"label={SERVICE_LABEL}={service}"]
         filters = [part for label in labels for part in ("--filter", label)]
-        return self.docker("ps", "--all", "--quiet", "--no-trunc", *filters).strip()
+        return self.docker("ps", "--all", "--quiet", "--no-trunc", *filters).split()
 
     def services(self) -> list[str]:
-        return self.compose("config", "--services").split()
+        """The services that start when nobody asks for a profile."""
+        services = yaml.safe_load(self.compose("config"))["services"]
+        return [name for name, service in services.items() if not service.get("profiles")]
 
     def inspect(self, service: str) -> dict[str, Any]:
         found: list[dict[str, Any]] = json.loads(self.docker("inspect", self.container(service)))
