@@ -19,7 +19,8 @@ Json = dict[str, Any]
 
 
 def answer(*ranks: tuple[str, int], draining: bool = True) -> Json:
-    left = [{"group": group, "rank": rank} for group, rank in ranks]
+    """Of these ranks, those of group tp cannot leave."""
+    left = [{"group": group, "rank": rank, "can_leave": group != "tp"} for group, rank in ranks]
     return {"node": "b", "draining": draining, "ranks": left}
 
 
@@ -31,7 +32,7 @@ def answer(*ranks: tuple[str, int], draining: bool = True) -> Json:
         (answer(("dp", 1)), "rank 1 of group dp"),
         (
             answer(("dp", 2), ("dp", 3), ("tp", 0)),
-            "ranks 2, 3 of group dp; rank 0 of group tp",
+            "ranks 2, 3 of group dp; rank 0 of group tp, which is not elastic, to end",
         ),
         (answer(), None),
     ],

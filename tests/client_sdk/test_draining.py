@@ -45,7 +45,9 @@ def meanwhile(there: Callable[[], T], here: Callable[[], object]) -> T:
         return answering.result(10.0)
 
 
-def join(agent: FakeAgent, *, elastic: bool = True, again: bool = False) -> allfold.Group:
+def join(
+    agent: FakeAgent, *, elastic: bool = True, again: bool = False, joins: str = "any"
+) -> allfold.Group:
     """Open a group of two, this process is rank 0."""
     opened: list[allfold.Group] = []
 
@@ -56,9 +58,9 @@ def join(agent: FakeAgent, *, elastic: bool = True, again: bool = False) -> allf
 
     def open_it() -> None:
         name = f"g{len(_registry.registry)}"
-        opened.append(
-            _registry.open_group(name, 0, 2, agent=agent.path, max_world=2 if elastic else None)
-        )
+        most = 4 if elastic else None
+        group = _registry.open_group(name, 0, 2, agent=agent.path, max_world=most, joins=joins)
+        opened.append(group)
 
     meanwhile(answer, open_it)
     return opened[0]
@@ -143,6 +145,24 @@ def test_a_program_that_looks_hears_of_it_without_an_op(agent: FakeAgent) -> Non
     agent.drain("node a drains")
     wait_until(lambda: group.should_leave, "it has heard")
     leaves(agent, group.barrier)
+
+
+def test_where_all_commit_a_rank_asks_once_to_be_let_go_and_goes_on(agent: FakeAgent) -> None:
+    group = join(agent, joins="commit")
+    signal.raise_signal(signal.SIGTERM)
+
+    def finish_ops() -> None:
+        agent.see_wish_to_leave()
+        agent.finish_op()
+        agent.finish_op()
+
+    def call() -> None:
+        group.barrier()
+        group.edge()
+        group.barrier()
+
+    meanwhile(finish_ops, call)
+    assert group.should_leave
 
 
 def test_a_rank_of_a_fixed_group_stays_and_says_so(

@@ -1,11 +1,12 @@
-"""Ranks that are told to leave: the others go on, and no op of theirs fails."""
+"""Ranks that are told to leave, and ranks that are started again: no op of the others fails."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,57 +19,82 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 ADMIN = "the-admins"
-# Each sum is the number of ranks that took part. Those who stay end after some ops without the one
-# that leaves; whoever is told to leave says with finally that it was not killed.
+# A step is three ops; each sum is the number of ranks that took part. Ranks end after some steps of
+# so many as are to be there in the end; whoever is told to leave says that it was not killed. Where
+# it is to die, rank 1 does so after its first step, once.
 RANK = """
-import sys, time
+import os, sys, time
 import numpy as np
-from allfold import _registry
-rank, count, stays = map(int, sys.argv[1:])
-group = _registry.open_group(
-    "dp", rank, count, on_loss="shrink", timeout=60.0, init_timeout=60.0, max_world=count
+import allfold
+joins, most, last, dies = sys.argv[1], *map(int, sys.argv[2:])
+restarts = int(os.environ.get("ALLFOLD_RESTARTS", 0))
+group = allfold.init(
+    max_world=most, joins=joins, on_loss="shrink", timeout=60.0, init_timeout=60.0
 )
-fewer = 0
+changed = restarts > 0
+steps = 0
 try:
-    while fewer < 20:
-        ones = np.ones(4)
-        group.all_reduce(ones)
-        fewer += ones[0] == stays
-        print("sum", int(ones[0]), flush=True)
+    while steps < 20:
+        sums = []
+        for _ in range(3):
+            ones = np.ones(4)
+            group.all_reduce(ones)
+            sums.append(int(ones[0]))
+        print("sums", *sums, flush=True)
+        changed = changed or sums[2] != most
+        steps += changed and sums[2] == last
+        if dies and os.environ["RANK"] == "1" and not restarts:
+            os.abort()
+        if joins == "commit":
+            group.edge()
         time.sleep(0.005)
     group.shutdown()
 finally:
     print("the end", flush=True)
 """
+_NUMBERS = itertools.count()
 
 
 class Ranks:
-    """The processes of one job."""
+    """The processes of one job, on the nodes with these names."""
 
-    def __init__(self, services: Services, nodes: str, stays: int) -> None:
-        self._folder = services.folder
-        self.children: list[Child] = []
-        for rank, node in enumerate(nodes):
-            env = services.environment() | {"ALLFOLD_SOCKET": services.socket_of(node)}
-            command = [sys.executable, "-c", RANK, *map(str, (rank, len(nodes), stays))]
-            with self._log(rank).open("wb") as log:
-                out, err = log, subprocess.STDOUT
-                self.children.append(Child("a rank", command, env=env, stdout=out, stderr=err))
+    def __init__(
+        self, services: Services, *nodes: str, last: int, joins: str = "any", most: int = 0
+    ) -> None:
+        self._services = services
+        self._group = f"job{next(_NUMBERS)}"
+        self._nodes = nodes
+        self._arguments = [joins, str(most or len(nodes)), str(last), "0"]
+        self.children = [self._start(rank) for rank in range(len(nodes))]
+
+    def _start(self, rank: int) -> Child:
+        env = self._services.environment() | {
+            "ALLFOLD_SOCKET": self._services.socket_of(self._nodes[rank]),
+            "ALLFOLD_GROUP": self._group,
+            "ALLFOLD_RANK": str(rank),
+            "ALLFOLD_WORLD_SIZE": str(len(self._nodes)),
+        }
+        command = [sys.executable, "-c", RANK, *self._arguments]
+        with self._log(rank).open("wb") as log:
+            return Child("a rank", command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
     def _log(self, rank: int) -> Path:
-        return self._folder / f"rank{rank}.log"
+        return self._services.folder / f"{self._group}.{rank}.log"
 
     def said(self, rank: int) -> list[str]:
         return self._log(rank).read_text().splitlines()
 
-    def await_op(self) -> None:
-        """Wait until the first op is done."""
+    def sums(self, rank: int) -> set[str]:
+        return {line for line in self.said(rank) if line.startswith("sums")}
 
-        def has_op(rank: int) -> bool:
-            return self.children[rank].ended or any("sum" in line for line in self.said(rank))
+    def await_step(self) -> None:
+        """Wait until the first step is done on every rank."""
+
+        def has_step(rank: int) -> bool:
+            return self.children[rank].ended or bool(self.sums(rank))
 
         for rank in range(len(self.children)):
-            wait_until(partial(has_op, rank), "an op", 60.0)
+            wait_until(partial(has_step, rank), "a step", 60.0)
 
     def end(self, rank: int) -> tuple[int | None, str]:
         """Wait for the end of a rank; return its status and its last line."""
@@ -77,22 +103,36 @@ class Ranks:
         child.reap()
         return child.status, self.said(rank)[-1]
 
+    def check_that_the_others_went_on(self, leaver: int) -> None:
+        for rank in {*range(len(self.children))} - {leaver}:
+            assert self.end(rank) == (0, "the end"), self.said(rank)
+            assert "sums 2 2 2" in self.sums(rank)
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
     with Services(variables={"ALLFOLD_ADMIN_TOKEN": ADMIN}) as services:
         services.start_orchestrator()
-        services.start_agents("a", "b")
+        services.start_agents("a")
         yield services
 
 
+Start = Callable[..., Ranks]
+
+
 @pytest.fixture
-def ranks(services: Services) -> Iterator[Ranks]:
-    """Three ranks, one of them on node b; those on node a end once they are two."""
-    ranks = Ranks(services, "aab", stays=2)
-    ranks.await_op()
-    yield ranks
-    stop_all(ranks.children, grace=0.0)
+def start(services: Services) -> Iterator[Start]:
+    """Start the ranks of a job, which have done a step when it returns."""
+    started: list[Child] = []
+
+    def start(*nodes: str, **options: object) -> Ranks:
+        ranks = Ranks(services, *nodes, **options)  # type: ignore[arg-type]
+        started.extend(ranks.children)
+        ranks.await_step()
+        return ranks
+
+    yield start
+    stop_all(started, grace=0.0)
 
 
 def allfold(services: Services, *arguments: str) -> str:
@@ -103,32 +143,62 @@ def allfold(services: Services, *arguments: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=100.0,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def check_that_the_others_went_on(ranks: Ranks, leaver: int) -> None:
-    for rank in {0, 1, 2} - {leaver}:
-        assert ranks.end(rank) == (0, "the end"), ranks.said(rank)
-        assert {line for line in ranks.said(rank) if "sum" in line} == {"sum 3", "sum 2"}
-
-
-def test_a_rank_that_gets_sigterm_leaves_and_the_others_fail_no_op(ranks: Ranks) -> None:
+def test_a_rank_that_gets_sigterm_leaves_and_the_others_fail_no_op(start: Start) -> None:
+    ranks = start("a", "a", "a", last=2)
     ranks.children[1].signal(signal.SIGTERM)
     assert ranks.end(1) == (0, "the end")
-    check_that_the_others_went_on(ranks, leaver=1)
+    ranks.check_that_the_others_went_on(leaver=1)
 
 
-def test_a_node_drains_and_the_others_fail_no_op(services: Services, ranks: Ranks) -> None:
-    said = allfold(services, "drain", "b", "--timeout", "50").splitlines()
-    assert said[-1] == "node b has no rank left"
+def test_a_rank_of_a_group_that_commits_its_state_leaves_between_two_steps(start: Start) -> None:
+    ranks = start("a", "a", "a", last=2, joins="commit")
+    ranks.children[0].signal(signal.SIGTERM)
+    assert ranks.end(0) == (0, "the end")
+    ranks.check_that_the_others_went_on(leaver=0)
+    assert ranks.sums(0) == {"sums 3 3 3"}
+    assert ranks.sums(1) == ranks.sums(2) == {"sums 3 3 3", "sums 2 2 2"}
+
+
+def test_a_node_drains_and_the_others_fail_no_op(services: Services, start: Start) -> None:
+    services.start_agents("drained")
+    ranks = start("a", "a", "drained", last=2)
+    said = allfold(services, "drain", "drained", "--timeout", "50").splitlines()
+    assert said[-1] == "node drained has no rank left"
     assert ranks.end(2) == (0, "the end")
-    check_that_the_others_went_on(ranks, leaver=2)
+    ranks.check_that_the_others_went_on(leaver=2)
     assert "alive, drains" in allfold(services, "status")
-    late = Ranks(services, "b", stays=1)
-    status, last = late.end(0)
+    status, last = start("drained", last=1).end(0)
     assert status == 1
-    assert "NodeDraining: [AF406 NodeDraining] no rank can join here: node b drains" in last
+    assert "NodeDraining: [AF406 NodeDraining] no rank can join here: node drained" in last
+
+
+def test_an_agent_that_is_told_to_end_lets_its_ranks_leave_first(
+    services: Services, start: Start
+) -> None:
+    services.start_agents("ended")
+    agent = services.agents["ended"].child
+    ranks = start("a", "a", "ended", last=2)
+    agent.signal(signal.SIGTERM)
+    wait_until(lambda: agent.ended, "the agent ends", 60.0)
+    assert agent.reap() == 0
+    assert ranks.end(2) == (0, "the end")
+    ranks.check_that_the_others_went_on(leaver=2)
+
+
+def test_a_rank_that_is_killed_is_started_again_and_rejoins(services: Services) -> None:
+    script = services.folder / "rejoins.py"
+    script.write_text(RANK)
+    agent = ("--agent", services.socket_of("a"))
+    options = ("--nproc-per-node", "3", "--max-restarts", "1", "--no-prefix", "--timeout", "90")
+    said = allfold(services, "run", *agent, *options, str(script), "commit", "3", "3", "1")
+    lines = said.splitlines()
+    assert lines.count("the end") == 3
+    assert "sums 2 2 2" in lines
+    assert [line for line in lines if "sums" in line][-1] == "sums 3 3 3"

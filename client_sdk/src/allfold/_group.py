@@ -57,7 +57,7 @@ class Group(Collectives):
 
     In an elastic group, a collective of a rank that was told to leave (by SIGTERM, by a node that
     drains, or by :meth:`drain`) is not done: the rank leaves all its groups, and ``Drained`` ends
-    the program with status 0.
+    the program with status 0. With ``joins="commit"`` it is done, and :meth:`edge` leaves.
     """
 
     def __init__(
@@ -125,29 +125,28 @@ class Group(Collectives):
             PeerMissing: not all ranks have come in time.
         """
         before = self.epoch
-        if self._draining.reason is not None:
-            self._leave_if_drained()
+        if self._is_to_leave:
+            self._leave_or_ask_to()
         if not self.membership.come_to_edge(self._channel.next_op, self._seconds(timeout)):
-            self._let_go()
+            self._draining.leave()
         return self.epoch != before
 
-    def _leave_if_drained(self) -> None:
-        """This process was told to leave: do so at once, or ask to be let go at the next edge."""
-        if self.joins == "any":
-            if self.elastic:
-                self._draining.leave()
-        elif not self._wants_to_leave:
+    @property
+    def _is_to_leave(self) -> bool:
+        """True if this process was told to leave, and may leave this group while it runs."""
+        return self._draining.reason is not None and self.elastic
+
+    def _leave_or_ask_to(self) -> None:
+        """Leave, or ask once to be let go at the next edge, where all ranks commit.
+
+        Raises:
+            Drained: it has left.
+        """
+        if self.joins == "any" or self._draining.has_left:
+            self._draining.leave()
+        if not self._wants_to_leave:
             self._wants_to_leave = True
             self.membership.wish_to_leave()
-
-    def _let_go(self) -> None:
-        """This rank wanted to leave, and was let go."""
-        if self._draining.reason is not None:
-            self._draining.leave()
-        try:
-            self.membership.leave(by_call())
-        finally:
-            self._on_left(self)
 
     # Leaving
 
@@ -198,16 +197,17 @@ class Group(Collectives):
     def should_leave(self) -> bool:
         """True once this process was told to leave: it got SIGTERM, or its node drains.
 
-        In an elastic group it need not be looked at: the next collective leaves.
+        In an elastic group it need not be looked at: the next edge leaves.
         """
         if self._draining.reason is None and not self.membership.left:
             self.membership.session.connection.drain()
         return self._draining.reason is not None
 
     def drain(self) -> None:
-        """Have this process leave its groups at the next collective, which raises ``Drained``.
+        """Have this process leave its groups at the next edge, which raises ``Drained``.
 
-        For programs that handle SIGTERM themselves: a handler may call it.
+        That is its next collective; with ``joins="commit"`` it is :meth:`edge`. For programs that
+        handle SIGTERM themselves: a handler may call it.
 
         Raises:
             InvalidArgument: the group is not elastic, so that nobody can leave it while it runs.
@@ -274,8 +274,8 @@ class Group(Collectives):
         async_op: bool = False,
     ) -> Any:
         """Start a collective, and wait for it unless the caller wants to do so."""
-        if self._draining.reason is not None:
-            self._leave_if_drained()
+        if self._is_to_leave:
+            self._leave_or_ask_to()
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
         fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)

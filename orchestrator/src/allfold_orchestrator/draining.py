@@ -40,5 +40,9 @@ async def _ranks_on(store: Store, life: Life) -> list[wire.RankOnNode]:
     for group in await store.nodes.groups_of(*life):
         view = group_view(await store.groups.read(group), store.clock.now())
         numbers = {each.rank for each in (*view.present, *view.waiting) if each.node == life[0]}
-        found += [wire.RankOnNode(group=group, rank=number) for number in sorted(numbers)]
+        can_leave = view.max_world is not None
+        found += [
+            wire.RankOnNode(group=group, rank=number, can_leave=can_leave)
+            for number in sorted(numbers)
+        ]
     return found

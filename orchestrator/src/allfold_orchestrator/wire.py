@@ -167,6 +167,7 @@ class RankOnNode(Shown):
 
     group: str
     rank: int
+    can_leave: bool = Field(description="The group is elastic: it can leave while that runs.")
 
 
 class Draining(Answer):

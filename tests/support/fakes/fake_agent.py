@@ -102,6 +102,10 @@ class FakeAgent:
         """Ask the process to leave."""
         self._send(pack_drain(reason))
 
+    def see_wish_to_leave(self) -> None:
+        """Take in that the process wants to leave at the next edge."""
+        self._await(Message.RETIRE)
+
     def see_off(self) -> dict[str, Any]:
         """Answer the next LEAVE, and return it."""
         leave = self.next_leave()

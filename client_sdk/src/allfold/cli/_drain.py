@@ -17,6 +17,7 @@ from allfold_core.errors import OrchestratorUnreachable
 
 _PAUSE_SECONDS = 0.5
 _NOT_DRAINED = 1
+_CANNOT_LEAVE = ", which is not elastic, to end"
 
 Json = dict[str, Any]
 
@@ -52,12 +53,15 @@ def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
 
 def awaited(answer: Json) -> str | None:
     """Return what a node that drains waits for, in words; ``None`` once it is done."""
-    ranks: dict[str, list[int]] = {}
-    for each in answer["ranks"]:
-        ranks.setdefault(each["group"], []).append(each["rank"])
     if not answer["draining"]:
         return "its agent, which has not answered yet"
-    waits = [f"{ranks_in_words(some)} of group {group}" for group, some in ranks.items()]
+    ranks: dict[tuple[str, bool], list[int]] = {}
+    for each in answer["ranks"]:
+        ranks.setdefault((each["group"], each["can_leave"]), []).append(each["rank"])
+    waits = [
+        f"{ranks_in_words(some)} of group {group}{'' if can_leave else _CANNOT_LEAVE}"
+        for (group, can_leave), some in ranks.items()
+    ]
     return "; ".join(waits) or None
 
 

@@ -102,4 +102,4 @@ def _ranks_here(group: Group) -> list[int]:
 
 
 def _is_elastic(group: Group) -> bool:
-    return getattr(group.plan, "max_world", None) is not None
+    return group.plan.max_world is not None
