@@ -108,3 +108,34 @@ def leave_at_an_edge(group: allfold.Group, folder: str, me: int) -> dict[str, An
     rank_worker.GROUPS.pop(group.name)
     (Path(folder) / f"{me}.left").touch()
     return {"done": done}
+
+
+def join_with_state(name: str, agent: str, numel: int, **options: Any) -> list[int]:
+    """``allfold.init`` with a state; returns rank, world size and the step that it begins with."""
+    state = allfold.State(weights=np.zeros(numel), step=0)
+    group = allfold.init(group=name, agent=agent, state=state, **{"max_world": 8, **options})
+    rank_worker.GROUPS[name], STATES[name] = group, state
+    return [group.rank, group.world_size, state.step]
+
+
+STATES: dict[str, allfold.State] = {}
+
+
+def train_with_state(group: allfold.Group, folder: str, me: int, steps: int) -> list[float]:
+    """Add one to all weights in each step; return the step and the weights' extremes at the end.
+
+    The last step is not done before a file says so.
+    """
+    state, path = STATES[group.name], Path(folder)
+    while state.step < steps:
+        step, weights = state.step, state.weights
+        assert (weights == step).all(), "the state is that of the step"
+        mark = 1.0 if step + 1 < steps or (path / "stop").exists() else 0.0
+        gradient = np.append(np.ones_like(weights), mark)
+        group.all_reduce(gradient, "mean")
+        if gradient[-1] == 1.0:
+            weights += gradient[:-1]
+            state.step += 1
+        (path / f"{me}.{group.world_size}.{group.epoch}").touch()
+        state.commit()
+    return [state.step, float(state.weights.min()), float(state.weights.max())]

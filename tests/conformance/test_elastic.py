@@ -248,3 +248,32 @@ def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
         (tmp_path / "stop").touch()
         check(results(calls))
         del waiting
+
+
+@pytest.mark.parametrize("numel", [1000, 3_000_000], ids=["short", "long"])
+def test_a_rank_that_joins_goes_on_from_the_state_of_the_others(
+    pool: RankPool, services: Services, tmp_path: Path, numel: int
+) -> None:
+    def enter(job: Job, rank: int) -> Call:
+        agent = services.socket_of(job.nodes[rank])
+        program = programs.join_with_state
+        return job.ranks[rank].start(program, name=job.name, agent=agent, numel=numel, **options)
+
+    options: dict[str, Any] = {**SHRINK, "world_size": 2}
+    with elastic_job(pool, (0, 1, 2, 1)) as job:
+        assert sorted(results([enter(job, 0), enter(job, 1)])) == [[0, 2, 0], [1, 2, 0]]
+        train: dict[str, Any] = {"folder": str(tmp_path), "steps": 30}
+        calls = {
+            rank: job.start(rank, programs.train_with_state, me=rank, **train) for rank in (0, 1)
+        }
+        for newcomer, victim in ((2, 1), (3, None)):
+            rank, world_size, step = enter(job, newcomer).result()
+            assert (rank, world_size) == (2, 3)
+            assert step > 0, "it has the state of those who run"
+            calls[newcomer] = job.start(newcomer, programs.train_with_state, me=newcomer, **train)
+            await_size(tmp_path, newcomer, 3)
+            if victim is not None:
+                job.ranks[victim].kill()
+                await_size(tmp_path, newcomer, 2)
+        (tmp_path / "stop").touch()
+        assert results([calls[rank] for rank in (0, 2, 3)]) == [[30, 30.0, 30.0]] * 3

@@ -15,6 +15,7 @@ from allfold._group import Group
 from allfold._options import Options, with_checked_names
 from allfold._registry import open_group, registry
 from allfold._settings import group_name
+from allfold._state.state import State
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
@@ -41,7 +42,8 @@ def init(
     on_loss: str | None = None,
     min_world: int | None = None,
     max_world: int | None = None,
-    joins: str = "any",
+    joins: str | None = None,
+    state: State | None = None,
 ) -> Group:
     """Join a group as one of its ranks, and wait until every rank has joined.
 
@@ -76,8 +78,11 @@ def init(
         max_world: the most ranks that the group has at a time (``ALLFOLD_MAX_WORLD``; by default
             nobody joins it while it runs). Must be the same on every rank.
         joins: where ranks come into an elastic group: ``"any"``, between two ops; ``"commit"``,
-            only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does. Must
-            be the same on every rank.
+            only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does.
+            Default: "commit" with a ``state``, else "any". Must be the same on every rank.
+        state: what a rank needs to go on where the others are. All ranks have the same one when
+            ``init`` returns: where the group opens, that of rank 0, or of whoever has more commits;
+            where this rank joins others that run, theirs.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
@@ -97,7 +102,7 @@ def init(
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
         warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
-    return open_group(
+    opened = open_group(
         name,
         info.rank,
         info.world_size,
@@ -109,8 +114,23 @@ def init(
         on_loss=on_loss,
         min_world=min_world,
         max_world=most,
-        joins=joins,
+        joins=joins or ("any" if state is None else "commit"),
     )
+    if state is not None:
+        _share(state, opened)
+    return opened
+
+
+def _share(state: State, group: Group) -> None:
+    """Give a rank that has come into a group the state of the others; it leaves where it cannot."""
+    try:
+        if group.epoch:
+            state.catch_up(group)
+        else:
+            state.sync(group)
+    except BaseException:
+        group.abandon()
+        raise
 
 
 @with_checked_names

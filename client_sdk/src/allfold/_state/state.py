@@ -89,8 +89,9 @@ class State:
     def commit(self, group: Group | None = None) -> None:
         """Say that the state is complete here: a step is done, and the next has not begun.
 
-        Call it at the same point of the program on all ranks. It sends nothing by itself. Between
-        two calls, a state is what the last one left, as far as others are concerned.
+        Call it at the same point of the program on all ranks, with at least one collective between
+        two calls. Where ranks wait to join or to leave, they do so here (:meth:`Group.edge`), and
+        newcomers get this state while the others compute their next step; else it sends nothing.
 
         Args:
             group: by default the first of the process, if it is in one.
@@ -103,8 +104,8 @@ class State:
             self._kept, self._kept_head = image.copy(kept), image.head
         if group is None and len(registry):
             group = registry.default()
-        if group is not None:
-            group.edge()
+        if group is not None and group.edge():
+            self.meet_newcomers(group)
 
     def restore(self) -> None:
         """Go back to the last commit; needs ``keep=True``.
