@@ -53,7 +53,7 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 test: lint types $(BEFORE) ## check style and types, then run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(TESTS)
 
-chaos: .venv/.installed-dev ## ten minutes of faults on real processes; every op is compared afterwards
+chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
 	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
 
 # Without the long ones, which run no line that others do not: tracing makes them three times longer.

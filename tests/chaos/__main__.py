@@ -5,8 +5,8 @@ python -m tests.chaos --seconds 600 --seed 1 --nodes 4 --ranks 2 --faults reset,
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser, BooleanOptionalAction
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _plan() -> Plan:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     names = ", ".join(kind.value for kind in Kind)
     add = parser.add_argument
     add("--seconds", type=float, default=60.0, help="of play  [%(default)s]")
@@ -43,6 +43,12 @@ def _plan() -> Plan:
     add("--faults", type=parse, default="endured", help=f"endured, all, none, or of {names}")
     add("--on-loss", choices=(RAISE, SHRINK), default=RAISE, help="[%(default)s]")
     add("--timeout", type=float, default=20.0, help="of each op, in seconds  [%(default)s]")
+    add(
+        "--churn",
+        action=BooleanOptionalAction,
+        help="elastic groups alone, which ranks and nodes join and leave, or none of them",
+    )
+    add("--joins", choices=("any", "commit"), help="into elastic groups  [each in turn]")
     add("--logs", type=Path, metavar="FOLDER", help="keep the logs of all processes there")
     given = parser.parse_args()
     if given.nodes < 2 or not 2 <= given.nodes * given.ranks <= MOST_SEATS:
@@ -56,6 +62,8 @@ def _plan() -> Plan:
         given.faults,
         given.on_loss,
         given.timeout,
+        given.churn,
+        given.joins,
         given.logs,
     )
 

@@ -1,7 +1,8 @@
 """The contents of tensors, from which a result tells exactly who took part in it.
 
-The seat s brings a pattern of small whole numbers times 2**s. A sum is then the pattern times the
-mask of those who took part, and every dtype in use holds it exactly.
+The seat s brings a pattern of small whole numbers times 2**s; of more than 16 seats, s modulo 16. A
+sum is then the pattern times the mask of those who took part, and every dtype in use holds it
+exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def pattern(number: int, numel: int, dtype: str, start: int = 0) -> Array:
 
 def of_seat(seat: int, number: int, numel: int, dtype: str) -> Array:
     """Return the tensor that a seat brings to an op."""
-    found: Array = pattern(number, numel, dtype) * np.array(1 << seat, dtype)
+    found: Array = pattern(number, numel, dtype) * np.array(1 << seat % MOST_SEATS, dtype)
     return found
 
 
@@ -53,12 +54,16 @@ def read_one(result: Array, number: int) -> Reading:
     return Reading(found.mask, found.exact and found.mask.bit_count() == 1)
 
 
-def read_blocks(result: Array, number: int, blocks: int) -> Reading:
-    """Read the blocks of an all-gather: each of another seat, in the order of the seats."""
+def read_blocks(result: Array, number: int, blocks: int, *, ordered: bool = True) -> Reading:
+    """Read the blocks of an all-gather: each of another seat, in the order of the seats.
+
+    Args:
+        ordered: False if ranks are in the order in which they have joined, whatever their seats.
+    """
     found = [read_one(block, number) for block in np.split(result, blocks)]
     masks = [each.mask for each in found]
-    ordered = masks == sorted(set(masks))
-    return Reading(sum(set(masks)), ordered and all(each.exact for each in found))
+    right = masks == sorted(set(masks)) if ordered else len(masks) == len(set(masks))
+    return Reading(sum(set(masks)), right and all(each.exact for each in found))
 
 
 def digest(arrays: Sequence[Array]) -> str:

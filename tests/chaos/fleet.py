@@ -132,7 +132,7 @@ class Fleet:
         agents = self.services.agents
         dead = [name for name in self.nodes if name not in agents or agents[name].child.ended]
         for name in dead:
-            self.proxy.listen(self.services.launch_agent(name))
+            self.restart_agent(name)
         for name in self.nodes:
             self.services.await_agent(name)
         self.services.await_all_registered()
@@ -165,21 +165,21 @@ class Fleet:
 
     def start_ranks(self, group: str, seed: int, timeout: float, on_loss: str) -> None:
         """Begin a life: all ranks, which play until they are told to stop."""
-        self.stop_file.unlink(missing_ok=True)
-        self.ranks = [
-            self._start_rank(group, seat, seed, timeout, on_loss) for seat in range(self.world)
-        ]
+        self.begin_life()
+        for seat in range(self.world):
+            self._start_rank(group, seat, seed, timeout, on_loss)
         for rank in self.ranks:
             wait_until(partial(_ready_or_ended, rank), "the ranks play", _START_SECONDS)
             assert rank.lives, f"{rank.output.read_text()}\n{self.services.log_tails()}"
 
-    def _start_rank(
-        self, group: str, seat: int, seed: int, timeout: float, on_loss: str
-    ) -> RankProcess:
+    def begin_life(self) -> None:
+        """Forget the ranks of the life before."""
+        self.stop_file.unlink(missing_ok=True)
+        self.ranks = []
+
+    def _start_rank(self, group: str, seat: int, seed: int, timeout: float, on_loss: str) -> None:
         # Neighbours in number are on different nodes, so that every op crosses them.
         node = self.nodes[seat % len(self.nodes)]
-        folder = self.services.folder
-        log, output = folder / f"{group}-{seat}.jsonl", folder / f"{group}-{seat}.log"
         orders = Orders(
             seat=seat,
             world=self.world,
@@ -189,17 +189,28 @@ class Fleet:
             timeout=timeout,
             on_loss=on_loss,
             stop=str(self.stop_file),
-            log=str(log),
+            log=str(self.log_of(group, seat)),
         )
+        self.launch_rank(orders, node, self._program)
+
+    def log_of(self, group: str, seat: int) -> Path:
+        """Return the file for the records of a rank."""
+        return self.services.folder / f"{group}-{seat}.jsonl"
+
+    def launch_rank(self, orders: Orders, node: str, program: str) -> RankProcess:
+        """Start one more rank of the present life, without waiting for it."""
+        output = Path(orders.log).with_suffix(".log")
         with output.open("wb") as file:
             child = Child(
-                f"{group}-{seat}",
-                [sys.executable, "-m", self._program, json.dumps(asdict(orders))],
+                f"{orders.group}-{orders.seat}",
+                [sys.executable, "-m", program, json.dumps(asdict(orders))],
                 env=self.services.environment() | {"PYTHONPATH": str(ROOT)},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        return RankProcess(orders, node, child, output)
+        rank = RankProcess(orders, node, child, output)
+        self.ranks.append(rank)
+        return rank
 
     @property
     def living(self) -> list[RankProcess]:
@@ -249,6 +260,14 @@ class Fleet:
         """Its port refuses from now on, as it would without a proxy."""
         self.services.kill_agent(node)
         self.proxy.ask("refuse", node=node)
+
+    def restart_agent(self, node: str) -> None:
+        """Start a dead one again under its name, without waiting for it."""
+        self.proxy.listen(self.services.launch_agent(node))
+
+    def accepts_ranks(self, node: str) -> bool:
+        """Return True once ranks can connect to an agent that was started again."""
+        return (self.services.folder / f"{node}.ready").exists()
 
 
 def _ready_or_ended(rank: RankProcess) -> bool:

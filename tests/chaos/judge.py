@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tests.chaos.contents import MOST_SEATS
 from tests.chaos.records import (
     AGENT_LOST,
     BROKEN,
@@ -93,13 +94,13 @@ def judge(life: Life) -> list[Finding]:
     """Return every promise that was broken, of survivors alone."""
     found = [*life.findings]
     for log in life.survivors:
-        found += _of_rank(life, log)
-    for key, records in sorted(_by_op(life.survivors).items()):
+        found += of_rank(life, log)
+    for key, records in sorted(by_op(life.survivors).items()):
         found += _of_op(life, key, records)
     return found
 
 
-def _by_op(logs: Iterable[RankLog]) -> dict[Key, dict[int, Record]]:
+def by_op(logs: Iterable[RankLog]) -> dict[Key, dict[int, Record]]:
     found: dict[Key, dict[int, Record]] = defaultdict(dict)
     for log in logs:
         for record in log.records:
@@ -107,16 +108,16 @@ def _by_op(logs: Iterable[RankLog]) -> dict[Key, dict[int, Record]]:
     return found
 
 
-def _of_rank(life: Life, log: RankLog) -> Iterator[Finding]:
+def of_rank(life: Life, log: RankLog) -> Iterator[Finding]:
     endings = {HUNG: HANG, CRASHED: CRASH, BROKEN: STUCK, AGENT_LOST: ERROR}
     if log.ending in endings:
         last = log.records[-1] if log.records else None
-        told = f"; last: {_name(last)}, {last.text or 'ok'}" if last else ""
+        told = f"; last: {name(last)}, {last.text or 'ok'}" if last else ""
         yield Finding(endings[log.ending], f"{life.name}, {log}: {log.ending}{told}")
     for record in log.records:
         yield from _of_record(life, log, record)
     for record in _with_falling_epochs(log.records):
-        yield Finding(DIFFERENT, f"{life.name}, {log}: epoch falls at {_name(record)}")
+        yield Finding(DIFFERENT, f"{life.name}, {log}: epoch falls at {name(record)}")
 
 
 def _with_falling_epochs(records: Iterable[Record]) -> Iterator[Record]:
@@ -140,7 +141,7 @@ def _with_falling_epochs(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _of_record(life: Life, log: RankLog, record: Record) -> Iterator[Finding]:
-    where = f"{life.name}, {log}, {_name(record)}"
+    where = f"{life.name}, {log}, {name(record)}"
     if record.before != record.after:
         yield Finding(CHANGED, f"{where}: {record.before} became {record.after}")
     if record.ended - record.called > life.hang_seconds or record.code == "PeerMissing":
@@ -157,7 +158,7 @@ def _of_value(where: str, log: RankLog, record: Record) -> Iterator[Finding]:
         yield Finding(WRONG, f"{where}: elements are wrong (mask {record.mask:b})")
     elif record.kind in FOLDED:
         count = record.mask.bit_count()
-        if not record.mask >> log.seat & 1:
+        if not record.mask >> log.seat % MOST_SEATS & 1:
             yield Finding(WRONG, f"{where}: lacks the rank's own input (mask {record.mask:b})")
         elif record.participants is not None and record.participants != count:
             told = f"{record.participants} participants, the result has {count}"
@@ -183,7 +184,7 @@ def _of_op(life: Life, key: Key, records: dict[int, Record]) -> Iterator[Finding
         yield Finding(MISSING, f"{where}: seats {missing} did not call it; {sorted(records)} did")
     if kind in _MESSAGES:
         return
-    outcomes = {seat: _outcome(record) for seat, record in records.items()}
+    outcomes = {seat: outcome(record) for seat, record in records.items()}
     if len(set(outcomes.values())) > 1:
         told = ", ".join(f"{seat}: {outcome}" for seat, outcome in sorted(outcomes.items()))
         yield Finding(DIFFERENT, f"{where}: {told}")
@@ -192,7 +193,7 @@ def _of_op(life: Life, key: Key, records: dict[int, Record]) -> Iterator[Finding
         yield Finding(DIFFERENT, f"{where}: seats {sorted(records)} have the ranks {ranks}")
 
 
-def _outcome(record: Record) -> tuple[object, ...]:
+def outcome(record: Record) -> tuple[object, ...]:
     """Return what must be the same on all survivors of an op."""
     if not record.ok:
         return record.code, record.text, record.epoch, record.world
@@ -204,5 +205,5 @@ def _calls(seat: int, group: str) -> bool:
     return group == WORLD or group == ("even", "odd")[seat % 2]
 
 
-def _name(record: Record) -> str:
+def name(record: Record) -> str:
     return f"op {record.number} ({record.kind}, {record.group})"

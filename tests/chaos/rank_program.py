@@ -71,6 +71,9 @@ class Started:
 class Player:
     """Plays the script in the groups of this rank."""
 
+    ranks_in_order = True
+    """Ranks are numbered in the order of their seats."""
+
     def __init__(self, orders: Orders, groups: dict[str, allfold.Group], writer: Writer) -> None:
         self._orders = orders
         self._groups = groups
@@ -93,15 +96,15 @@ class Player:
     def _start(self, op: Op, burst: Burst) -> list[Started]:
         group = self._groups[group_of(op, self._orders.seat)]
         if op.kind != "shift":
-            return [self._begin(op, group, burst)]
+            return [self._begin(op, group, sync=burst.sync)]
         if group.world_size == 1:
             return []
         return [self._send(op, group), self._receive(op, group)]
 
-    def _begin(self, op: Op, group: allfold.Group, burst: Burst) -> Started:
+    def _begin(self, op: Op, group: allfold.Group, *, sync: bool) -> Started:
         number, seat, size = op.number, self._orders.seat, group.world_size
         own = contents.of_seat(seat, number, op.numel, op.dtype)
-        options: dict[str, Any] = {} if burst.sync else {"async_op": True}
+        options: dict[str, Any] = {} if sync else {"async_op": True}
         match op.kind:
             case "all_reduce":
                 options["strategy"] = op.strategy
@@ -120,7 +123,9 @@ class Player:
                 all_of_them = np.zeros(op.numel * size, op.dtype)
                 return self._call(
                     op, group, [own], lambda: group.all_gather(own, all_of_them, **options),
-                    lambda: contents.read_blocks(all_of_them, number, size), [all_of_them],
+                    lambda: contents.read_blocks(
+                        all_of_them, number, size, ordered=self.ranks_in_order
+                    ), [all_of_them],
                 )  # fmt: skip
             case "broadcast":
                 root = int(op.root * size)
@@ -213,6 +218,7 @@ class Player:
                 participants=work.participants if work is not None else None,
                 rank=group.rank,
                 world=group.world_size,
+                opening=group.membership.opening,
                 before=started.before if must_stay else "",
                 after=contents.digest(started.inputs) if must_stay else "",
             )

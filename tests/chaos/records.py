@@ -11,6 +11,7 @@ from typing import IO, Any
 from tests.chaos.script import WORLD
 
 FINISHED, BROKEN, AGENT_LOST, EVICTED = "finished", "broken", "agent lost", "evicted"
+DRAINED = "drained"
 """Endings that a rank writes itself; ``broken``: op after op has failed, and it gave up."""
 KILLED, HUNG, CRASHED = "killed", "hung", "crashed"
 """Endings of ranks whose log has none."""
@@ -31,6 +32,7 @@ class Record:
         exact: True if every element of the result is right, given the mask.
         epoch, participants: as the library says, ``None`` where it does not.
         rank, world: the caller's number and the size of the group, once it has the outcome.
+        opening: of the group, of those that had its name.
         before, after: digests of the inputs that must stay as they are; empty if there are none.
     """
 
@@ -48,6 +50,7 @@ class Record:
     participants: int | None = None
     rank: int = 0
     world: int = 0
+    opening: int = 0
     before: str = ""
     after: str = ""
 

@@ -13,7 +13,7 @@ from tests.chaos.judge import FINDINGS, Finding, Life
 from tests.chaos.records import RankLog, Record
 from tests.chaos.script import FOLDED, WORLD
 
-_ROW = "{:>22} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9}"
+_ROW = "{:>27} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9}"
 
 
 def recovery(fault: Done, survivors: Sequence[RankLog]) -> float | None:
@@ -51,17 +51,28 @@ class Tally:
 
     def add(self, life: Life, faults: Iterable[Done], findings: Iterable[Finding]) -> None:
         """Count a life."""
+        self._add_ops(life, findings)
+        for fault in faults:
+            self.faults[fault.kind.value] += 1
+            seconds = recovery(fault, life.survivors)
+            if seconds is not None:
+                self.recoveries[fault.kind.value].append(seconds)
+
+    def add_churn(
+        self, life: Life, changes: Counter[str], faults: Iterable[Done], findings: Iterable[Finding]
+    ) -> None:
+        """Count the life of an elastic group. No op is done by all who survive it."""
+        self._add_ops(life, findings)
+        for kind, count in (changes + Counter(fault.kind.value for fault in faults)).items():
+            self.faults[f"churn: {kind}"] += count
+
+    def _add_ops(self, life: Life, findings: Iterable[Finding]) -> None:
         self.lives += 1
         self.findings += findings
         for log in life.survivors:
             for record in log.records:
                 self.ops["ok" if record.ok else record.code] += 1
                 self.longest_op = max(self.longest_op, record.ended - record.called)
-        for fault in faults:
-            self.faults[fault.kind.value] += 1
-            seconds = recovery(fault, life.survivors)
-            if seconds is not None:
-                self.recoveries[fault.kind.value].append(seconds)
 
 
 def table(tally: Tally) -> str:

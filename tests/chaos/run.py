@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,20 +10,26 @@ from pathlib import Path
 from time import monotonic
 
 from allfold.cli._processes import wait_for
+from tests.chaos.churn import Churn, Terms
+from tests.chaos.churn_judge import judge_churn
 from tests.chaos.faults import SILENCES_A_NODE, Kind, leaves_enough, schedule
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.injector import Injector
-from tests.chaos.judge import FINDINGS, RAISE, Finding, Life, judge
+from tests.chaos.judge import FINDINGS, HANG, RAISE, SHRINK, Finding, Life, Loss, judge
 from tests.chaos.leaks import Held, leaks
 from tests.chaos.report import Tally
 from tests.support.waiting import wait_until
 
 # A life that loses nobody ends after this, so that the logs stay short.
 _LIFE_SECONDS = 60.0
+_CHURN_SECONDS = 30.0
 _WARM_UP_SECONDS = 1.0
 _END_SECONDS = 30.0
 _CLOSE_SECONDS = 10.0
 _TOLD = 8
+_WAYS = [(joins, on_loss) for on_loss in (SHRINK, RAISE) for joins in ("any", "commit")]
+# Longer than the silence after which a node is given up, on a machine that has much to do.
+_HANG_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Plan:
         seconds: of play, about.
         timeout: of every op. While nodes wait for the orchestrator, its deadline stands still for
             as long once more; an op that takes longer than both and a little is a hang.
+        churn: True for elastic groups alone, False for others alone, None for one after the other.
+        joins: where ranks come into elastic groups; by default each way in turn.
         logs: a folder for the logs of all processes; by default they are removed.
     """
 
@@ -43,6 +52,8 @@ class Plan:
     kinds: Sequence[Kind]
     on_loss: str = RAISE
     timeout: float = 20.0
+    churn: bool | None = False
+    joins: str | None = None
     logs: Path | None = None
 
 
@@ -55,6 +66,9 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
         until, number = monotonic() + plan.seconds, 0
         while (left := until - monotonic()) > 0:
             number += 1
+            if plan.churn or (plan.churn is None and number % 2 == 0):
+                _churn(plan, found, number, min(left, _CHURN_SECONDS), tally, tell)
+                continue
             _live(plan, found, number, min(left, _LIFE_SECONDS), plan.kinds, tally, tell)
         found.start_agents()
         for node in found.nodes:
@@ -92,6 +106,57 @@ def _live(
     tell(f"# {name}: {len(injector.done)} faults, {min(counts, default=0)} ops per survivor")
     for line in _some_of_each_kind(findings):
         tell(line)
+
+
+def _churn(
+    plan: Plan,
+    found: Fleet,
+    number: int,
+    seconds: float,
+    tally: Tally,
+    tell: Callable[[str], None],
+) -> None:
+    """One elastic group from its opening to its end, and its judgement."""
+    joins, on_loss = _elastic(plan, number)
+    seed, name = plan.seed * 1000 + number, f"churn{number}"
+    found.start_agents()
+    injector = Injector(found)
+    churn = Churn(found, Terms(name, seed, plan.timeout, on_loss, joins), plan.kinds, injector)
+    began = monotonic()
+    churn.play(seconds)
+    injector.end_all()
+    if churn.hanging:
+        tell(f"hanging: {churn.hanging}; {_states(found, name)}")
+    found.stop_file.touch()
+    logs = found.await_end(churn.lost, 2 * plan.timeout + _END_SECONDS)
+    churn.end()
+    losses = [Loss(began, churn.lost)]
+    life = Life(name, logs, losses, on_loss, _HANG_SECONDS)
+    life.findings.extend(
+        Finding(HANG, f"{name}, seat {seat}: no op for long") for seat in churn.hanging
+    )
+    findings = judge_churn(life)
+    tally.add_churn(life, churn.counts, injector.done, findings)
+    ops = sum(len(log.records) for log in life.survivors)
+    counts = dict(churn.counts)
+    tell(f"# {name} (joins {joins}, on_loss {on_loss}): {counts}, {ops} ops of all survivors")
+    for line in _some_of_each_kind(findings):
+        tell(line)
+
+
+def _elastic(plan: Plan, number: int) -> tuple[str, str]:
+    """Return the way in which ranks join a group, and what becomes of ops that a loss stops."""
+    ways = [each for each in _WAYS if plan.joins in (None, each[0])]
+    return ways[(number - 1) // (2 if plan.churn is None else 1) % len(ways)]
+
+
+def _states(found: Fleet, name: str) -> str:
+    """Return what the agents say of a group in which somebody hangs."""
+    states = {}
+    for node in found.nodes:
+        with suppress(OSError, AssertionError):
+            states[node] = found.services.group_status(node, name)
+    return json.dumps(states)
 
 
 def _some_of_each_kind(findings: Sequence[Finding]) -> Iterator[str]:

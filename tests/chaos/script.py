@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 
@@ -19,6 +19,7 @@ _WEIGHTS = (8, 3, 3, 3, 1, 3)
 _DTYPES = ("float32", "float64", "int32", "int64")
 _STRATEGIES = ("auto", "auto", "ring", "tree(2)", "halving_doubling")
 _BURSTS_PER_CONTROL = 12
+_OPS_PER_CONTROL = 24
 _ALONE, _HALF = 0.6, 0.15
 _LARGEST_BURST = 8
 # Binary digits of the number of elements. Of kinds with a block per rank, those of a block.
@@ -66,6 +67,24 @@ def bursts(seed: int) -> Iterator[Burst]:
         ops = tuple(_op(number + position, random) for position in range(size))
         yield Burst(ops, sync=size == 1 and random.random() < 0.5)
         number += size
+
+
+def op_at(seed: int, number: int) -> Op:
+    """Return the collective that has a number in an elastic group.
+
+    It follows from the number alone, which is all that those who join know of what has been. So
+    its root is the same in groups of every size.
+    """
+    if number % _OPS_PER_CONTROL == 0:
+        return Op(number, WORLD, CONTROL, 1, "int64", 0.0, "auto")
+    op = _op(number, Random(f"{seed}/{number}"))
+    kind = "all_reduce" if op.kind == "shift" else op.kind
+    return replace(op, group=WORLD, kind=kind, root=0.0)
+
+
+def shift_after(number: int) -> Op:
+    """Return the messages to the next rank that follow on an op."""
+    return Op(number, WORLD, "shift", 1 + number % 1000, "int64", 0.0, "auto")
 
 
 def _op(number: int, random: Random) -> Op:

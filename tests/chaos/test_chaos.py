@@ -1,15 +1,16 @@
-"""A minute of chaos, with every fault that no op may notice; ``make chaos`` runs it for longer."""
+"""Some chaos, with every fault that no op may notice; ``make chaos`` runs it for longer."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos.faults import ENDURED, TAKES_A_NODE
+from tests.chaos.faults import ENDURED, TAKES_A_NODE, Kind
 from tests.chaos.report import table
 from tests.chaos.run import Plan, run
 from tests.support.require import requires
 
 SECONDS = 60.0
+CHURN_SECONDS = 20.0
 SEED = 15
 
 pytestmark = [pytest.mark.chaos, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -24,3 +25,14 @@ def test_no_op_of_four_nodes_notices_what_can_be_endured() -> None:
     assert any(tally.faults[kind.value] for kind in TAKES_A_NODE)
     assert len(tally.faults) > len(ENDURED) / 2
     assert any(tally.recoveries.values())
+
+
+@pytest.mark.parametrize("joins", ["any", "commit"])
+def test_no_op_has_two_outcomes_while_ranks_and_nodes_join_and_die(joins: str) -> None:
+    requires("redis")
+    kinds = (Kind.KILL_RANK, Kind.KILL_AGENT, Kind.STOP_AGENT)
+    tally = run(Plan(CHURN_SECONDS, SEED, 4, 2, kinds, churn=True, joins=joins), print)
+    print(table(tally))
+    assert tally.findings == []
+    assert tally.faults["churn: start-rank"] > 3
+    assert sum(tally.faults.values()) > tally.faults["churn: start-rank"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.chaos import contents
+from tests.chaos.churn import Change, changes_of
 from tests.chaos.faults import (
     ENDURED,
     TAKES_A_NODE,
@@ -17,7 +18,7 @@ from tests.chaos.faults import (
     parse,
     schedule,
 )
-from tests.chaos.script import CONTROL, HALF, WORLD, Op, bursts, group_of
+from tests.chaos.script import CONTROL, HALF, WORLD, Op, bursts, group_of, op_at
 
 SOME = 2000
 
@@ -53,6 +54,22 @@ def test_the_halves_have_the_even_and_the_odd_seats() -> None:
     assert [group_of(half, seat) for seat in range(3)] == ["even", "odd", "even"]
 
 
+def test_an_op_of_an_elastic_group_follows_from_its_number_and_suits_every_size() -> None:
+    found = [op_at(1, number) for number in range(SOME)]
+    assert found == [op_at(1, number) for number in range(SOME)]
+    assert found != [op_at(2, number) for number in range(SOME)]
+    assert [op.number for op in found] == list(range(SOME))
+    kinds = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"}
+    assert {op.kind for op in found} == kinds | {CONTROL}
+    assert {(op.group, op.root) for op in found} == {(WORLD, 0.0)}
+
+
+def test_what_takes_ranks_and_nodes_takes_those_of_elastic_groups_too() -> None:
+    assert changes_of(ENDURED) == list(Change)
+    assert changes_of([Kind.CUT, Kind.KILL_RANK]) == [Change.KILL_RANK, Change.DRAIN_RANK]
+    assert changes_of([]) == [Change.DRAIN_RANK]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 def test_a_sum_tells_who_is_in_it_in_every_dtype(dtype: str) -> None:
     everybody = range(contents.MOST_SEATS)
@@ -81,6 +98,14 @@ def test_the_blocks_of_a_gather_must_be_in_the_order_of_the_seats() -> None:
     assert contents.read_blocks(np.concatenate(blocks), 7, 3) == contents.Reading(0b1101, True)
     assert not contents.read_blocks(np.concatenate(blocks[::-1]), 7, 3).exact
     assert not contents.read_blocks(np.concatenate([blocks[0], *blocks[:2]]), 7, 3).exact
+
+
+def test_the_blocks_of_ranks_that_joined_in_any_order_must_be_of_different_seats() -> None:
+    blocks = [contents.of_seat(seat, 7, 10, "int64") for seat in (3, 0, 18)]
+    found = contents.read_blocks(np.concatenate(blocks), 7, 3, ordered=False)
+    assert found == contents.Reading(0b1101, True)
+    twice = np.concatenate([blocks[0], *blocks[:2]])
+    assert not contents.read_blocks(twice, 7, 3, ordered=False).exact
 
 
 def test_a_digest_depends_on_every_byte() -> None:
