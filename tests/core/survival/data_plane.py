@@ -7,8 +7,9 @@ from typing import Any
 
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import OpState
+from tests.core.survival.digests import HOLDS
 from tests.core.survival.scenario import number
-from tests.core.survival.world import HOLDS, World
+from tests.core.survival.world import World
 
 Change = Callable[[World], None]
 Action = tuple[str, bool, Change]

@@ -10,10 +10,11 @@ from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.records import Term
-from allfold_core.survival.reports import Doubt, Install, OpState, Reason
+from allfold_core.survival.reports import Doubt, Install, OpState, Reason, Wishes
+from tests.core.survival import joining
 from tests.core.survival.data_plane import Action, data_actions, do
 from tests.core.survival.scenario import name, number
-from tests.core.survival.world import World
+from tests.core.survival.world import WishesOf, World
 from tests.support.state_search import Violation
 
 W = TypeVar("W", bound=World)
@@ -24,6 +25,8 @@ def actions(w: World) -> Iterator[Action]:
     yield from node_faults(w)
     yield from _orchestrator_faults(w)
     yield from _orchestrator(w)
+    yield from joining.requests(w)
+    yield from joining.arrivals(w)
     for n in w.live():
         yield from _terms(w, n)
     yield from node_actions(w)
@@ -31,12 +34,12 @@ def actions(w: World) -> Iterator[Action]:
 
 def node_actions(w: World) -> Iterator[Action]:
     """Whatever nodes do, and what they say to each other in rounds."""
-    for rank, seq in w.s.late:
-        earlier = all((rank, each) in w.called for each in range(seq))
-        may_call = earlier and rank not in w.dead and (rank, seq) not in w.called
-        if may_call and w.s.rank_node[rank] in w.live():
+    live = w.live()
+    for rank, seq in w.s.later_calls:
+        if w.s.rank_node[rank] in live and w.may_call(rank, seq):
             yield f"rank {rank} calls op {seq}", False, do(World.call, rank, seq)
-    for n in w.live():
+    yield from joining.commits(w)
+    for n in live:
         yield from data_actions(w, n)
         yield from _rounds(w, n)
 
@@ -158,7 +161,7 @@ def _arrange(w: World, t: int) -> None:
     w.budget["arrange"] -= 1
 
 
-def _again(w: World, t: int, what: str | Doubt) -> None:
+def _again(w: World, t: int, what: str | Doubt | WishesOf) -> None:
     w.budget["again"] -= 1
     _hear(w, t, what)
 
@@ -218,10 +221,11 @@ def _some_are_late(w: World) -> bool:
 def _register(w: World, n: int) -> None:
     """A node registers with a store that may have lost something, and reports its term."""
     w.agents[n].registered(w.generation)
-    w.reported.add(n)
-    t = w.term_of(n)
-    if not (w.agents[n].out or t == w.record):
-        _meet(w, n, t)
+    if n in w.inside:
+        w.reported.add(n)
+        t = w.term_of(n)
+        if not (w.agents[n].out or t == w.record):
+            _meet(w, n, t)
     gone = {each for each in range(w.s.nodes) if not w.alive[each]}
     if _some_are_late(w):
         gone = set()
@@ -326,13 +330,16 @@ def _is_complete(w: World, t: int, leader: LeaderMachine) -> bool:
     return trial.gathering and not trial.missing
 
 
-def _hear(w: World, t: int, what: str | Doubt) -> None:
+def _hear(w: World, t: int, what: str | Doubt | WishesOf) -> None:
     """A leader gets DOWN, or DOUBT."""
     w.sent.discard((t, what))
     if w.s.again:
         w.arrived.add((t, what))
     if isinstance(what, Doubt):
         w.leaders[t].doubt(what)
+    elif isinstance(what, WishesOf):
+        wishes = Wishes(what.join, what.leave, dict(what.at_edge))
+        w.leaders[t].wish(name(what.node), wishes)
     else:
         w.leaders[t].down({what: "died"})
 
@@ -345,5 +352,6 @@ def _decide(w: World, n: int, t: int) -> None:
         for made in leader.report(report) if report else []:
             if isinstance(made, Install):
                 w.installs[t, r] = made
-                w.decided(made.epoch)
+                for epoch in (*made.older, made.epoch):
+                    w.decided(epoch)
     _install(w, n, t, r)

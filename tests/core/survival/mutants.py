@@ -30,6 +30,7 @@ from allfold_core.survival.reports import (
     OpState,
     Outcome,
     Run,
+    Wishes,
     is_replicated,
 )
 from allfold_core.survival.round_evidence import Evidence
@@ -144,6 +145,19 @@ class ForgetsDeathsWhileGathering(LeaderMachine):
         return [] if self.gathering else super().down(dead)
 
 
+class ForgetsWishesWhileGathering(LeaderMachine):
+    def wish(self, node: str, wishes: Wishes) -> list[Freeze]:
+        return [] if self.gathering else super().wish(node, wishes)
+
+
+def never_comes_back(self: Term, node: str, older: Term) -> bool:
+    return False
+
+
+def right_after_the_floor(self: Evidence, _: object) -> int:
+    return self.floor + 1
+
+
 def nothing(*_: object) -> None:
     """The rule never applies."""
 
@@ -249,6 +263,7 @@ SUM, PARTS = "one all-reduce, crash", "one reduce-scatter, crash"
 LATE = "one late all-reduce, verdict, crash"
 JUDGED = "one all-reduce, verdict, false suspicion"
 ORDER = "another order, raise"
+BACK_AGAIN = "a node is evicted, and joins again"
 RECALL = "one all-reduce, record lost, false suspicions"
 # Two rules are not here, as only nodes that join make them necessary: the grace after the loss of
 # the record, and that a node whose term has no voter in common with the record's is out. As long
@@ -275,6 +290,13 @@ CASES = {
     "newer views fit": Case("a view newer than the op", Mutant(policy=NewerViewsFit)),
     "a majority decides": of_leader(LATE, MajorityDecides),
     "deaths are forgotten": of_leader("two ranks die", ForgetsDeathsWhileGathering),
+    "wishes are forgotten": of_leader("a node joins", ForgetsWishesWhileGathering),
+    "a node that was left out goes on": Case(
+        BACK_AGAIN, changes=((Term, "has_come_back", never_comes_back),), seed=1
+    ),
+    "newcomers have a part in what has begun": of_decision(
+        "a node joins", Evidence, "first_untouched", right_after_the_floor
+    ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),
     "one part serves all": of_decision(PARTS, decision, "is_replicated", bool),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.reports import may_shrink
 
 KINDS = {
     "ar": Kind.ALL_REDUCE,
@@ -37,6 +39,10 @@ class Scenario:
         verdicts: deadlines of ops that pass.
         again: messages that arrive a second time.
         arrangements: changes of the order in which nodes stand.
+        joiners: ranks that are not there at the opening, and ask for a seat later.
+        max_world: of the group; ``None`` of one that takes in nobody.
+        commits: ops before which every rank commits its state; with any, members change only there.
+        leavers: ranks that want to leave at a commit.
     """
 
     name: str
@@ -55,13 +61,40 @@ class Scenario:
     verdicts: int = 0
     again: int = 0
     arrangements: int = 0
+    joiners: tuple[int, ...] = ()
+    max_world: int | None = None
+    commits: tuple[int, ...] = ()
+    leavers: tuple[int, ...] = ()
     orchestrator: bool = True
     orch_crashes: int = 0
 
-    @property
+    @cached_property
     def is_harmless(self) -> bool:
-        """True if nothing may be lost or judged."""
-        return not (self.crashes or self.rank_deaths or self.false or self.losses or self.verdicts)
+        """True if nothing may be lost or judged, and no call relies on members that change."""
+        if self.crashes or self.rank_deaths or self.false or self.losses or self.verdicts:
+            return False
+        shaped = self.raises or not all(map(may_shrink, map(KINDS.__getitem__, self.kinds)))
+        return not (self.max_world is not None and shaped)
+
+    @cached_property
+    def founders(self) -> tuple[int, ...]:
+        """The ranks that open the group."""
+        return tuple(rank for rank in range(len(self.rank_node)) if rank not in self.joiners)
+
+    @cached_property
+    def first_nodes(self) -> tuple[int, ...]:
+        """The nodes that open the group."""
+        with_founders = {self.rank_node[rank] for rank in self.founders}
+        return tuple(n for n in range(self.nodes) if n in with_founders)
+
+    @cached_property
+    def later_calls(self) -> tuple[tuple[int, int], ...]:
+        """(rank, op): the calls that are not made at once."""
+        ops = range(len(self.kinds))
+        more = [(rank, seq) for rank in self.joiners for seq in ops]
+        if self.commits:
+            more += [(rank, seq) for rank in self.founders for seq in ops[min(self.commits) :]]
+        return tuple(dict.fromkeys((*self.late, *more)))
 
 
 @dataclass(frozen=True)

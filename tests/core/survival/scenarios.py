@@ -196,6 +196,120 @@ SCENARIOS = [
         verdicts=1,
     ),
 ]
+JOINS = [
+    Scenario(
+        "only the newcomer knows that it has joined",
+        kinds=("ar", "ar"),
+        joiners=(2,),
+        max_world=3,
+        late=((1, 0), (1, 1), (0, 1)),
+        crashes=1,
+    ),
+    Scenario(
+        "too few, then a node joins",
+        kinds=("ar", "ar"),
+        rank_node=(0, 1, 2, 2),
+        joiners=(3,),
+        min_world=3,
+        max_world=4,
+        mortal=(2,),
+        late=((2, 0), (0, 1), (1, 1), (2, 1)),
+        rank_deaths=1,
+        verdicts=1,
+    ),
+    Scenario("a node joins", nodes=2, rank_node=(0, 1), joiners=(1,), max_world=2),
+    Scenario(
+        "a rank joins", nodes=2, rank_node=(0, 1, 1), joiners=(2,), max_world=3, late=((0, 1),)
+    ),
+    Scenario("a third node joins, crash", joiners=(2,), max_world=3, late=((0, 1),), crashes=1),
+    Scenario(
+        "two nodes join, crash",
+        joiners=(1, 2),
+        max_world=3,
+        late=((0, 1),),
+        crashes=1,
+    ),
+    Scenario(
+        "a rank joins a node whose last one has died",
+        rank_node=(0, 1, 1),
+        nodes=2,
+        joiners=(2,),
+        max_world=3,
+        mortal=(1, 2),
+        late=((0, 1), (1, 1)),
+        rank_deaths=2,
+    ),
+    Scenario(
+        "a node is evicted, and joins again",
+        rank_node=(0, 1, 2, 2),
+        joiners=(3,),
+        max_world=3,
+        late=((0, 1),),
+        false=1,
+    ),
+    Scenario(
+        "a node joins at a commit",
+        nodes=2,
+        rank_node=(0, 1),
+        joiners=(1,),
+        max_world=2,
+        commits=(1, 2),
+        kinds=("ar", "ar", "ar"),
+    ),
+    Scenario(
+        "two nodes join at commits, crash",
+        rank_node=(0, 0, 1, 2),
+        joiners=(2, 3),
+        max_world=4,
+        commits=(1, 2),
+        kinds=("ar", "ar", "ar"),
+        crashes=1,
+    ),
+    Scenario(
+        "a rank leaves at a commit",
+        nodes=2,
+        rank_node=(0, 1),
+        max_world=2,
+        commits=(1,),
+        leavers=(1,),
+        kinds=("ar", "ar"),
+    ),
+]
+SCENARIOS += JOINS
+JOIN_DEEP = [
+    Scenario(
+        f"deep: {name}",
+        nodes=4,
+        rank_node=(0, 1, 2, 3, 1, 3, 2),
+        joiners=(3, 4, 5, 6),
+        max_world=most,
+        kinds=kinds,
+        raises=raises,
+        min_world=least,
+        mortal=(2, 4, 5, 6),
+        late=((0, 1), (1, 1), (2, 1), (2, 2)),
+        slow=slow,
+        commits=commits,
+        leavers=leavers,
+        crashes=2,
+        rank_deaths=2,
+        false=1,
+        losses=1,
+        verdicts=1,
+        again=2,
+        arrangements=1,
+        orch_crashes=1,
+    )
+    for name, kinds, raises, slow, least, most, commits, leavers in [
+        ("joins", ("ar", "ar", "ar"), False, False, 1, 6, (), ()),
+        ("joins, all kinds", ("bc", "rs", "ag", "ar"), False, True, 1, 6, (), ()),
+        ("joins, raise", ("ar", "ga", "ar"), True, True, 1, 6, (), ()),
+        ("joins, min_world", ("ar", "rs", "ar"), False, False, 3, 5, (), ()),
+        ("commits", ("ar", "ar", "ar", "ar"), False, False, 1, 6, (1, 2, 3), ()),
+        ("commits, leaving", ("ar", "rs", "bc", "ar"), False, True, 1, 6, (1, 2, 3), (1, 3)),
+        ("commits, raise", ("ar", "ag", "ar", "ar"), True, False, 2, 6, (1, 3), (1,)),
+    ]
+]
 DEEP = [
     Scenario(
         f"deep: {name}",
@@ -223,3 +337,4 @@ DEEP = [
         ("all kinds, raise", (0, 1, 2, 3, 1, 2), ("ga", "rs", "re", "ag"), True, True),
     ]
 ]
+DEEP += JOIN_DEEP

@@ -8,7 +8,7 @@ all contributions, however the schedule routes them, is what all strategies have
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from allfold_core.errors import AllfoldError, PeerMissing
 from allfold_core.survival import instructions as agent
@@ -17,17 +17,35 @@ from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
     Install,
-    OpState,
     Reason,
     Report,
+    Wishes,
     is_replicated,
-    may_shrink,
 )
 from tests.core.survival.calls import call_of
+from tests.core.survival.digests import digest_of
+from tests.core.survival.invariants import (
+    check_end,
+    check_hand_out,
+    check_outcomes,
+    check_start,
+    note_seats,
+)
 from tests.core.survival.scenario import FAITHFUL, KINDS, Mutant, Scenario, name, number
 from tests.support.state_search import Violation
 
-HOLDS = (OpState.HELD, OpState.HANDED)
+
+class WishesOf(NamedTuple):
+    """What the ranks of a node wish, on its way to a leader."""
+
+    node: int
+    join: tuple[str, ...]
+    leave: tuple[str, ...]
+    at_edge: tuple[tuple[str, int], ...]
+
+
+News = tuple[int, str | Doubt | WishesOf]
+"""What is on its way to the leader of a term: DOWN, DOUBT, or wishes."""
 
 
 def judge_any(
@@ -40,9 +58,12 @@ def judge_any(
 
 def _first(scenario: Scenario) -> tuple[Term, Epoch]:
     """The term and the epoch with which a group is opened."""
-    seats = tuple(Seat(f"r{rank}", name(at)) for rank, at in enumerate(scenario.rank_node))
-    term = Term(0, 0, tuple(map(name, range(scenario.nodes))), (0,) * scenario.nodes)
-    return term, Epoch(Stamp(0, 0, 0), 0, seats)
+    seats = tuple(
+        Seat(f"r{rank}", name(scenario.rank_node[rank]), number)
+        for number, rank in enumerate(scenario.founders)
+    )
+    nodes = tuple(map(name, scenario.first_nodes))
+    return Term(1, 0, nodes, (1,) * len(nodes)), Epoch(Stamp(1, 0, 0), 0, seats, seated=len(seats))
 
 
 class World:
@@ -55,13 +76,21 @@ class World:
         record: the orchestrator's term; ``None`` while it is lost.
         reported: the nodes that have registered with the present store.
         leaders: by term, on nodes that live.
-        ordinals: of the epochs that were decided.
-        layouts: the order of nodes in each of them.
+        epochs: those that were decided, by stamp.
+        inside: the nodes that have a part in the group, or had one.
+        granted: the ranks that were given a seat, each with the term that let its node in.
+        ready: those that are known to their node to have one.
+        left: the ranks that have left at a commit.
+        wanted: those that want to.
+        views: the epochs with which ranks came in, or went on after a commit.
+        seats: those that each node has known, by number.
+        at_edge: the ranks that wait at a commit, each with the op that it calls next.
+        passed: (rank, op): the commits before ops that are over.
         called: (rank, op): the calls that were made.
         told: by node and op, the outcome that its ranks have got.
         started: by op and epoch, the nodes that have contributed.
         closings: by op and epoch, the nodes that have sent closing signals.
-        sent: DOWN and DOUBT by term, on their way to its leader.
+        sent: DOWN, DOUBT and wishes by term, on their way to its leader.
         arrived: those that were delivered, and may be once more.
     """
 
@@ -74,12 +103,19 @@ class World:
         self.s, self.mutant = scenario, mutant
         everyone = tuple(range(scenario.nodes))
         term, epoch = first or _first(scenario)
-        self.policy = mutant.policy("g", not scenario.raises, scenario.min_world)
+        self.policy = mutant.policy(
+            "g",
+            not scenario.raises,
+            scenario.min_world,
+            scenario.max_world,
+            bool(scenario.commits),
+        )
         self.terms: list[Term] = [term]
         self.parents: list[tuple[int, ...]] = [()]
         self.announced: list[set[int]] = [{0}]
         self.record: int | None = 0
         self.recalled = False
+        self.inside: set[int] = set(scenario.first_nodes)
         self.reported: set[int] = set(everyone)
         self.generation = 0
         self.orch = scenario.orchestrator
@@ -88,16 +124,23 @@ class World:
         self.leaders: dict[int, LeaderMachine] = {}
         self.lead(term, gathering=False)
         self.dead: set[int] = set()
+        self.granted: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.left: set[int] = set()
+        self.wanted: frozenset[int] = frozenset()
+        self.views: dict[int, int] = {}
+        self.seats: dict[tuple[int, int], Seat] = {}
+        self.at_edge: dict[int, int] = {}
+        self.passed: set[tuple[int, int]] = set()
         self.called: set[tuple[int, int]] = set()
         self.told: dict[tuple[int, int], tuple[str, Any, int]] = {}
         self.started: dict[tuple[int, Stamp], set[int]] = {}
         self.closings: dict[tuple[int, Stamp], set[int]] = {}
         self.reports: dict[tuple[int, int, int], Report] = {}
         self.installs: dict[tuple[int, int], Install] = {}
-        self.ordinals = {epoch.stamp: 0}
-        self.layouts = {epoch.stamp: epoch.layout}
-        self.sent: set[tuple[int, str | Doubt]] = set()
-        self.arrived: set[tuple[int, str | Doubt]] = set()
+        self.epochs = {epoch.stamp: epoch}
+        self.sent: set[News] = set()
+        self.arrived: set[News] = set()
         self.completed_in: set[int] = set()
         s = scenario
         self.budget = {
@@ -110,9 +153,11 @@ class World:
             "again": s.again,
             "arrange": s.arrangements,
         }
+        for n in s.first_nodes:
+            note_seats(self, n, epoch)
         for seq in range(len(s.kinds)):
-            for rank in range(len(scenario.rank_node)):
-                if (rank, seq) not in s.late:
+            for rank in s.founders:
+                if (rank, seq) not in s.later_calls:
                     self.call(rank, seq)
         self.settle()
 
@@ -125,12 +170,16 @@ class World:
         other.reported, other.alive = set(self.reported), list(self.alive)
         other.agents = [each.copy() for each in self.agents]
         other.leaders = {t: each.copy() for t, each in self.leaders.items()}
+        other.inside, other.granted = set(self.inside), dict(self.granted)
+        other.ready, other.left = set(self.ready), set(self.left)
+        other.views, other.seats = dict(self.views), dict(self.seats)
+        other.at_edge, other.passed = dict(self.at_edge), set(self.passed)
         other.dead, other.called = set(self.dead), set(self.called)
         other.told = dict(self.told)
         other.started = {key: set(nodes) for key, nodes in self.started.items()}
         other.closings = {key: set(nodes) for key, nodes in self.closings.items()}
         other.reports, other.installs = dict(self.reports), dict(self.installs)
-        other.ordinals, other.layouts = dict(self.ordinals), dict(self.layouts)
+        other.epochs = dict(self.epochs)
         other.sent, other.arrived = set(self.sent), set(self.arrived)
         other.completed_in = set(self.completed_in)
         other.budget = dict(self.budget)
@@ -138,54 +187,13 @@ class World:
 
     def key(self) -> object:
         """Equal for states with equal futures."""
-        again = frozenset(self.arrived) if self.budget["again"] else None
-        return (
-            tuple(map(self._agent_key, range(self.s.nodes))),
-            tuple((t, *self._leader_key(t)) for t in sorted(self.leaders)),
-            tuple(self.terms),
-            tuple(map(frozenset, self.announced)),
-            (self.record, self.recalled, frozenset(self.reported), self.generation, self.orch),
-            frozenset(self.dead),
-            frozenset(self.called),
-            frozenset(self.told.items()),
-            frozenset((key, frozenset(nodes)) for key, nodes in self.started.items()),
-            frozenset((key, frozenset(nodes)) for key, nodes in self.closings.items()),
-            frozenset((key, _content(report)) for key, report in self.reports.items()),
-            frozenset((key, _decision(install)) for key, install in self.installs.items()),
-            (frozenset(self.sent), again),
-            tuple(self.budget.values()),
-        )
-
-    def _leader_key(self, t: int) -> tuple[object, ...]:
-        leader = self.leaders[t]
-        news = (tuple(leader._dead), tuple(leader._doubts), tuple(leader._later))
-        layouts = (leader._layout, leader._later_layout)
-        return (leader.round, leader.gathering, news, layouts)
-
-    def _agent_key(self, n: int) -> object:
-        a = self.agents[n]
-        if not self.alive[n]:
-            return tuple((k, e.state, e.stamp) for k, e in a.ops.items() if e.state in HOLDS)
-        ops = tuple(
-            (
-                (k, e.state, e.stamp, e.started, e.complete, e.closed, e.forward),
-                (e.fetch, e.fetching, e.doubted),
-                tuple((session, call.view) for session, call in e.calls.items()),
-            )
-            for k, e in sorted(a.ops.items())
-        )
-        marks = tuple(a._watermarks.values()) if self.s.slow else None
-        return (
-            (a.term.number, a.term.generation, a.generation),
-            (a.round, a.frozen, a.out, a.epoch.stamp, a.floor, a.watermark, marks),
-            ops,
-        )
+        return digest_of(self)
 
     # Small questions
 
     def live(self) -> list[int]:
         """The nodes that run and are not out."""
-        return [n for n in range(self.s.nodes) if self.alive[n] and not self.agents[n].out]
+        return [n for n in sorted(self.inside) if self.alive[n] and not self.agents[n].out]
 
     def term_of(self, n: int) -> int:
         return self.terms.index(self.agents[n].term)
@@ -203,9 +211,26 @@ class World:
                     todo.append(parent)
         return seen
 
+    def life(self, n: int, t: int) -> int:
+        """The number of the term that let a node into a term; -1 if it is not there."""
+        term = self.terms[t]
+        return dict(zip(term.voters, term.joined, strict=True)).get(name(n), -1)
+
     def excluded(self, n: int) -> bool:
-        """Return True if some term that was ever decided leaves the node out."""
-        return any(n not in self.voters(t) for t in range(len(self.terms)))
+        """Return True if some term that was ever decided leaves the node out as it is now."""
+        mine = self.life(n, self.term_of(n))
+        return any(
+            self.life(n, t) != mine and any(self.life(n, parent) == mine for parent in parents)
+            for t, parents in enumerate(self.parents)
+        )
+
+    def first_op(self, rank: int) -> int:
+        """The first op of a rank; of one that is not in the group yet, behind all."""
+        me = self.agents[self.s.rank_node[rank]]
+        session = f"r{rank}"
+        if rank in self.s.founders:
+            return 0
+        return me.epoch.since_of(session) if session in me.epoch.sessions else len(self.s.kinds)
 
     def view(self, rank: int) -> int:
         """The newest epoch that a rank knows: from the outcomes of what it has called."""
@@ -215,7 +240,36 @@ class World:
             for (at, seq), outcome in self.told.items()
             if at == n and (rank, seq) in self.called
         )
-        return max(known, default=0)
+        return max((self.views.get(rank, 0), *known))
+
+    def edge_of(self, rank: int) -> int:
+        """The edge at which a rank is to stop, from the newest result that it has got; 0: none."""
+        n = self.s.rank_node[rank]
+        got = [
+            (seq, outcome[1])
+            for (at, seq), outcome in self.told.items()
+            if at == n and (rank, seq) in self.called and outcome[0] == "result"
+        ]
+        return self.epochs[max(got)[1]].edge if got else 0
+
+    def may_call(self, rank: int, seq: int) -> bool:
+        """Return True if an op is the next one of a rank, and no commit before it holds it up."""
+        if rank in self.dead or rank in self.left or (rank, seq) in self.called:
+            return False
+        first = self.first_op(rank)
+        if seq < first or not all((rank, each) in self.called for each in range(first, seq)):
+            return False
+        return seq not in self.s.commits or (rank, seq) in self.passed
+
+    def may_commit(self, rank: int, seq: int) -> bool:
+        """Return True if a rank can come to the commit before an op: nothing is in flight there."""
+        n, first = self.s.rank_node[rank], self.first_op(rank)
+        if (rank, seq) in self.passed or rank in self.at_edge or seq < first:
+            return False
+        if rank in self.dead or rank in self.left:
+            return False
+        earlier = range(first, seq)
+        return all((rank, k) in self.called and (n, k) in self.told for k in earlier)
 
     def completes(self, n: int, t: int) -> None:
         """Note that a node has computed an op in an epoch of a term."""
@@ -233,7 +287,7 @@ class World:
         me = self.agents[n]
         for each in instructions:
             if isinstance(each, agent.Start):
-                self._check_start(n, each)
+                check_start(self, n, each)
                 self.started.setdefault((each.seq, each.epoch.stamp), set()).add(n)
             elif isinstance(each, agent.SendClosing):
                 entry = me.ops.get(each.seq)
@@ -244,7 +298,8 @@ class World:
                 if not is_replicated(KINDS[self.s.kinds[each.seq]]):
                     raise Violation(f"node {n} is to get its part of op {each.seq} elsewhere")
             elif isinstance(each, agent.HandOut):
-                self._tell(n, each.seq, ("result", each.stamp, self.ordinals[each.stamp]))
+                check_hand_out(n, each.seq, self.epochs[each.stamp])
+                self._tell(n, each.seq, ("result", each.stamp, self.epochs[each.stamp].ordinal))
             elif isinstance(each, agent.Refuse):
                 self._tell(n, each.seq, ("error", each.error, each.ordinal))
             elif isinstance(each, agent.SendReport):
@@ -254,27 +309,43 @@ class World:
                 self.sent.add((self.term_of(n), each.doubt))
             elif isinstance(each, agent.SendDown):
                 self.sent |= {(self.term_of(n), session) for session, _ in each.dead}
+            elif isinstance(each, agent.SendWishes):
+                self._send_wishes(n, each.wishes)
+            elif isinstance(each, agent.Installed):
+                self._enter(n, each.epoch)
+            elif isinstance(each, agent.LeaveEdge):
+                self._leave_edge(n, each.sessions)
 
-    def _check_start(self, n: int, start: agent.Start) -> None:
-        if len(start.epoch.seats) < self.s.min_world:
-            raise Violation(f"op {start.seq} is run by fewer ranks than min_world")
-        if (n, start.seq) in self.told:
-            raise Violation(f"I5: op {start.seq} is run again on node {n}, which has its outcome")
-        begun = [
-            stamp for (seq, stamp), nodes in self.started.items() if seq == start.seq and n in nodes
-        ]
-        if begun and self.s.is_harmless:
-            raise Violation(f"op {start.seq} is run again on node {n}, although nobody is lost")
-        for session in start.epoch.sessions_on(name(n)):
-            call = self.agents[n].ops[start.seq].calls[session]
-            if call.view != start.epoch.ordinal and (self.s.raises or not may_shrink(call.kind)):
-                raise Violation(f"op {start.seq} is run with a call of view {call.view}")
+    def _send_wishes(self, n: int, wishes: Wishes) -> None:
+        """The newest wishes of a node reach the leader last."""
+        t = self.term_of(n)
+        for news in (self.sent, self.arrived):
+            news -= {
+                (at, x) for at, x in news if isinstance(x, WishesOf) and (at, x.node) == (t, n)
+            }
+        edges = tuple(sorted(wishes.at_edge.items()))
+        self.sent.add((t, WishesOf(n, wishes.join, wishes.leave, edges)))
+
+    def _enter(self, n: int, epoch: Epoch) -> None:
+        note_seats(self, n, epoch)
+        for rank in self.s.joiners:
+            if f"r{rank}" in epoch.sessions_on(name(n)):
+                self.views.setdefault(rank, epoch.ordinal)
+
+    def _leave_edge(self, n: int, sessions: Iterable[str]) -> None:
+        """Ranks go on after a commit; those that wanted to leave are gone."""
+        epoch = self.agents[n].epoch
+        for session in sessions:
+            rank = int(session[1:])
+            self.passed.add((rank, self.at_edge.pop(rank)))
+            self.views[rank] = max(epoch.ordinal, self.views.get(rank, 0))
+            if session not in epoch.sessions:
+                self.left.add(rank)
 
     def decided(self, epoch: Epoch) -> None:
         """A round has named an epoch, which may have been there before."""
-        self.ordinals[epoch.stamp] = epoch.ordinal
-        if self.layouts.setdefault(epoch.stamp, epoch.layout) != epoch.layout:
-            raise Violation(f"the nodes of epoch {epoch.stamp} do not know their order")
+        if self.epochs.setdefault(epoch.stamp, epoch) != epoch:
+            raise Violation(f"epoch {epoch.stamp} is {self.epochs[epoch.stamp]}, and now {epoch}")
 
     def _tell(self, n: int, seq: int, outcome: tuple[str, Any, int]) -> None:
         if outcome[0] == "error" and self.s.is_harmless:
@@ -309,63 +380,9 @@ class World:
     # What must hold
 
     def check(self) -> None:
-        """Raise a :class:`Violation` where survivors have different outcomes.
-
-        An outcome says what view its ranks have from then on, so these are the same, too (I11).
-        """
-        survivors = [n for n in self.live() if not self.excluded(n)]
-        for k in range(len(self.s.kinds)):
-            ends = {self.told[n, k] for n in survivors if (n, k) in self.told}
-            if len(ends) > 1:
-                raise Violation(f"I1: op {k} has several outcomes among {survivors}: {ends}")
-        self._check_floors(survivors)
-        active = sorted(self.completed_in)
-        for i, a in enumerate(active):
-            for b in active[i + 1 :]:
-                if a not in self.ancestors(b) and b not in self.ancestors(a):
-                    raise Violation(f"I2: terms {a} and {b} are both active")
-
-    def _check_floors(self, survivors: list[int]) -> None:
-        """What a node believes to be final everywhere is."""
-        known = max((self.agents[n].floor for n in survivors), default=-1)
-        for k in range(min(known + 1, len(self.s.kinds))):
-            for n in survivors:
-                me = self.agents[n]
-                entry = me.ops.get(k)
-                is_final = (n, k) in self.told or (entry is not None and entry.is_final)
-                if name(n) in me.epoch.nodes and not is_final:
-                    raise Violation(f"I7: op {k} is taken for final, but not on node {n}: {entry}")
+        """Raise a :class:`Violation` if an invariant does not hold."""
+        check_outcomes(self)
 
     def check_end(self) -> None:
-        """Nothing more must happen: every op that a survivor's rank has called has ended."""
-        if self.record is not None and not self.orch:
-            voters = self.voters(self.record)
-            if not all(self.alive[n] for n in voters):
-                return  # the death of a node needs the orchestrator
-        for n in self.live():
-            me = self.agents[n]
-            if me.frozen:
-                raise Violation(f"I4: node {n} stays frozen")
-            for rank, k in self.called:
-                mine = self.s.rank_node[rank] == n and rank not in self.dead
-                if mine and (n, k) not in self.told:
-                    raise Violation(f"I4: op {k} never ends on node {n}: {me.ops.get(k)}")
-
-
-def _content(report: Report) -> object:
-    """What a decision may depend on. A node can report before or after a death."""
-    if (known := report.__dict__.get("_content")) is None:
-        ops = tuple(
-            (seq, op.state, op.stamp, tuple((s, call.view) for s, call in op.calls.items()))
-            for seq, op in report.ops.items()
-        )
-        known = hash((report.epoch.stamp, tuple(report.dead), report.floor, ops))
-        report.__dict__["_content"] = known
-    return known
-
-
-def _decision(install: Install) -> object:
-    if (known := install.__dict__.get("_content")) is None:
-        known = hash((install.epoch, install.floor, tuple(install.outcomes.items())))
-        install.__dict__["_content"] = known
-    return known
+        """Raise one if nothing more must happen, and something should have."""
+        check_end(self)

@@ -65,13 +65,14 @@ class AgentMachine(OpMachine):
         """
         if edge != self.epoch.edge:
             return [LeaveEdge((session,))]
+        self._edge = edge
         self.wishes = replace(self.wishes, at_edge={**self.wishes.at_edge, session: seq})
         return [] if self.out else [SendWishes(self.wishes)]
 
     def _leave_edge(self) -> Instructions:
-        """Let the ranks at an edge go on if nobody waits any more."""
+        """Let the ranks at an edge go on once it is over; by now there may be another one."""
         sessions = tuple(self.wishes.at_edge)
-        if not sessions or self.epoch.waiting or self.frozen:
+        if not sessions or self.epoch.edge == self._edge or self.frozen:
             return []
         self.wishes = replace(self.wishes, at_edge={})
         return [LeaveEdge(sessions)]

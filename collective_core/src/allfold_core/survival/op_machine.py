@@ -65,6 +65,7 @@ class OpMachine:
         self.called: dict[str, int] = {}
         self._abandoned: set[tuple[int, str]] = set()
         self.wishes = NO_WISHES
+        self._edge = 0  # at which local ranks wait
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
         self._passed: set[int] = set()  # ops in which this node has no part any more
