@@ -27,6 +27,9 @@ class Searched(Protocol):
 
 W = TypeVar("W", bound=Searched)
 
+LONGEST = 5000
+"""The steps of a walk after which it is taken for endless."""
+
 
 @dataclass(frozen=True)
 class Game(Generic[W]):
@@ -123,6 +126,8 @@ def walk_game(game: Game[W], most: int, seed: int, seconds: float = math.inf) ->
                 faulty = may and (not must or rng.random() < eagerness)
                 label, _, change = rng.choice(may if faulty else must)
                 way.append(label)
+                if len(way) > LONGEST:
+                    raise Violation("a walk has no end")
                 world = game.follow(world, change)
                 steps += 1
             except Violation as error:

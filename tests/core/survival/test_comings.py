@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from allfold_core.survival.admission import is_due
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Evicted, LeaveEdge
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
-from allfold_core.survival.reports import Install
+from allfold_core.survival.reports import Install, Wishes
 
 SEATS = (Seat("r0", "a"), Seat("r1", "b", 1))
 FIRST = Epoch(Stamp(1, 0, 0), 0, SEATS, seated=2)
@@ -51,3 +52,8 @@ def test_a_node_that_has_joined_anew_is_no_member_of_epochs_from_before() -> Non
     anew = Term(3, 0, ("a", "b"), (1, 3))
     assert anew.members_of(FIRST) == {"a"}
     assert anew.members_of(replace(FIRST, stamp=Stamp(3, 0, 0))) == {"a", "b"}
+
+
+def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_no_rounds() -> None:
+    small = replace(POLICY, min_world=3)
+    assert not is_due(small, TERM, FIRST, {"a": Wishes(leave=("r0",))})

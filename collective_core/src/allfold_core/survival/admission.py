@@ -77,7 +77,7 @@ def possible_change(
     if not (newcomers or leavers):
         return None
     if not _needs_edge(policy, epoch):
-        return Change(newcomers)
+        return Change(newcomers) if newcomers else None
     edges = {session: seq for each in wishes.values() for session, seq in each.at_edge.items()}
     if not epoch.waiting or not epoch.sessions <= edges.keys():
         return None
