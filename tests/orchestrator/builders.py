@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from allfold_core.errors import AllfoldError
 from allfold_core.plan import OnLoss
 from allfold_orchestrator.membership.group_state import (
     Event,
@@ -71,6 +72,15 @@ def play(
         state, last = step(state, event)
         assert not any(isinstance(instruction, Rejected) for instruction in last), last
     return state, last
+
+
+def refused(state: GroupState, event: Event) -> AllfoldError:
+    """The error of a refused event, which must have changed nothing."""
+    after, instructions = step(state, event)
+    assert after is state
+    (instruction,) = instructions
+    assert isinstance(instruction, Rejected)
+    return instruction.error
 
 
 def ready(world_size: int = 2) -> GroupState:

@@ -7,7 +7,6 @@ from itertools import permutations
 import pytest
 
 from allfold_core.errors import (
-    AllfoldError,
     InvalidArgument,
     MultipleRegister,
     MultipleUnregister,
@@ -20,23 +19,13 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     Reason,
-    Rejected,
     Seated,
     SeatsFreed,
 )
 from allfold_orchestrator.membership.membership import step
-from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, ready
+from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, ready, refused
 
 EMPTY = GroupState(GROUP)
-
-
-def refused(state: GroupState, event: Event) -> AllfoldError:
-    """The error of a refused event, which must have changed nothing."""
-    after, instructions = step(state, event)
-    assert after is state
-    (instruction,) = instructions
-    assert isinstance(instruction, Rejected)
-    return instruction.error
 
 
 # Forming

@@ -208,3 +208,15 @@ def test_a_formation_under_way_gets_a_number_above_what_agents_report() -> None:
     state, _ = play([join(0, "c"), registers("a", held)], EMPTY)
     assert state.forming is not None
     assert state.forming.epoch == 5
+
+
+def test_a_name_is_free_when_all_nodes_have_registered_and_none_has_a_rank_any_more() -> None:
+    record = record_of(ready(2))
+    a, b = (replace(record, seats=tuple(s for s in record.seats if s.node != n)) for n in "ab")
+    state, _ = play([registers("a", a)], EMPTY)
+    waiting, _ = play([join(0, "c", of=1, session="next")], state)
+    over, told = play([registers("b", b)], waiting)
+    assert AgentRegistered(is_out=False) in told
+    assert any(isinstance(each, PlanReady) for each in told), "who waited for the name has it"
+    late, told = play([registers("a", a)], over)
+    assert late == over

@@ -331,3 +331,38 @@ def test_the_lives_of_a_record_are_its_voters_each_in_its_incarnation() -> None:
     assert record.lives == {("a", "1"), ("b", "1")}
     assert all(map(record.has, record.lives))
     assert not record.has(("a", "2"))
+
+
+# Seats that came and went without the orchestrator
+
+
+def with_sessions(record: TermRecord, *seats: tuple[str, str]) -> TermRecord:
+    return replace(record, seats=tuple(Seat(*seat) for seat in seats))
+
+
+def test_every_node_is_believed_what_it_says_of_its_own_ranks() -> None:
+    a = with_sessions(first(), ("new", "a"), ("s1", "b"), ("s2", "c"))
+    b = with_sessions(first(), ("s0", "a"), ("s1", "b"), ("s3", "b"), ("s2", "c"))
+    for reports in ((report("a", a), report("b", b)), (report("b", b), report("a", a))):
+        record = recall_by(None, *reports)
+        assert {seat.session for seat in record.seats} == {"new", "s1", "s2", "s3"}
+    assert voters_without(record, "c") == ("a", "b")
+
+
+def voters_without(record: TermRecord, *names: str) -> tuple[str, ...]:
+    return without(record, *names).term.voters
+
+
+def test_a_node_in_an_earlier_opening_says_nothing_of_the_seats_of_a_later_one() -> None:
+    later = replace(first(), epoch=2)
+    record = recall_by(None, report("a", later), report("b", with_sessions(first(), ("x", "b"))))
+    assert record.seats == later.seats
+
+
+def test_a_group_is_over_when_all_nodes_have_registered_and_none_has_a_rank() -> None:
+    a, b = (with_sessions(first(2), *seats) for seats in ([("s1", "b")], [("s0", "a")]))
+    record = recall_by(None, report("a", a))
+    assert [seat.session for seat in record.seats] == ["s1"]
+    answer = register(record, STORE, report("b", b), UNTIL)
+    assert answer.record is None
+    assert not answer.is_out

@@ -181,12 +181,13 @@ class LocalGroups:
     def term_without(self, *nodes: int, how: str = "refuses connections") -> Term:
         """The term that follows the newest one of all nodes, and leaves some nodes out."""
         newest = max((each.agreement.term for each in self.groups), key=lambda term: term.number)
-        left = [voter for voter in newest.voters if self._nodes.index(voter) not in nodes]
+        lives = zip(newest.voters, newest.joined, strict=True)
+        left = [life for life in lives if self._nodes.index(life[0]) not in nodes]
         return Term(
             newest.number + 1,
             newest.generation,
-            tuple(left),
-            (newest.number,) * len(left),
+            tuple(node for node, _ in left),
+            tuple(joined for _, joined in left),
             tuple((self._nodes[node], how) for node in nodes),
         )
 

@@ -27,7 +27,7 @@ from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
-from allfold_agent.groups.term_record import record_of
+from allfold_agent.groups.term_record import record_of, with_seats
 from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
 from allfold_core.survival import codec, records
@@ -176,7 +176,8 @@ class AgreeingGroup:
         """Return the record of the newest term: no other is taken until :meth:`registered`."""
         with self.table.lock:
             self.agreement.registers()
-            return self.record
+            epoch = self.agreement.machine.epoch
+            return with_seats(self.record, epoch, self.node, self._ranks.present)
 
     def registered(self, generation: int) -> None:
         """The node has registered with a store: it takes no term that older ones announced."""

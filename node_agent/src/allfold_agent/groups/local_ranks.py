@@ -34,6 +34,11 @@ class LocalRanks:
         """True once each of them has left or is dead. From any thread."""
         return self._ended.issuperset(self.sessions)
 
+    @property
+    def present(self) -> set[str]:
+        """The sessions that have not ended, those that are joining too."""
+        return self.sessions - self._ended
+
     def joins(self, session: str, admitted: Admitted) -> None:
         """A rank is ready to join."""
         self.sessions.add(session)
@@ -64,5 +69,6 @@ class LocalRanks:
         for session in admitted:
             self._add_due(partial(self._joining.pop(session), epoch))
         for session in hopeless:
+            self._ended.add(session)  # it may ask anew, which is another group on this node
             self._add_due(partial(self._joining.pop(session), None))
         return admitted

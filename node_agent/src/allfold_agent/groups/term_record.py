@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from allfold_core.survival.plans import term_fields, voter_of
-from allfold_core.survival.records import Term
+from allfold_core.survival.records import Epoch, Term
 
 
 def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -23,3 +23,29 @@ def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[s
     voters = {**known["voters"], **{each.node: voter_of(each) for each in term.newcomers}}
     voters = {node: voters[node] for node in term.voters}
     return {**known, "term": term_fields(term), "voters": voters, "generation": announced}
+
+
+def with_seats(
+    record: Mapping[str, Any], epoch: Epoch, node: str, sessions: Collection[str]
+) -> Mapping[str, Any]:
+    """Return a record with the seats that are taken now; some have come or gone since the term.
+
+    Args:
+        epoch: the newest one. It cannot have the ranks of nodes that have joined after it.
+        node: this one.
+        sessions: of the ranks that it has, those on their way into the group too.
+    """
+    term = record["term"]
+    joined = dict(zip(term["voters"], term["joined"], strict=True))
+    seats = [
+        [seat.session, seat.node]
+        for seat in epoch.seats
+        if seat.node != node or seat.session in sessions
+    ]
+    seats += [
+        [session, other]
+        for session, other in record["seats"]
+        if other != node and joined.get(other, 0) > epoch.stamp.term
+    ]
+    joining = sorted(set(sessions) - epoch.sessions)
+    return {**record, "seats": [*seats, *([session, node] for session in joining)]}

@@ -90,6 +90,8 @@ def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
     answer = register(record, event.store, report, event.until)
     if answer.record is not None:
         state = _above(state, answer.record.epoch)
+    elif not answer.is_out:
+        state = replace(state, recalled=0)  # a late report must not bring it back
     departed: tuple[Instruction, ...] = ()
     if answer.record != record:
         state, departed = _with_record(state, answer.record)

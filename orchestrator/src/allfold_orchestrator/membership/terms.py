@@ -182,7 +182,23 @@ def _noted(record: TermRecord, report: Registration) -> Registered:
     assert record.recall is not None
     registered = record.recall.registered | {report.life[0]}
     recall = _after(replace(record.recall, registered=registered), record.term.voters)
-    return Registered(replace(record, recall=recall))
+    seats = _with_own_seats(record, report)
+    if recall is None and not seats:
+        return Registered(None)  # all ranks have left
+    return Registered(replace(record, seats=seats, recall=recall))
+
+
+def _with_own_seats(record: TermRecord, report: Registration) -> tuple[Seat, ...]:
+    """Return the seats of a record, with those of the reporter's node as itself knows them.
+
+    Its ranks may have come and gone since the term was made, and only the node was told.
+    """
+    if report.held.epoch != record.epoch:
+        return record.seats
+    node = report.life[0]
+    own = tuple(seat for seat in report.held.seats if seat.node == node)
+    kept = tuple(seat for seat in record.seats if seat.node != node or seat in own)
+    return (*kept, *(seat for seat in own if seat not in kept))
 
 
 def _after(recall: Recall | None, voters: Collection[str]) -> Recall | None:

@@ -1,0 +1,217 @@
+"""Ranks join a group that runs: whose seats are free, and which nodes get a vote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allfold_core.errors import (
+    AllfoldError,
+    GroupFull,
+    InvalidArgument,
+    RegisterParamsMismatch,
+    ServiceError,
+)
+from allfold_core.survival.records import Seat
+from allfold_orchestrator.membership.group_state import (
+    GroupParams,
+    GroupState,
+    Join,
+    PlanReady,
+    Reason,
+    Seated,
+)
+from allfold_orchestrator.membership.joining import running_params, takes_in
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.term_record import Recall, StoreLife
+from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, refused
+
+
+def elastic(
+    rank: int | None,
+    on: str = "a",
+    *,
+    session: str | None = None,
+    of: int = 2,
+    max_world: int | None = 4,
+    generation: int = 0,
+) -> Join:
+    """A rank of a group that opens with ``of`` ranks."""
+    asked = join(rank or 0, on, of=of, session=session, generation=generation)
+    return replace(asked, rank=rank, params=replace(asked.params, max_world=max_world))
+
+
+def running(**options: Any) -> GroupState:
+    """A group of s0 on node a and s1 on node b."""
+    return play(elastic(rank, "ab"[rank], **options) for rank in (0, 1))[0]
+
+
+def forgotten(state: GroupState) -> GroupState:
+    """The group as agents have reported it to an orchestrator that has lost its state."""
+    return GroupState(GROUP, state.last_epoch, state.last_epoch, term=term_record(state))
+
+
+def seats_of(state: GroupState) -> list[str]:
+    record = term_record(state)
+    assert record is not None
+    return [seat.session for seat in record.seats]
+
+
+def voters_of(state: GroupState) -> tuple[str, ...]:
+    assert state.term is not None
+    return state.term.term.voters
+
+
+EITHER = pytest.mark.parametrize("loses", [False, True], ids=["remembered", "forgotten"])
+
+
+def group(loses: bool, **options: Any) -> GroupState:
+    return forgotten(running(**options)) if loses else running(**options)
+
+
+@EITHER
+def test_a_rank_on_a_node_of_the_group_needs_no_new_term(loses: bool) -> None:
+    before = group(loses)
+    state, (seated,) = play([elastic(None, "b", session="new")], before)
+    assert seated == Seated(2, 1, ready=True)
+    assert seats_of(state) == ["s0", "s1", "new"]
+    assert before.term is not None
+    assert state.term is not None
+    assert state.term.term is before.term.term
+
+
+@EITHER
+def test_the_node_of_a_rank_votes_from_the_next_term_on(loses: bool) -> None:
+    before = group(loses)
+    state, _ = play([elastic(None, "c", session="new")], before)
+    assert state.term is not None
+    term = state.term.term
+    assert (term.number, term.voters, term.joined) == (2, ("a", "b", "c"), (1, 1, 2))
+    assert [(each.node, each.data_address) for each in term.newcomers] == [("c", "c:7402")]
+    assert state.term.has(("c", "1"))
+    assert before.term is not None
+    assert term.may_follow(before.term.term)
+
+
+@EITHER
+def test_a_join_that_is_repeated_has_the_same_answer(loses: bool) -> None:
+    asked = elastic(None, "c", session="new")
+    state, first = play([asked], group(loses))
+    assert play([asked], state) == (state, first)
+
+
+@EITHER
+def test_a_group_that_is_full_takes_in_a_rank_when_another_has_left(loses: bool) -> None:
+    full = group(loses, max_world=2)
+    late = elastic(None, "c", session="new", max_world=2)
+    error = refused(full, late)
+    assert isinstance(error, GroupFull)
+    assert error.details["max_world"] == 2
+    state, _ = play([leave(0), late], full)
+    assert sorted(seats_of(state)) == ["new", "s1"]
+
+
+def test_who_comes_takes_the_lowest_seat_that_was_left() -> None:
+    state, (seated,) = play([leave(0), elastic(None, "b", session="new")], running())
+    assert seated == Seated(0, 1, ready=True)
+    assert seats_of(state) == ["new", "s1"]
+
+
+def test_a_rank_leaves_by_its_session_whatever_number_it_has_by_now() -> None:
+    state, _ = play(
+        [elastic(None, "c", session="new"), leave(0), leave(1, session="new")], running()
+    )
+    assert seats_of(state) == ["s1"]
+
+
+def test_a_rank_that_was_lost_comes_back_with_another_session() -> None:
+    state, _ = play([leave(1, Reason.LOST), elastic(1, "b", session="again")], running())
+    assert seats_of(state) == ["s0", "again"]
+
+
+def test_a_node_whose_rank_has_joined_is_lost_with_it() -> None:
+    state, _ = play([elastic(None, "c", session="new"), lost("c")], running())
+    assert voters_of(state) == ("a", "b")
+    assert seats_of(state) == ["s0", "s1"]
+
+
+@EITHER
+def test_another_life_of_a_node_joins_when_the_earlier_one_is_out(loses: bool) -> None:
+    again = replace(elastic(None, "b", session="again"))
+    again = replace(again, seat=replace(again.seat, node=node("b", "2")))
+    error = refused(group(loses), again)
+    assert type(error) is ServiceError
+    assert error.details["node"] == "b"
+    state, _ = play([lost("b"), again], group(loses))
+    assert state.term is not None
+    assert state.term.term.joined == (1, 3)
+    assert seats_of(state) == ["s0", "again"]
+
+
+def test_nobody_is_taken_in_while_a_newer_record_may_be_lost() -> None:
+    state = forgotten(running())
+    assert state.term is not None
+    waiting = replace(state, term=replace(state.term, recall=Recall(5.0, frozenset("a"))))
+    late = elastic(None, "c", session="new")
+    assert type(refused(waiting, late)) is ServiceError
+    assert voters_of(play([replace(late, now=5.0)], waiting)[0]) == ("a", "b", "c")
+
+
+def test_nobody_is_taken_in_by_a_record_of_another_life_of_the_store() -> None:
+    state = running(generation=1)
+    late = replace(elastic(None, "c", session="new"), store=StoreLife(2, "another"), now=9.0)
+    assert type(refused(state, late)) is ServiceError
+
+
+@EITHER
+def test_other_parameters_are_refused_but_for_the_size_of_the_opening(loses: bool) -> None:
+    late = elastic(None, "c", session="new", of=1)
+    assert play([late], group(loses))[1] == (Seated(2, 1, ready=True),)
+    other = replace(late, params=replace(late.params, on_loss="shrink"))
+    assert isinstance(refused(group(loses), other), RegisterParamsMismatch)
+
+
+def test_a_group_without_max_world_takes_in_nobody() -> None:
+    state, _ = play(join(rank) for rank in (0, 1))
+    assert not takes_in(state)
+    assert running_params(state) is not None
+    assert running_params(GroupState(GROUP)) is None
+    assert state.term is not None
+    unknown = replace(forgotten(state), term=replace(state.term, plan=None))
+    assert running_params(unknown) is None
+    assert not takes_in(unknown)
+
+
+# The opening
+
+
+def test_ranks_without_a_number_get_one_each_and_keep_it_when_they_ask_again() -> None:
+    first = elastic(None, session="x")
+    state, answer = play([first])
+    assert answer == (Seated(0, 1, ready=False),)
+    assert play([first], state)[1] == answer
+    state, answer = play([elastic(None, session="y")], state)
+    assert answer[0] == Seated(1, 1, ready=True)
+    assert isinstance(answer[1], PlanReady)
+    assert answer[1].plan.max_world == 4
+
+
+def test_one_without_a_number_too_many_is_refused() -> None:
+    state, _ = play([elastic(0), elastic(None, session="y", of=2)])
+    assert isinstance(refused(GroupState(GROUP), elastic(2)), AllfoldError)
+    assert takes_in(state)
+
+
+def test_max_world_must_not_be_below_the_size_of_the_opening() -> None:
+    error = refused(GroupState(GROUP), elastic(0, max_world=1))
+    assert isinstance(error, InvalidArgument)
+    assert error.details["field"] == "max_world"
+
+
+def test_a_group_of_which_nothing_is_left_has_no_parameters() -> None:
+    state, _ = play([leave(0), leave(1)], running())
+    assert not takes_in(state)
+    assert isinstance(GroupParams(2, 1.0).is_elastic, bool)
+    assert Seat("s0", "a") not in (state.term.seats if state.term else ())
