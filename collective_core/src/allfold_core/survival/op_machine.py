@@ -297,16 +297,19 @@ class OpMachine:
         if self.frozen:
             return []
         self._advance_watermark()
+        before = self.floor
+        while (floor := self._known_floor()) > self.floor:  # then others may hold it back
+            self.floor = floor
+            self._reached = max(self._reached, floor)
+            self._forget()
+        return [Release(self.floor)] if self.floor > before else []
+
+    def _known_floor(self) -> int:
+        """The highest op up to which every one is known to be final on all nodes."""
         watermarks = [self._watermarks[node] for node in self._awaited]
         if self._holds_back:
             watermarks.append(self._reached)
-        floor = min(watermarks, default=-1)
-        if floor <= self.floor:
-            return []
-        self.floor = floor
-        self._reached = max(self._reached, floor)
-        self._forget()
-        return [Release(floor)]
+        return min(watermarks, default=-1)
 
     def _advance_watermark(self) -> None:
         while True:
