@@ -418,9 +418,25 @@ def test_a_node_reports_the_epoch_of_an_error_that_a_rank_has_yet_to_hear() -> N
     me.freeze(0, 1)
     me.install(decided({1: Fail(REDUCED.change, 1)}, REDUCED))
     me.freeze(0, 2)
-    me.install(decided({}, Epoch(Stamp(0, 2, 0), 2, (EPOCH.seats[1],), REDUCED.change), number=2))
-    assert me.learn_watermark("a", 0) == [Release(1)], "no rank of that node is left"
+    later = Epoch(Stamp(0, 2, 0), 2, EPOCH.seats[:2], REDUCED.change)
+    me.install(decided({}, later, number=2))
+    assert me.learn_watermark("a", 0) == [Release(0)]
     assert report(me.freeze(0, 3)).older == (REDUCED,)
+
+
+def test_a_node_without_ranks_holds_nothing_back() -> None:
+    me = machine("b")
+    for seq in (0, 1):
+        me.call(seq, "r1", SUM)
+        me.completed(seq, EPOCH.stamp)
+    me.freeze(0, 1)
+    without_a = Epoch(Stamp(0, 1, 0), 1, (EPOCH.seats[1],), REDUCED.change)
+    me.install(decided({}, without_a))
+    assert me.floor == -1, "ops that it had a part in are not final on all nodes"
+    assert me.learn_watermark("a", 0) == [Release(0)]
+    assert me.learn_watermark("a", 1) == [Release(1)]
+    me.call(2, "r1", call_of(Kind.ALL_REDUCE, view=1))
+    assert Release(2) in me.completed(2, without_a.stamp)
 
 
 def test_an_op_is_open_until_it_has_an_outcome() -> None:
