@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.plan import LinkModel, Member, Plan
-from allfold_core.survival.plans import first_epoch, first_term, plan_of, policy_of
+from allfold_core.survival.plans import (
+    first_epoch,
+    first_record,
+    first_term,
+    joining_plan,
+    plan_of,
+    policy_of,
+    term_fields,
+    voter_of,
+)
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 
@@ -88,3 +100,45 @@ def test_every_rank_that_is_left_is_on_its_node(gone: set[str]) -> None:
 def test_the_policy_is_what_the_ranks_have_agreed_on() -> None:
     assert policy_of(replace(PLAN, on_loss="shrink")).shrink
     assert not policy_of(replace(PLAN, on_loss="raise")).shrink
+
+
+# Nodes that join
+
+
+def record_with(newcomer: Member) -> dict[str, Any]:
+    """The record of a term that lets in a node, in the form that it comes in."""
+    first = first_term(PLAN)
+    nodes = (*first.voters, newcomer.node)
+    term = Term(8, 4, nodes, (*first.joined, 8), newcomers=(newcomer,))
+    record = first_record(PLAN)
+    voters = {**record["voters"], newcomer.node: voter_of(newcomer)}
+    sent = json.dumps({**record, "term": term_fields(term), "voters": voters})
+    found: dict[str, Any] = json.loads(sent)
+    return found
+
+
+def test_a_node_that_joins_knows_the_terms_of_the_opening_and_all_nodes() -> None:
+    newcomer = Member("d", "http://d", "d:1", (), device_type="cuda", zone="z", incarnation="x")
+    plan = joining_plan(record_with(newcomer))
+    assert plan.members == (*(replace(each, ranks=()) for each in PLAN.members), newcomer)
+    assert (plan.world_size, plan.sessions) == (0, ())
+    assert policy_of(plan) == policy_of(PLAN)
+    assert (plan.epoch, plan.timeout, plan.generation) == (PLAN.epoch, PLAN.timeout, 4)
+
+
+def test_a_node_that_joins_makes_the_same_plan_of_an_epoch_as_the_others() -> None:
+    newcomer = Member("d", "http://d", "d:1", ())
+    joined = joining_plan(record_with(newcomer))
+    epoch = first_epoch(PLAN)
+    epoch = replace(epoch, ordinal=1, seats=(*epoch.seats, Seat("new", "d", 5, 3)))
+    theirs = plan_of(PLAN, epoch, MEMBERS | {"d": newcomer})
+    assert plan_of(joined, epoch, {each.node: each for each in joined.members}) == theirs
+    assert theirs.ranks_on("d") == (5,)
+
+
+@pytest.mark.parametrize("part", ["voters", "term", "plan"])
+def test_a_damaged_record_lets_nobody_in(part: str) -> None:
+    record = record_with(Member("d", "", "d:1", ()))
+    del record[part]
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        joining_plan(record)
