@@ -9,26 +9,25 @@ from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.edges.members import Members, lives_of
-from allfold_agent.execution.op import Op
-from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.epoch_table import EpochTable
 from allfold_agent.groups.event_queue import EventQueue
-from allfold_agent.groups.failures import breakdown, evicted
+from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.local_ranks import Admitted, LocalRanks
 from allfold_agent.groups.lost_ranks import LostRanks
 from allfold_agent.groups.neighbours import Neighbours, NodeChanges
+from allfold_agent.groups.op_attempts import OpAttempts
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of, with_seats
-from allfold_core.errors import AllfoldError, PeerLost, PeerSentIncoherentTensor
+from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Plan
 from allfold_core.survival import codec, records
 from allfold_core.survival.instructions import (
@@ -44,16 +43,14 @@ from allfold_core.survival.instructions import (
     Release,
     Start,
 )
-from allfold_core.survival.losses import packed
 from allfold_core.survival.plans import first_epoch, first_record, policy_of
-from allfold_core.survival.records import NO_EPOCH, Stamp, Term
-from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.survival.records import NO_EPOCH, Term
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
 
 
-class AgreeingGroup:
+class AgreeingGroup(OpAttempts):
     """The ops and members of a group on this node, as all its nodes agree upon them.
 
     What is done with an op, and in which epoch, the nodes agree upon (:class:`Agreement`). Every
@@ -68,13 +65,8 @@ class AgreeingGroup:
 
     Attributes:
         opening: tells this opening of the name from others: the number of its first term.
-        edges: to and from the other nodes, over all epochs.
         p2p: the sends and receives, which know ranks by their numbers in the first epoch.
-        event: lets the agreement know something, and does what follows from it.
-        current: the newest epoch.
-        evicted: the error of every call, once the group has gone on without this node.
         record: of the newest term, as the orchestrator keeps it; it may lose it.
-        epoch_table: all epochs that anything can name.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
@@ -353,86 +345,6 @@ class AgreeingGroup:
     def later(self, seconds: float, task: Callable[[], None]) -> None:
         """Do something after a while, as an event."""
         self._resources.reactor.later(seconds, lambda: self.event(task))
-
-    # How the attempts of ops go
-
-    def watermark(self) -> int:
-        """All ops up to this one are final on this node."""
-        return self.agreement.machine.watermark
-
-    def enter(self, op: Op, stamp: Stamp) -> Epoch:
-        """Have an op run in the epoch of a stamp; returns that."""
-        epoch = self.epoch_table.take_in(self.agreement.machine.epochs[stamp])
-        epoch.enter(op, self.epoch_table.by_ordinal)
-        return epoch
-
-    def resume_frames(self) -> None:
-        """An op has begun: frames of it, and those behind them, may go on."""
-        self.edges.resume_all()
-
-    def cancel(self, op: Op, forward: bool) -> None:
-        """Stop the attempt of an op; wakes those that wait for it."""
-        free = partial(self.event, partial(self._runs.free, op))
-        self.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
-
-    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
-        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
-        self.event(partial(self.agreement.completed, seq, stamp, floor))
-
-    def take_completion(self, seq: int, stamp: Stamp) -> None:
-        """Nothing of an attempt is left to do but to write its result; with the lock held."""
-        self.agreement.completed(seq, stamp, -1)
-
-    def take_result(self, seq: int, stamp: Stamp) -> None:
-        """A result is here, or cannot be got. With the table's lock held."""
-        self.agreement.fetched(seq, stamp)
-
-    def end(self, op: Op, error: Exception | None) -> None:
-        """The results are written to the local ranks, or could not be.
-
-        Ranks of other nodes have the result then, and these ranks cannot go on beside them.
-        """
-        has_others = error is not None and len(self.epoch_table.of(op.stamp).record.nodes) > 1
-        self.outcomes.end(op, error)
-        if has_others:
-            for session in op.calls:
-                self.rank_ended(session, f"could not be given the result of op {op.seq}")
-
-    def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
-        """This node cannot do its part of an op, or only of one attempt: no other can finish it."""
-        refusal = (
-            error
-            if isinstance(error, PeerSentIncoherentTensor)
-            else breakdown(self.name, self.node, seq, error)
-        )
-        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal), stamp=stamp)])
-
-    def mismatch(self, seq: int) -> None:
-        """The calls of two ranks differ: have the op judged."""
-        self.doubt([Doubt(seq, Reason.MISMATCH)])
-
-    def doubt(self, doubts: list[Doubt]) -> None:
-        """Have ops judged that cannot go on."""
-        if doubts and self.evicted is None:
-            self.event(partial(self.agreement.doubt, doubts))
-
-    # Frames
-
-    def is_stale(self, seq: int, stamp: int) -> bool:
-        """Return True for a frame of an attempt that is over here, or was given up.
-
-        One of an attempt that is not known here yet has to wait: the others are ahead.
-        """
-        if self.evicted is not None:
-            return True
-        if stamp > self.current.packed_stamp:
-            return False
-        expected = self.agreement.machine.expected_stamp(seq)
-        return expected is None or stamp < expected.pack()
-
-    def receiver(self, op: Op, source: str) -> OpReceiver | None:
-        """The receiver of a running op's frames from a node; ``None`` if it has none."""
-        return self.epoch_table.of(op.stamp).runner.receiver(op, source)
 
     # The end
 

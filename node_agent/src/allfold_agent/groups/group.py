@@ -17,11 +17,11 @@ from allfold_agent.groups.link_watch import LinkWatch
 from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.outcomes import refuse
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
+from allfold_agent.groups.watched_group import WatchedGroup
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
-from allfold_core.plan import Layout, Plan
-from allfold_core.survival import codec, records
+from allfold_core.plan import Plan
+from allfold_core.survival import codec
 from allfold_core.survival.losses import unpacked
-from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Call, Doubt, Reason
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
@@ -49,7 +49,7 @@ class Group(AgreeingGroup):
             plan,
             self.members,
             self.node,
-            _Watched(self, resources),
+            WatchedGroup(self, resources),
             avoid=resources.avoid_slow_links,
         )
 
@@ -387,26 +387,3 @@ class Group(AgreeingGroup):
     def waiting(self) -> bool:
         """True while a local rank waits for anything, so that deadlines must be watched."""
         return bool(self.table.in_flight or self.deferred) or self.p2p.waiting
-
-
-class _Watched:
-    """The group as :class:`LinkWatch` sees it."""
-
-    def __init__(self, group: Group, resources: NodeResources) -> None:
-        self._group = group
-        self.rates = group.edges.rates
-        self.compare = resources.workers.submit
-
-    @property
-    def term(self) -> Term:
-        return self._group.agreement.term
-
-    @property
-    def record(self) -> records.Epoch:
-        return self._group.current.record
-
-    def tell_rates(self, node: str, rates: Mapping[str, float]) -> None:
-        self._group.send(node, LinkMessageType.RATES, codec.pack_rates(rates))
-
-    def arrange(self, layout: Layout) -> None:
-        self._group.event(partial(self._group.agreement.arrange, layout))

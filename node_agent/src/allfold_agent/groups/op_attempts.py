@@ -1,0 +1,126 @@
+"""The attempts of a group's ops on this node, as those who run them see the group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+
+from allfold_agent.edges.edges import Edges
+from allfold_agent.execution.op import Op
+from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.groups.agreement import Agreement
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.failures import breakdown
+from allfold_agent.groups.op_runs import OpRuns
+from allfold_agent.groups.outcomes import Outcomes
+from allfold_core.errors import PeerLost, PeerSentIncoherentTensor
+from allfold_core.survival.losses import packed
+from allfold_core.survival.records import Stamp
+from allfold_core.survival.reports import Doubt, Reason
+
+
+class OpAttempts(ABC):
+    """Tells the agreement of a group how the attempts of its ops go on this node.
+
+    Attributes:
+        edges: to and from the other nodes, over all epochs.
+        event: lets the agreement know something, and does what follows from it.
+        current: the newest epoch.
+        evicted: the error of every call, once the group has gone on without this node.
+        epoch_table: all epochs that anything can name.
+    """
+
+    name: str
+    node: str
+    edges: Edges
+    event: Callable[[Callable[[], None]], None]
+    current: Epoch
+    evicted: PeerLost | None
+    epoch_table: EpochTable
+    agreement: Agreement
+    outcomes: Outcomes
+    _runs: OpRuns
+
+    @abstractmethod
+    def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
+        """A local rank is dead or has left; ``how`` is a phrase that says so."""
+
+    def watermark(self) -> int:
+        """All ops up to this one are final on this node."""
+        return self.agreement.machine.watermark
+
+    def enter(self, op: Op, stamp: Stamp) -> Epoch:
+        """Have an op run in the epoch of a stamp; returns that."""
+        epoch = self.epoch_table.take_in(self.agreement.machine.epochs[stamp])
+        epoch.enter(op, self.epoch_table.by_ordinal)
+        return epoch
+
+    def resume_frames(self) -> None:
+        """An op has begun: frames of it, and those behind them, may go on."""
+        self.edges.resume_all()
+
+    def cancel(self, op: Op, forward: bool) -> None:
+        """Stop the attempt of an op; wakes those that wait for it."""
+        free = partial(self.event, partial(self._runs.free, op))
+        self.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+        self.event(partial(self.agreement.completed, seq, stamp, floor))
+
+    def take_completion(self, seq: int, stamp: Stamp) -> None:
+        """Nothing of an attempt is left to do but to write its result; with the lock held."""
+        self.agreement.completed(seq, stamp, -1)
+
+    def take_result(self, seq: int, stamp: Stamp) -> None:
+        """A result is here, or cannot be got. With the table's lock held."""
+        self.agreement.fetched(seq, stamp)
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """The results are written to the local ranks, or could not be.
+
+        Ranks of other nodes have the result then, and these ranks cannot go on beside them.
+        """
+        has_others = error is not None and len(self.epoch_table.of(op.stamp).record.nodes) > 1
+        self.outcomes.end(op, error)
+        if has_others:
+            for session in op.calls:
+                self.rank_ended(session, f"could not be given the result of op {op.seq}")
+
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
+        """This node cannot do its part of an op, or only of one attempt: no other can finish it."""
+        refusal = (
+            error
+            if isinstance(error, PeerSentIncoherentTensor)
+            else breakdown(self.name, self.node, seq, error)
+        )
+        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal), stamp=stamp)])
+
+    def mismatch(self, seq: int) -> None:
+        """The calls of two ranks differ: have the op judged."""
+        self.doubt([Doubt(seq, Reason.MISMATCH)])
+
+    def doubt(self, doubts: list[Doubt]) -> None:
+        """Have ops judged that cannot go on."""
+        if doubts and self.evicted is None:
+            self.event(partial(self.agreement.doubt, doubts))
+
+    # Frames
+
+    def is_stale(self, seq: int, stamp: int) -> bool:
+        """Return True for a frame of an attempt that is over here, or was given up.
+
+        One of an attempt that is not known here yet has to wait: the others are ahead.
+        """
+        if self.evicted is not None:
+            return True
+        if stamp > self.current.packed_stamp:
+            return False
+        expected = self.agreement.machine.expected_stamp(seq)
+        return expected is None or stamp < expected.pack()
+
+    def receiver(self, op: Op, source: str) -> OpReceiver | None:
+        """The receiver of a running op's frames from a node; ``None`` if it has none."""
+        return self.epoch_table.of(op.stamp).runner.receiver(op, source)
