@@ -211,7 +211,7 @@ class Churn:
                 continue
             size = Path(rank.orders.log).stat().st_size
             before, since = self._progress.get(rank.orders.seat, (-1, now))
-            if size != before:
+            if size != before or self.injector.services_are_away:
                 self._progress[rank.orders.seat] = (size, now)
             elif now > since + _HANG_SECONDS:
                 self.hanging.append(rank.orders.seat)

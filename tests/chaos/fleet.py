@@ -265,6 +265,11 @@ class Fleet:
         """Start a dead one again under its name, without waiting for it."""
         self.proxy.listen(self.services.launch_agent(node))
 
+    @property
+    def orchestrator_answers(self) -> bool:
+        """True once the orchestrator answers that was started last."""
+        return (self.services.folder / "orchestrator.ready").exists()
+
     def accepts_ranks(self, node: str) -> bool:
         """Return True once ranks can connect to an agent that was started again."""
         return (self.services.folder / f"{node}.ready").exists()

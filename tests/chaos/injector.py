@@ -62,6 +62,11 @@ class Injector:
         """Return when the next fault that lasts is due to end."""
         return self._endings[0][0] if self._endings else float("inf")
 
+    @property
+    def services_are_away(self) -> bool:
+        """True while the orchestrator or Redis does not run: nobody is given up for lost then."""
+        return bool(self._away) or not self._fleet.orchestrator_answers
+
     def end_due(self, now: float) -> None:
         """End what is due."""
         while self._endings and self.next_ending <= now:
