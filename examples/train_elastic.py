@@ -33,9 +33,7 @@ def main() -> None:
     """Train, check, and say how it went; a failed check ends the rank with status 1."""
     options = arguments()
     torch.set_num_threads(1)  # more would only wait for each other: the network is too small
-    torch.manual_seed(
-        0
-    )  # the first ranks begin alike; later ones take over what these have by then
+    torch.manual_seed(0)
     train_images, test_images, train_labels, test_labels = load_data()
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     state = allfold.State(
@@ -47,10 +45,9 @@ def main() -> None:
     group = allfold.init(
         min_world=options.min_world,
         max_world=options.max_world,
-        joins="commit",
         on_loss="shrink",
+        state=state,  # whoever joins a training that runs has that of the others from here on
     )
-    state.sync()  # whoever joins a training that runs has the state of the others from here on
     train(group, state, train_images, train_labels, options)
     if group.rank == 0:
         accuracy = (model(test_images).argmax(1) == test_labels).float().mean().item()
@@ -106,10 +103,7 @@ def train(
             if state.sampler.commit():
                 state.optimizer.step()
                 state.counts += used
-            before = group.epoch
             state.commit()  # here ranks join, and leave
-            if group.epoch != before:
-                state.sync()  # with those who have joined, who call it after init
 
 
 def flat_gradients(group: allfold.Group, model: nn.Module) -> Tensor:
