@@ -1,0 +1,176 @@
+"""Ranks on their way into a group that runs: let in, too late, gone, or refused by its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+from unittest.mock import create_autospec
+
+import pytest
+
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.local_ranks import Admitted
+from allfold_agent.groups.registry import Registry
+from allfold_agent.joins import Joins
+from allfold_agent.local.server import Admission
+from allfold_agent.membership.seats import Entry, Seats
+from allfold_core.errors import PeerMissing
+from allfold_core.plan import Plan
+from allfold_core.survival.plans import without_ranks
+from tests.support.fakes.local_groups import make_plan
+from tests.support.waiting import until
+
+REQUEST = {"group": "test", "rank": None, "session": "new", "init_timeout": 5.0}
+PLAN = without_ranks(make_plan([[0], [1]]))
+RECORD = {"generation": 1}
+EPOCH = cast("Epoch", object())
+
+
+class Running:
+    """A group that runs, as a rank sees it that joins."""
+
+    def __init__(self, plan: Plan, waits_for: str = "") -> None:
+        self.name, self.opening, self.plan = plan.group, plan.epoch, plan
+        self.evicted: Exception | None = None
+        self.begun = 0
+        self.ended: list[tuple[str, str]] = []
+        self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
+        self._waits_for = waits_for
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def join(self, session: str, admitted: Admitted) -> None:
+        self.joining.put_nowait(admitted)
+
+    def rank_ended(self, session: str, how: str) -> None:
+        self.ended.append((session, how))
+
+    def waits_for(self) -> str:
+        return self._waits_for
+
+
+class Late:
+    """The joins of a node, with the groups that it has made for them."""
+
+    def __init__(self, plan: Plan = PLAN, waits_for: str = "", generation: int = 1) -> None:
+        self.groups: list[Running] = []
+        self.given_up: list[tuple[str, int, str, str]] = []
+        self.generation = generation
+        self.record: Mapping[str, Any] = RECORD
+        self._plan, self._waits_for = plan, waits_for
+        self.seats: Any = create_autospec(Seats, instance=True)
+        self.seats.join.side_effect = self._seat
+        self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
+        self._joins = Joins(
+            self.seats,
+            Registry(),
+            self._make,
+            lambda group: None,
+            lambda: self.generation,
+            lambda: None,
+        )
+
+    async def _seat(self, request: Mapping[str, Any], deadline: float) -> Entry:
+        return Entry(self._plan, self.record)
+
+    def _make(self, entry: Entry) -> Group:
+        self.groups.append(Running(entry.plan, self._waits_for))
+        return cast("Group", self.groups[-1])
+
+    def join(self, seconds: float = 5.0) -> asyncio.Task[Admission]:
+        return asyncio.create_task(self._joins.join({**REQUEST, "init_timeout": seconds}))
+
+    async def asks(self, number: int = 0) -> Admitted:
+        """Wait until the rank asks a group to let it in."""
+        await until(lambda: len(self.groups) > number, "it has a group here")
+        async with asyncio.timeout(10):
+            return await self.groups[number].joining.get()
+
+
+async def heard(tell: Admitted, epoch: Epoch | None) -> None:
+    """A group tells from another thread."""
+    await asyncio.get_running_loop().run_in_executor(None, tell, epoch)
+
+
+def test_a_rank_that_is_let_in_gets_its_first_epoch() -> None:
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        await heard(await late.asks(), EPOCH)
+        assert await joining == Admission(cast("Group", late.groups[0]), EPOCH)
+        assert late.groups[0].begun == 1
+        assert (late.given_up, late.groups[0].ended) == ([], [])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("joins", "waits_for", "told"),
+    [
+        ("any", "", "the decision of its nodes"),
+        ("commit", "", "its ranks to commit their state"),
+        ("commit", "node b", "node b"),
+    ],
+)
+def test_a_rank_that_is_not_let_in_in_time_hears_what_the_group_waits_for(
+    joins: Any, waits_for: str, told: str
+) -> None:
+    async def run() -> None:
+        late = Late(replace(PLAN, joins=joins), waits_for)
+        with pytest.raises(PeerMissing, match=f"it waits for {told}"):
+            await late.join(0.01)
+        assert late.groups[0].ended == [("new", "gave up waiting to be let in")]
+        assert late.given_up == [("test", 0, "new", "withdrawn")]
+        await heard(await late.asks(), EPOCH)  # too late, and no error
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_dies_while_it_waits_is_lost() -> None:
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        await late.asks()
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        assert [session for session, _ in late.groups[0].ended] == ["new"]
+        assert late.given_up == [("test", 0, "new", "lost")]
+
+    asyncio.run(run())
+
+
+def test_a_rank_whose_group_ends_meanwhile_asks_for_another_seat() -> None:
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        tell = await late.asks()
+        late.groups[0].evicted = PeerMissing("the group goes on without this node")
+        await heard(tell, None)
+        again = await late.asks(1)
+        assert late.given_up == [("test", 0, "new", "withdrawn")]
+        await heard(again, EPOCH)
+        assert (await joining).group is cast("Group", late.groups[1])
+
+    asyncio.run(run())
+
+
+def test_a_term_of_another_life_of_the_store_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allfold_agent.joins._RETRY_SECONDS", 0.001)
+
+    async def run() -> None:
+        late = Late(generation=0)
+        joining = late.join()
+        await until(lambda: late.seats.join.call_count >= 3, "it asks again")
+        assert late.groups == []
+        late.generation = 1
+        await heard(await late.asks(), EPOCH)
+        assert (await joining).epoch is EPOCH
+
+    asyncio.run(run())
