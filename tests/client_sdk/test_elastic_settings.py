@@ -1,0 +1,56 @@
+"""Elastic groups as one rank sees them before it asks its agent: numbers, limits and edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from allfold._calls.call import EpochView
+from allfold._epochs import Epochs
+from allfold._ranks import resolve_elastic
+from allfold._settings import GroupSettings
+from allfold_core.errors import InvalidArgument
+
+
+def test_a_rank_of_an_elastic_group_needs_no_number() -> None:
+    alone = resolve_elastic({}, None, None, 3)
+    assert (alone.rank, alone.world_size) == (None, 3)
+    assert "it opens with 3 (from min_world)" in alone.describe()
+    sized = resolve_elastic({}, None, 4, 3)
+    assert (sized.rank, sized.world_size) == (None, 4)
+    assert "from world_size" in sized.describe()
+
+
+def test_a_rank_that_is_numbered_keeps_its_number() -> None:
+    given = resolve_elastic({}, 1, 4, 3)
+    assert (given.rank, given.world_size) == (1, 4)
+    launched = resolve_elastic({"RANK": "1", "WORLD_SIZE": "2"}, None, None, 1)
+    assert (launched.rank, launched.world_size) == (1, 2)
+
+
+def test_a_group_is_elastic_if_it_says_how_large_it_may_grow() -> None:
+    assert not GroupSettings.resolve(2).elastic
+    settings = GroupSettings.resolve(2, max_world=2, joins="commit")
+    assert settings.elastic
+    assert (settings.max_world, settings.joins) == (2, "commit")
+
+
+def test_limits_and_places_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="max_world"):
+        GroupSettings.resolve(2, max_world=1)
+    with pytest.raises(InvalidArgument, match="joins"):
+        GroupSettings.resolve(2, max_world=2, joins="sometimes")
+
+
+def test_a_rank_stops_once_at_an_edge_of_which_it_has_heard() -> None:
+    epochs = Epochs(EpochView("g", 0, 2, 0, 1))
+    assert epochs.edge == 0
+    epochs.announce_edge(1)
+    assert epochs.edge == 1
+    epochs.announce({"epoch": 1, "rank": 0, "world_size": 3, "nodes": 2})
+    epochs.pass_edge(1, 1)
+    assert (epochs.edge, epochs.view.world_size) == (0, 3)
+    epochs.announce_edge(1)  # with an outcome that is waited for later
+    assert epochs.edge == 0
+    epochs.announce_edge(3)
+    epochs.announce_edge(2)
+    assert epochs.edge == 3
