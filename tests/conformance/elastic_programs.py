@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,14 @@ def reduce_once(group: allfold.Group, timeout: float | None = None) -> list[floa
 def leave_at_an_edge(group: allfold.Group, folder: str, me: int) -> dict[str, Any]:
     """Do ops as others do, and wish to leave; returns how many were done until it was let go."""
     done = 0
-    while not group.membership.left:
-        values = np.array([1, me, group._channel.next_op, 1], np.int64)
-        group.all_reduce(values)
-        done += 1
-        if done == 3:
-            group.membership.wish_to_leave()
-        group.edge()
+    with suppress(allfold.Drained):
+        while True:
+            values = np.array([1, me, group._channel.next_op, 1], np.int64)
+            group.all_reduce(values)
+            done += 1
+            if done == 3:
+                group.drain()
+            group.edge()
     rank_worker.GROUPS.pop(group.name)
     (Path(folder) / f"{me}.left").touch()
     return {"done": done}
