@@ -163,6 +163,8 @@ def test_nobody_is_taken_in_by_a_record_of_another_life_of_the_store() -> None:
     state = running(generation=1)
     late = replace(elastic(None, "c", session="new"), store=StoreLife(2, "another"), now=9.0)
     assert type(refused(state, late)) is ServiceError
+    unknown = replace(late, store=None)
+    assert voters_of(play([unknown], state)[0]) == ("a", "b", "c")
 
 
 @EITHER
