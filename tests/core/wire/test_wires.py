@@ -27,6 +27,7 @@ from allfold_core.wire.local_wire import (
     Region,
     check_timeout,
     default_socket,
+    pack_drain,
     pack_epoch,
     pack_hold,
     pack_json,
@@ -172,6 +173,11 @@ def test_outcomes_carry_their_error() -> None:
     error = AllfoldError("broken", rank=2).to_dict()
     failed = Outcome(Message.FAILED, 3, 9, epoch=2, body=error)
     assert Outcome.unpack(failed.pack()) == failed
+
+
+def test_a_node_that_drains_says_why() -> None:
+    told = pack_drain("node a drains")
+    assert (told[0], unpack_json(told)) == (Message.DRAIN, {"reason": "node a drains"})
 
 
 def test_news_of_a_group_name_it_by_its_number() -> None:
