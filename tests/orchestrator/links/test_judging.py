@@ -123,11 +123,11 @@ async def test_a_node_that_registers_again_while_it_beats_is_not_taken_for_evict
     heartbeat = one.store.nodes.heartbeat
     missed: list[str] = []
 
-    async def missing_once(node: str, incarnation: str, progress: Any) -> bool:
+    async def missing_once(node: str, *beat: Any, **said: Any) -> bool:
         if not missed:
             missed.append(node)
             return False
-        return await heartbeat(node, incarnation, progress)
+        return await heartbeat(node, *beat, **said)
 
     async with FakeAgent("a", one) as a:
         await a.register()
