@@ -13,6 +13,7 @@ import numpy as np
 
 import allfold
 from allfold._state.transfer import Transfer
+from tests.support.waiting import wait_until
 
 
 def trained(seed: int, nbytes: int) -> allfold.State:
@@ -98,6 +99,22 @@ def die_while_serving(group: allfold.Group, blocks: int, folder: str) -> None:
     Transfer.give_back = count  # type: ignore[method-assign]
     group.barrier()
     STATES[group.name].sync(group)
+
+
+def serve_after_the_other(group: allfold.Group, nbytes: int, folder: str) -> dict[str, Any]:
+    """Sync as a holder that serves no tensor before another was killed while it served one."""
+    give_back = Transfer.give_back
+
+    def wait(self: Transfer, block: Any) -> None:
+        if block.start:  # it may well be asked for the head first, which comes from one holder
+            wait_until((Path(folder) / "killed").exists, "the other holder was killed")
+        give_back(self, block)
+
+    Transfer.give_back = wait  # type: ignore[method-assign]
+    try:
+        return come_late(group, late=[], nbytes=nbytes)
+    finally:
+        Transfer.give_back = give_back  # type: ignore[method-assign]
 
 
 def sync_with_a_missing_value(group: allfold.Group) -> None:

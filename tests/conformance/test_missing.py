@@ -51,7 +51,7 @@ def test_the_others_are_told_who_is_missing_and_the_late_one_gets_the_same_at_on
     ]
     found = failures(calls)
     error = missed(found, [absent], job)
-    assert f"timed out after {TIMEOUT:g} s" in error.message
+    assert f"timed out after its timeout of {TIMEOUT:g} s" in error.message
     for failure in found:
         assert TIMEOUT * 0.9 <= failure.seconds < TIMEOUT + 4.0
     late = job.start(absent, programs.call, kind=kind, **options).failure()

@@ -9,7 +9,7 @@ import pytest
 
 from allfold_core.errors import InvalidArgument, PeerError, PeerLost
 from tests.conformance import state_programs
-from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
 
 MIB = 1 << 20
@@ -63,6 +63,12 @@ def test_a_state_that_nobody_has_whole_is_lost(pool: RankPool) -> None:
             assert "no rank has a whole state" in failure.error.message
 
 
+def late_rank_and_waiting_holder(job: Job, folder: Path) -> list[Call]:
+    """Rank 2 pulls 60 MiB; rank 0 serves its share only after the other holder was killed."""
+    holder = job.start(0, state_programs.serve_after_the_other, nbytes=60 * MIB, folder=str(folder))
+    return [holder, job.start(2, state_programs.come_late, late=[2], nbytes=60 * MIB)]
+
+
 @pytest.mark.parametrize("on_loss", ["raise", "shrink"])
 @pytest.mark.parametrize("blocks", [0, 3])
 def test_a_holder_that_dies_is_replaced(
@@ -72,10 +78,7 @@ def test_a_holder_that_dies_is_replaced(
     with pool.job((0, 1, 2), timeout=SECONDS, on_loss=on_loss) as job:
         content = begun(job, 60 * MIB)
         dying = job.start(1, state_programs.die_while_serving, blocks=blocks, folder=str(tmp_path))
-        calls = [
-            job.start(rank, state_programs.come_late, late=[2], nbytes=60 * MIB) for rank in (0, 2)
-        ]
-        came = results(calls)
+        came = results(late_rank_and_waiting_holder(job, tmp_path))
         assert (tmp_path / "killed").exists()
         assert dying.poll()
         assert [each["content"] for each in came] == [content] * 2
@@ -93,10 +96,7 @@ def test_an_agent_of_a_holder_that_dies_is_replaced(
             pid=services.agents["node1"].pid,
             folder=str(tmp_path),
         )
-        calls = [
-            job.start(rank, state_programs.come_late, late=[2], nbytes=60 * MIB) for rank in (0, 2)
-        ]
-        came = results(calls)
+        came = results(late_rank_and_waiting_holder(job, tmp_path))
         services.kill_agent("node1")  # what is left of it
         assert (tmp_path / "killed").exists()
         assert [each["content"] for each in came] == [content] * 2

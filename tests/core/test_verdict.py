@@ -145,7 +145,7 @@ def test_a_missed_deadline_names_the_missing_rank_its_node_and_its_last_op() -> 
     evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6})
     error = judge_deadline(GROUP, NODES, evidence, 1.5)
     assert error.details["missing_ranks"] == [3]
-    assert "timed out after 1.5 s" in error.message
+    assert "timed out after its timeout of 1.5 s" in error.message
     assert "rank 3 on node b has not called it (its last op was 6)" in error.message
 
 

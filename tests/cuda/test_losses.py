@@ -71,7 +71,7 @@ def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over()
         job.enter(pool.services)
         for rank, said in enumerate(job.run(loss_programs.hang, timeout=1.0)):
             assert said.startswith("PeerMissing: op 0 of group")
-            assert "timed out after 1 s" in said
+            assert "timed out after its timeout of 1 s" in said
             assert f"the GPU of rank {rank} on node node0 is busy with what it was given" in said
         for each in job.ranks:  # which would wait for its GPU
             each.kill()

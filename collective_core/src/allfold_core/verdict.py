@@ -141,7 +141,7 @@ def judge_deadline(
         reason = "every rank has called it, but the data did not arrive in time"
         advice = "Look at the links between the nodes, or give the op more time."
     return PeerMissing(
-        f"{what} timed out after {waited:g} s: {reason}. {advice}",
+        f"{what} timed out after its timeout of {waited:g} s: {reason}. {advice}",
         seq=evidence.seq,
         group=group,
         missing_ranks=absent,

@@ -96,7 +96,7 @@ def test_a_deadline_names_who_did_not_come_and_what_each_did_last() -> None:
     assert isinstance(error, PeerMissing)
     assert error.details["missing_ranks"] == [1, 2]
     assert error.details["silent_nodes"] == ["c"]
-    assert "timed out after 1.5 s" in error.message
+    assert "timed out after its timeout of 1.5 s" in error.message
     assert "rank 1 on node b has not called it (its last op was 6)" in error.message
     assert "rank 2 on node c is unknown, its agent does not answer" in error.message
 

@@ -79,7 +79,7 @@ def test_the_deadline_of_a_message_stands_still_too(
     group.check_deadlines(began + 2 * TIMEOUT + 2.1)
     error = rank.outcome()[1]
     assert isinstance(error, PeerMissing)
-    assert "timed out after 10 s: rank 2 has not" in error.message
+    assert "timed out after its timeout of 10 s: rank 2 has not" in error.message
 
 
 def test_many_short_standstills_are_told_as_a_long_one_is(local: LocalGroups) -> None:

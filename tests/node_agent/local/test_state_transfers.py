@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Thread
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +18,15 @@ import pytest
 
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.state_transfers import StateTransfers, _sources
-from allfold_agent.tensors.offers import Offers
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerMissing, WorldChanged, from_dict
+from allfold_agent.tensors.offers import Offer, Offers
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerLost,
+    PeerMissing,
+    WorldChanged,
+    from_dict,
+)
 from allfold_core.wire.state_wire import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
 from tests.support.waiting import wait_until
 
@@ -124,3 +134,24 @@ def test_sources_of_all_nodes_are_asked_before_a_second_one_of_any() -> None:
     found = _sources(seat, 7, [[rank, f"s{rank}"] for rank in range(6)])
     assert [each.rank for each in found] == [0, 3, 5, 1, 4, 2]
     assert [each.address for each in found] == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> None:
+    """Somebody may wait for the state already: that the first block is asked for may be quicker."""
+
+    class Hurried(Offers):
+        def add(self, offer: Offer) -> None:
+            super().add(offer)
+            asking = Thread(target=ask, args=(offer,), daemon=True)
+            asking.start()
+            readable = select.poll()
+            readable.register(rank, select.POLLIN)
+            assert readable.poll(5000)
+
+    def ask(offer: Offer) -> None:
+        with suppress(PeerLost), offer.block(0, 10, monotonic() + 5.0):
+            pass
+
+    with begun(StateTransfers(Hurried(), None), OFFER) as rank:
+        kinds = [rank.recv(1 << 16)[0] for _ in range(2)]
+    assert kinds == [TransferMessage.READY, TransferMessage.BLOCK]

@@ -234,7 +234,7 @@ def test_a_deadline_is_that_of_each_side_alone() -> None:
         local.groups[0].p2p.expire(monotonic() + 6.0)
         seq, error = giver.outcome()
         assert (seq, type(error)) == (FIRST_PAIR, PeerMissing)
-        assert "timed out after 5 s" in str(error)
+        assert "timed out after its timeout of 5 s" in str(error)
         taker.exchange(RECV, 0, [0.0], 0, tag=1)
         assert taker.outcome() == (FIRST_PAIR, None)
         assert giver.outcome() == (FIRST_PAIR + 1, None)

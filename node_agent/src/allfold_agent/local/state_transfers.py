@@ -94,9 +94,10 @@ class StateTransfers:
     def _offer(self, body: dict[str, Any], channel: socket.socket, window: memoryview) -> None:
         description = Description(int(body["head"]), int(body["total"]), str(body["layout"]))
         offer = Offer(str(body["id"]), description, channel, window)
+        # First: somebody may wait for the state already, and ask for its first block at once.
+        channel.send(bytes([TransferMessage.READY]) + b"{}")
         self._offers.add(offer)
         try:
-            channel.send(bytes([TransferMessage.READY]) + b"{}")
             offer.await_end()
         finally:
             self._offers.remove(offer)
