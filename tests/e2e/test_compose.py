@@ -127,7 +127,7 @@ def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
         ends = [
             int(event["Actor"]["Attributes"]["exitCode"])
             for event in events
-            if event["Action"] == "die"
+            if event["Action"] == "die" and service_of(event) == "elastic"
         ]
         return Scaling(said_by_rank_0(project), training_sizes(project), ends)
 
@@ -247,9 +247,12 @@ def moments(stack: Stack, action: str) -> dict[str, int]:
     first: dict[str, int] = {}
     for event in stack.events:
         if event["Action"] == action:
-            service = event["Actor"]["Attributes"][docker.SERVICE_LABEL]
-            first.setdefault(service, event["timeNano"])
+            first.setdefault(service_of(event), event["timeNano"])
     return first
+
+
+def service_of(event: dict[str, Any]) -> str:
+    return str(event["Actor"]["Attributes"][docker.SERVICE_LABEL])
 
 
 def test_no_service_runs_as_root(up: Stack) -> None:
