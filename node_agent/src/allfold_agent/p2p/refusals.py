@@ -31,9 +31,9 @@ def overdue(group: str, call: PendingCall) -> PeerMissing:
         peer = "no rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
         what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
     return PeerMissing(
-        f"{call.describe()} of rank {call.rank} in group '{group}' timed out "
-        f"after its timeout of {message.timeout:g} s: {what} (a message is received by a recv with the "
-        "same tag, and the dtype and size are compared then)",
+        f"{call.describe()} of rank {call.rank} in group '{group}' timed out after its timeout of "
+        f"{message.timeout:g} s: {what} (a message is received by a recv with the same tag, and the "
+        "dtype and size are compared then)",
         group=group,
         missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],
         timeout=message.timeout,
