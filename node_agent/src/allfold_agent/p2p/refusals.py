@@ -32,8 +32,8 @@ def overdue(group: str, call: PendingCall) -> PeerMissing:
         what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
     return PeerMissing(
         f"{call.describe()} of rank {call.rank} in group '{group}' timed out after its timeout of "
-        f"{message.timeout:g} s: {what} (a message is received by a recv with the same tag, and the "
-        "dtype and size are compared then)",
+        f"{message.timeout:g} s: {what} (a message is received by a recv with the same tag, and "
+        "the dtype and size are compared then)",
         group=group,
         missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],
         timeout=message.timeout,
