@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.children import ROOT, environment
 from benchmarks.faults import cost, steady
 from benchmarks.faults.__main__ import line_of
 from benchmarks.faults.changes import ChangeLog, read_changes
 from benchmarks.faults.measuring import Contestant, Row, Sample, row_of, samples
 from benchmarks.faults.options import ROWS, parse
+from tests.benchmarks.commands import run_benchmark
 from tests.chaos.faults import Kind
 from tests.chaos.injector import Done
 from tests.chaos.records import FINISHED, RankLog, Record
@@ -202,17 +199,8 @@ def test_options_that_cannot_work_are_refused(
 @pytest.mark.timeout(300)
 def test_a_reset_is_measured_and_the_results_are_written(tmp_path: Path) -> None:
     requires("redis")
+    options = ["--rows", "reset", "--faults", "2"]
     file = tmp_path / "results.json"
-    options = ["--rows", "reset", "--faults", "2", "--json", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", *options],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(file.read_text())["rows"]
+    printed, (row,) = run_benchmark("benchmarks.faults", *options, json_file=file, timeout=SECONDS)
     assert row["note"].endswith("; 0 errors")
-    assert "reset inside an op of 16 MiB" in done.stdout
+    assert "reset inside an op of 16 MiB" in printed

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.children import ROOT, environment
 from benchmarks.state.__main__ import parse
+from tests.benchmarks.commands import run_benchmark
 
 SECONDS = 240.0
 
 
 @pytest.mark.timeout(300)
 def test_both_rows_are_measured_checked_and_written(tmp_path: Path) -> None:
+    options = ["--mib", "24", "--rounds", "2"]
     file = tmp_path / "results.json"
-    options = ["--mib", "24", "--rounds", "2", "--json", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.state", *options],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(file.read_text())["rows"]
+    printed, rows = run_benchmark("benchmarks.state", *options, json_file=file, timeout=SECONDS)
     assert [(name, row["samples"], row["wrong"]) for name, row in rows.items()] == [
         ("undisturbed", 2, 0),
         ("killed", 1, 0),
     ]
     assert all(0 < row["least"] <= row["median"] <= row["p99"] for row in rows.values())
-    assert "a source killed halfway" in done.stdout
+    assert "a source killed halfway" in printed
 
 
 @pytest.mark.parametrize("arguments", [["--holders", "1"], ["--mib", "0"], ["--rounds", "0"]])

@@ -10,7 +10,6 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,7 +17,7 @@ from time import monotonic
 
 import allfold
 from allfold_core.errors import AllfoldError
-from tests.chaos.rank_program import Orders, Player, Started
+from tests.chaos.rank_program import Orders, Player, Started, leave_all_groups
 from tests.chaos.records import BROKEN, DRAINED, FINISHED, Record, Writer
 from tests.chaos.script import CONTROL, WORLD, op_at, shift_after
 
@@ -136,9 +135,7 @@ def main() -> None:
         opening = group.membership.opening
         writer.write(Record(-1, WORLD, "edge", now, now, code, error.message, opening=opening))
         ending = BROKEN
-    while allfold.is_initialized():
-        with suppress(AllfoldError):  # the log has what failed
-            allfold.shutdown()
+    leave_all_groups()
     writer.end(ending)
 
 

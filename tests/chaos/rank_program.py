@@ -256,6 +256,12 @@ def open_groups(orders: Orders) -> dict[str, allfold.Group]:
     return {WORLD: world, ("even", "odd")[parity]: half}
 
 
+def leave_all_groups() -> None:
+    while allfold.is_initialized():
+        with suppress(AllfoldError):  # the log has what failed
+            allfold.shutdown()
+
+
 def main() -> None:
     """Play, then leave the groups. SIGUSR1 writes the stacks of all threads."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -264,9 +270,7 @@ def main() -> None:
     player = Player(orders, open_groups(orders), writer)
     print("ready", flush=True)
     ending = player.play()
-    while allfold.is_initialized():
-        with suppress(AllfoldError):  # the log has what failed
-            allfold.shutdown()
+    leave_all_groups()
     writer.end(ending)
 
 

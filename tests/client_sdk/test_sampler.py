@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 
 import allfold
 from allfold._sampler import Batch
+from tests.support.fakes.sampled_group import Members
 
 SEED = 7
-
-
-@dataclass
-class Members:
-    """A group as one rank sees it."""
-
-    rank: int = 0
-    world_size: int = 1
-    epoch: int = 0
-    name: str = "g"
 
 
 def sampler(

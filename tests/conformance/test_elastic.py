@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ def options_of(edges: bool, **others: Any) -> dict[str, Any]:
     return {**SHRINK, "joins": "commit" if edges else "any", **others}
 
 
-@contextmanager
-def elastic_job(pool: RankPool, nodes: Sequence[int]) -> Iterator[Job]:
-    with pool.unregistered(nodes) as job:
-        yield job
-
-
 def join(job: Job, services: Services, rank: int, **options: Any) -> Call:
     return job.ranks[rank].start(
         programs.join, name=job.name, agent=services.socket_of(job.nodes[rank]), **options
@@ -49,6 +42,24 @@ def open_with(job: Job, services: Services, ranks: Sequence[int], **options: Any
 
 def begin(job: Job, rank: int, folder: Path, *, edges: bool) -> Call:
     return job.start(rank, programs.train, folder=str(folder), me=rank, edges=edges)
+
+
+def open_and_begin(
+    job: Job, services: Services, folder: Path, ranks: Sequence[int], *, edges: bool
+) -> dict[int, Call]:
+    """Open the group with some ranks, which train until they are stopped."""
+    open_with(job, services, ranks, **options_of(edges))
+    return {rank: begin(job, rank, folder, edges=edges) for rank in ranks}
+
+
+def replace_the_lost_one(
+    job: Job, services: Services, folder: Path, calls: dict[int, Call], *, edges: bool
+) -> None:
+    """Rank 3 joins those that are left of three, and all train until they are stopped."""
+    assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
+    calls[3] = begin(job, 3, folder, edges=edges)
+    await_size(folder, 3, 3)
+    (folder / "stop").touch()
 
 
 def await_size(folder: Path, rank: int, size: int) -> None:
@@ -73,7 +84,7 @@ def check(told: Sequence[dict[str, Any]]) -> None:
 def test_ranks_join_on_nodes_that_are_in_the_group_and_on_others(
     pool: RankPool, services: Services, tmp_path: Path, edges: bool
 ) -> None:
-    with elastic_job(pool, (0, 1, 0, 2)) as job:
+    with pool.unregistered((0, 1, 0, 2)) as job:
         open_with(job, services, (0, 1), **options_of(edges))
         calls = [begin(job, rank, tmp_path, edges=edges) for rank in (0, 1)]
         for newcomer, size in ((2, 3), (3, 4)):
@@ -93,16 +104,12 @@ def test_ranks_join_on_nodes_that_are_in_the_group_and_on_others(
 def test_a_rank_that_was_killed_comes_back(
     pool: RankPool, services: Services, tmp_path: Path, edges: bool
 ) -> None:
-    with elastic_job(pool, (0, 1, 2, 1)) as job:
-        open_with(job, services, (0, 1, 2), **options_of(edges))
-        calls = {rank: begin(job, rank, tmp_path, edges=edges) for rank in (0, 1, 2)}
+    with pool.unregistered((0, 1, 2, 1)) as job:
+        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), edges=edges)
         await_size(tmp_path, 0, 3)
         job.ranks[1].kill()
         await_size(tmp_path, 0, 2)
-        assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
-        calls[3] = begin(job, 3, tmp_path, edges=edges)
-        await_size(tmp_path, 3, 3)
-        (tmp_path / "stop").touch()
+        replace_the_lost_one(job, services, tmp_path, calls, edges=edges)
         told = results([calls[rank] for rank in (0, 2, 3)])
         check(told)
         assert [size for size, _ in told[0]["sizes"]] == [3, 2, 3]
@@ -112,17 +119,13 @@ def test_a_rank_that_was_killed_comes_back(
 def test_a_node_that_was_killed_comes_back_under_its_name(
     pool: RankPool, services: Services, tmp_path: Path, edges: bool
 ) -> None:
-    with elastic_job(pool, (0, 1, 2, 1)) as job:
-        open_with(job, services, (0, 1, 2), **options_of(edges))
-        calls = {rank: begin(job, rank, tmp_path, edges=edges) for rank in (0, 1, 2)}
+    with pool.unregistered((0, 1, 2, 1)) as job:
+        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), edges=edges)
         await_size(tmp_path, 0, 3)
         services.kill_agent("node1")
         await_size(tmp_path, 0, 2)
         services.restart_dead_agents()
-        assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
-        calls[3] = begin(job, 3, tmp_path, edges=edges)
-        await_size(tmp_path, 3, 3)
-        (tmp_path / "stop").touch()
+        replace_the_lost_one(job, services, tmp_path, calls, edges=edges)
         check(results([calls[rank] for rank in (0, 2, 3)]))
         job.ranks[1].kill()
 
@@ -130,7 +133,7 @@ def test_a_node_that_was_killed_comes_back_under_its_name(
 def test_a_rank_leaves_at_an_edge_and_nothing_is_redone(
     pool: RankPool, services: Services, tmp_path: Path
 ) -> None:
-    with elastic_job(pool, (0, 1, 2)) as job:
+    with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1, 2), **options_of(True))
         calls = [begin(job, rank, tmp_path, edges=True) for rank in (0, 1)]
         leaving = job.start(2, programs.leave_at_an_edge, folder=str(tmp_path), me=2)
@@ -143,7 +146,7 @@ def test_a_rank_leaves_at_an_edge_and_nothing_is_redone(
 
 
 def test_messages_reach_newcomers(pool: RankPool, services: Services) -> None:
-    with elastic_job(pool, (0, 1, 1, 2)) as job:
+    with pool.unregistered((0, 1, 1, 2)) as job:
         open_with(job, services, (0, 1), **SHRINK)
         for newcomer in (2, 3):
             call = join(job, services, newcomer, **SHRINK)
@@ -160,7 +163,7 @@ def test_messages_reach_newcomers(pool: RankPool, services: Services) -> None:
 def test_tensors_shaped_by_the_world_size_are_made_anew_when_somebody_joins(
     pool: RankPool, services: Services
 ) -> None:
-    with elastic_job(pool, (0, 1, 2)) as job:
+    with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1), **SHRINK)
         assert join(job, services, 2, **SHRINK).result()[1] == 3
         told = results([job.start(rank, programs.gather) for rank in range(3)])
@@ -170,7 +173,7 @@ def test_tensors_shaped_by_the_world_size_are_made_anew_when_somebody_joins(
 def test_with_raise_all_ranks_hear_that_somebody_has_joined_and_the_next_op_works(
     pool: RankPool, services: Services
 ) -> None:
-    with elastic_job(pool, (0, 1)) as job:
+    with pool.unregistered((0, 1)) as job:
         open_with(job, services, (0,))
         assert join(job, services, 1).result() == [1, 2, 1]
         calls = [job.start(rank, programs.reduce_once) for rank in (0, 1)]
@@ -186,7 +189,7 @@ def test_one_rank_too_many_gets_in_when_another_has_left(
     pool: RankPool, services: Services
 ) -> None:
     options = {**SHRINK, "max_world": 2}
-    with elastic_job(pool, (0, 1, 2)) as job:
+    with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1), **options)
         refused = join(job, services, 2, **options, init_timeout=0.5).failure().error
         assert type(refused) is GroupFull
@@ -199,7 +202,7 @@ def test_one_rank_too_many_gets_in_when_another_has_left(
 def test_other_parameters_than_those_of_the_group_are_refused(
     pool: RankPool, services: Services
 ) -> None:
-    with elastic_job(pool, (0, 1)) as job:
+    with pool.unregistered((0, 1)) as job:
         open_with(job, services, (0,), **SHRINK)
         refused = join(job, services, 1, **SHRINK, min_world=2, world_size=2).failure().error
         assert type(refused) is RegisterParamsMismatch
@@ -208,7 +211,7 @@ def test_other_parameters_than_those_of_the_group_are_refused(
 
 def test_below_min_world_ops_wait_for_others_to_join(pool: RankPool, services: Services) -> None:
     options = {**SHRINK, "min_world": 2}
-    with elastic_job(pool, (0, 1, 2)) as job:
+    with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1), **options)
         in_flight = job.start(0, programs.reduce_once)
         wait_until(lambda: services.ops("node0", job.name, 1) is not None, "the op is called")
@@ -223,7 +226,7 @@ def test_below_min_world_ops_fail_where_nobody_joins_in_time(
     pool: RankPool, services: Services
 ) -> None:
     options = {**SHRINK, "min_world": 2, "init_timeout": 1.0}
-    with elastic_job(pool, (0, 1)) as job:
+    with pool.unregistered((0, 1)) as job:
         open_with(job, services, (0, 1), **options)
         job.ranks[1].kill()
         wait_until(
@@ -237,7 +240,7 @@ def test_below_min_world_ops_fail_where_nobody_joins_in_time(
 def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
     pool: RankPool, services: Services, tmp_path: Path
 ) -> None:
-    with elastic_job(pool, (0, 1, 2)) as job:
+    with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1), **options_of(True))
         waiting = join(job, services, 2, **options_of(True))
         results([job.start(rank, programs.reduce_once) for rank in (0, 1)])
@@ -260,7 +263,7 @@ def test_a_rank_that_joins_goes_on_from_the_state_of_the_others(
         return job.ranks[rank].start(program, name=job.name, agent=agent, numel=numel, **options)
 
     options: dict[str, Any] = {**SHRINK, "world_size": 2}
-    with elastic_job(pool, (0, 1, 2, 1)) as job:
+    with pool.unregistered((0, 1, 2, 1)) as job:
         assert sorted(results([enter(job, 0), enter(job, 1)])) == [[0, 2, 0], [1, 2, 0]]
         train: dict[str, Any] = {"folder": str(tmp_path), "steps": 30}
         calls = {

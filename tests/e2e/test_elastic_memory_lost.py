@@ -50,6 +50,13 @@ def open_with(job: Job, services: Services, *ranks: int, **options: Any) -> None
     results([join(job, services, rank, world_size=len(ranks), **options) for rank in ranks])
 
 
+def open_and_join(job: Job, services: Services) -> None:
+    """Rank 3, on a node of its own, joins a group that ranks 0 and 1 have opened."""
+    open_with(job, services, 0, 1)
+    assert join(job, services, 3).result()[:2] == [2, 3]
+    reduces(job, 0, 1, 3)
+
+
 def forget(services: Services) -> None:
     """Have the orchestrator lose its state, and wait until all agents have come back to it."""
     services.kill_orchestrator()
@@ -77,9 +84,7 @@ def test_the_ranks_that_have_joined_before_are_remembered_by_their_agents(
     job: Job, services: Services
 ) -> None:
     """The first ones leave: the group goes on, and takes in others, with those who have joined."""
-    open_with(job, services, 0, 1)
-    assert join(job, services, 3).result()[:2] == [2, 3]
-    reduces(job, 0, 1, 3)
+    open_and_join(job, services)
     forget(services)
     for rank in (0, 1):
         job.start(rank, programs.leave).result()
@@ -104,9 +109,7 @@ def test_a_seat_that_was_free_before_the_loss_is_free_after_it(
 def test_a_node_with_ranks_that_have_joined_outlives_the_loss_of_another(
     job: Job, services: Services
 ) -> None:
-    open_with(job, services, 0, 1)
-    assert join(job, services, 3).result()[:2] == [2, 3]
-    reduces(job, 0, 1, 3)
+    open_and_join(job, services)
     forget(services)
     services.kill_agent("node1")
     reduces(job, 0, 3)

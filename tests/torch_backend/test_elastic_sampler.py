@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import allfold.torch
 from allfold_core.errors import InvalidArgument, RegisterNotFirstOperation
+from tests.support.fakes.sampled_group import Members
 from tests.torch_backend import group_programs
 from tests.torch_backend.conftest import TorchJob
 
@@ -26,16 +26,6 @@ LOADERS = pytest.mark.parametrize(
     [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 4}],
     ids=["alone", "workers", "persistent"],
 )
-
-
-@dataclass
-class Members:
-    """A group as one rank sees it."""
-
-    rank: int = 0
-    world_size: int = 1
-    epoch: int = 0
-    name: str = "g"
 
 
 def loader_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.core.survival.scenario import Scenario
 
 ONE_TWO = (0, 1, 1)
@@ -276,10 +278,23 @@ JOINS = [
     ),
 ]
 SCENARIOS += JOINS
+# The faults of the deep searches.
+_DEEP_FAULTS = Scenario(
+    "deep",
+    nodes=4,
+    crashes=2,
+    rank_deaths=2,
+    false=1,
+    losses=1,
+    verdicts=1,
+    again=2,
+    arrangements=1,
+    orch_crashes=1,
+)
 JOIN_DEEP = [
-    Scenario(
-        f"deep: {name}",
-        nodes=4,
+    replace(
+        _DEEP_FAULTS,
+        name=f"deep: {name}",
         rank_node=(0, 1, 2, 3, 1, 3, 2),
         joiners=(3, 4, 5, 6),
         max_world=most,
@@ -291,14 +306,6 @@ JOIN_DEEP = [
         slow=slow,
         commits=commits,
         leavers=leavers,
-        crashes=2,
-        rank_deaths=2,
-        false=1,
-        losses=1,
-        verdicts=1,
-        again=2,
-        arrangements=1,
-        orch_crashes=1,
     )
     for name, kinds, raises, slow, least, most, commits, leavers in [
         ("joins", ("ar", "ar", "ar"), False, False, 1, 6, (), ()),
@@ -311,23 +318,16 @@ JOIN_DEEP = [
     ]
 ]
 DEEP = [
-    Scenario(
-        f"deep: {name}",
-        nodes=4,
+    replace(
+        _DEEP_FAULTS,
+        name=f"deep: {name}",
         rank_node=ranks,
         kinds=kinds,
         raises=raises,
         mortal=(4, 5),
         late=((4, 0), (4, 1), (5, 1)),
         slow=slow,
-        crashes=2,
-        rank_deaths=2,
-        false=1,
-        losses=1,
-        verdicts=1,
-        again=2,
         arrangements=2,
-        orch_crashes=1,
     )
     for name, ranks, kinds, raises, slow in [
         ("4 nodes", (0, 1, 2, 3, 1, 2), ("ar", "ar"), False, False),

@@ -126,9 +126,13 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
     if join.rank is None or not 0 <= join.rank < params.world_size:
         return _rank_out_of_range(state.group, join)
     if not 1 <= params.min_world <= params.world_size:
-        return _min_world_out_of_range(state.group, join)
+        return _world_out_of_range(
+            state.group, join, "min_world", "it must be between 1 and the world_size"
+        )
     if params.max_world is not None and params.max_world < params.world_size:
-        return _max_world_out_of_range(state.group, join)
+        return _world_out_of_range(
+            state.group, join, "max_world", "it must not be below the world_size"
+        )
     current, forming = state.current, state.forming
     if current is not None and current.intact:
         return _group_is_full(state.group, current, join)
@@ -286,29 +290,16 @@ def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
     )
 
 
-def _min_world_out_of_range(group: str, join: Join) -> AllfoldError:
-    params = join.params
+def _world_out_of_range(group: str, join: Join, field: str, rule: str) -> AllfoldError:
+    value, world_size = getattr(join.params, field), join.params.world_size
     return InvalidArgument(
-        f"rank {join.rank} came to group {group} with min_world={params.min_world}: it must be "
-        f"between 1 and the world_size, which is {params.world_size}",
+        f"rank {join.rank} came to group {group} with {field}={value}: {rule}, which is "
+        f"{world_size}",
         group=group,
         rank=join.rank,
-        field="min_world",
-        min_world=params.min_world,
-        world_size=params.world_size,
-    )
-
-
-def _max_world_out_of_range(group: str, join: Join) -> AllfoldError:
-    params = join.params
-    return InvalidArgument(
-        f"rank {join.rank} came to group {group} with max_world={params.max_world}: it must not be "
-        f"below the world_size, which is {params.world_size}",
-        group=group,
-        rank=join.rank,
-        field="max_world",
-        max_world=params.max_world,
-        world_size=params.world_size,
+        field=field,
+        world_size=world_size,
+        **{field: value},
     )
 
 
