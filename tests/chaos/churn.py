@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from pathlib import Path
 from random import Random
 from time import monotonic
 
 from allfold.cli._processes import wait_for
 from tests.chaos.churn_program import ChurnOrders
+from tests.chaos.contents import MOST_SEATS
 from tests.chaos.faults import TAKES_A_NODE, TAKES_A_RANK, Kind, schedule
 from tests.chaos.fleet import Fleet, RankProcess
 from tests.chaos.injector import Injector
@@ -138,8 +140,7 @@ class Churn:
     def _start_rank(self) -> None:
         nodes = [each for each in self.fleet.nodes if each not in self._away]
         node = self._random.choice(nodes)
-        seat, terms = self._next_seat, self.terms
-        self._next_seat += 1
+        seat, terms = self._free_seat(), self.terms
         orders = ChurnOrders(
             seat=seat,
             world=0,
@@ -154,6 +155,13 @@ class Churn:
         )
         self.fleet.launch_rank(orders, node, _PROGRAM)
         self.counts["start-rank"] += 1
+
+    def _free_seat(self) -> int:
+        """Return the next number; results must tell it from those of all living ranks."""
+        taken = {rank.orders.seat % MOST_SEATS for rank in self.fleet.living}
+        seat = next(each for each in count(self._next_seat) if each % MOST_SEATS not in taken)
+        self._next_seat = seat + 1
+        return seat
 
     def _drain(self, rank: RankProcess) -> None:
         seat = rank.orders.seat
