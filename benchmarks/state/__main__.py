@@ -30,12 +30,12 @@ _HEADER = _LINE.format(
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """The options of a measurement.
 
     Attributes:
-        nbytes: of the state.
-        holders: ranks that have it, each on a node of its own.
-        rounds: undisturbed pulls; of those with a source that is killed a third.
+        nbytes: the size of the state.
+        holders: the number of ranks that have the state, each on a node of its own.
+        rounds: the number of undisturbed pulls; a source is killed in a third as many others.
     """
 
     nbytes: int
@@ -45,7 +45,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print a line for each of the two."""
+    """Measure pulls with and without a killed source, and print a line for each."""
     options = parse(arguments)
     about = machine.environment(sys.argv[1:])
     print(f"# {about['cpu']}, {about['cores']} cores; commit {about['commit']}")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """The options; ends the process with a message where they cannot work."""
+    """Return the options; ends the process with a message if they cannot work."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.state",
         description="The time until a rank that comes late has the state of the others.",
@@ -88,7 +88,7 @@ def _undisturbed(stack: LocalStack, options: Options) -> Figures:
 
 
 def _with_a_source_killed(stack: LocalStack, options: Options) -> Figures:
-    """One pull per start of the ranks, in which rank 1 dies with half of its share served."""
+    """Measure one pull per start of the ranks; rank 1 dies after serving half of its share."""
     blocks = max(1, options.nbytes // BLOCK_BYTES // options.holders // 2)
     rounds = -(-options.rounds // 3)
     return _figures([_run(stack, options, f"killed{n}", 1, blocks) for n in range(rounds)])

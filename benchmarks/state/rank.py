@@ -1,4 +1,4 @@
-"""A rank of the measurement: holds a state, or comes late again and again.
+"""A rank of the measurement: it holds the state, or pulls it in every round.
 
 python -m benchmarks.state.rank '{"rank": 0, "world": 3, ...}'
 """
@@ -24,13 +24,13 @@ STEP = 7
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is to do.
+    """The arguments of a rank.
 
     Attributes:
-        nbytes: of the state.
-        rounds: how often the last rank comes late.
-        dies_after: the rank is killed when it has been asked for so many blocks; 0 for never.
-        results: the file for the seconds of each round, and the CPU seconds.
+        nbytes: the size of the state.
+        rounds: the number of times that the last rank pulls the state.
+        dies_after: the number of served blocks after which the rank is killed; 0 for never.
+        results: the file for the report of the last rank.
     """
 
     rank: int
@@ -47,12 +47,12 @@ class Orders:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank has measured.
+    """The measurements of the rank that pulls.
 
     Attributes:
-        seconds: of each round.
+        seconds: the duration of each round.
         cpu: CPU seconds of this process in all rounds.
-        wrong: rounds after which its state was not the right one.
+        wrong: the number of rounds after which its state was not equal to that of the holders.
     """
 
     seconds: list[float]
@@ -61,7 +61,7 @@ class Report:
 
 
 def main() -> None:
-    """Run the rounds, and write what they took."""
+    """Run the rounds, and write the report."""
     orders = Orders(**json.loads(sys.argv[1]))
     group = allfold.init(
         rank=orders.rank,
@@ -74,7 +74,7 @@ def main() -> None:
         _die_after(orders.dies_after)
     is_late = orders.rank == orders.world - 1
     right = np.random.default_rng(1).integers(0, 2**63, orders.nbytes // 8, np.int64)
-    # A process that has trained before: its memory is there.
+    # As in a process that has trained before, the memory is mapped already.
     weights = np.full_like(right, -1) if is_late else right
     report = _measure(group, weights, right, orders.rounds, is_late)
     Path(orders.results).write_text(json.dumps(asdict(report)))

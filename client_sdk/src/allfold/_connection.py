@@ -65,7 +65,7 @@ class GroupListener(Protocol):
 
 
 class Connection:
-    """A connected socket, and what is being waited for.
+    """A socket to the agent, and the requests that have no answer yet.
 
     Args:
         path: of the agent's socket.
@@ -122,7 +122,7 @@ class Connection:
     def ask(
         self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
     ) -> Pending:
-        """Ask for something as :meth:`request` does; return its answer, which is still to come."""
+        """Send a request as :meth:`request` does; return its pending answer without waiting."""
         number = next(self._requests)
         key = (kind, number)
         pending = self.expect(key)

@@ -1,4 +1,4 @@
-"""Leaving because somebody else wants it: this process got SIGTERM, or its node drains.
+"""Leaving on request: this process got SIGTERM, or its node drains.
 
 A rank of an elastic group leaves at an edge: before it calls its next collective, with everything
 done that it has called. The others go on without it, and nothing is done again for it.
@@ -22,13 +22,13 @@ log = logging.getLogger("allfold")
 
 
 class Drained(SystemExit):
-    """The end of a process that was told to leave, and has left its groups: with status 0.
+    """Ends a process that was told to leave, once it has left its groups, with status 0.
 
     As it is a ``SystemExit``, ``finally`` and ``with`` blocks run, ``except Exception`` does not
     catch it, and nothing is printed.
 
     Attributes:
-        reason: why it was to leave, a phrase to follow "as".
+        reason: why it was told to leave, a phrase to follow "as".
     """
 
     def __init__(self, reason: str) -> None:
@@ -40,17 +40,17 @@ class Drained(SystemExit):
 
 
 class Draining:
-    """What this process was told, and whether it has done so.
+    """The request that this process leave its groups, and its execution.
 
     SIGTERM is handled while the process is in a group that it can leave, if its main thread has
-    opened one and nobody else handles it. A second SIGTERM ends the process, as one does otherwise.
+    opened one and the program has no handler of its own. A second SIGTERM ends the process at once.
 
     Args:
-        leave_all: leaves all groups of the process, in order.
+        leave_all: leaves all groups of the process.
 
     Attributes:
-        reason: why it is to leave, a phrase to follow "as"; ``None`` while it is not.
-        has_left: the groups were left for that reason.
+        reason: why it is to leave, a phrase to follow "as"; ``None`` without a request.
+        has_left: True once the groups were left for that reason.
     """
 
     def __init__(self, leave_all: Callable[[Parting], None]) -> None:
@@ -63,11 +63,11 @@ class Draining:
         disown_in_children(self)
 
     def begin_anew(self) -> None:
-        """Forget what came before: the process begins to work with an agent."""
+        """Reset everything, for a new connection to an agent."""
         self.reason, self.has_left, self._signals = None, False, 0
 
     def watch(self, *, watching: bool) -> None:
-        """Say whether the process is in a group that it can leave."""
+        """Handle SIGTERM while the process is in a group that it can leave, and only then."""
         if watching and not self._watching:
             self._handle_signal()
         elif self._watching and not watching:
@@ -75,7 +75,7 @@ class Draining:
         self._watching = watching
 
     def tell(self, reason: str) -> None:
-        """Note that the process is to leave; the first reason counts. Not for signal handlers."""
+        """Log and note the request to leave; the first reason counts. Not for signal handlers."""
         if self.reason is None and self._watching:
             log.info("this process leaves its groups at the next edge, as %s", reason)
         elif self.reason is None:
@@ -83,11 +83,11 @@ class Draining:
         self.ask(reason)
 
     def ask(self, reason: str) -> None:
-        """Note that the process is to leave, and do nothing else: a signal handler may call it."""
+        """Note the request to leave, and do nothing else: a signal handler may call it."""
         self.reason = self.reason or reason
 
     def leave(self) -> NoReturn:
-        """Leave all groups, unless they were left before; raises ``Drained`` in any case."""
+        """Leave all groups, unless they were left before, and raise ``Drained``."""
         reason = self.reason or "it was told to"
         with self._leaving:
             if not self.has_left:
@@ -106,7 +106,7 @@ class Draining:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _handle_no_signal(self) -> None:
-        """Handle SIGTERM no more. In a thread that cannot do so, the handler stays and ends us."""
+        """Restore the default action of SIGTERM; outside the main thread, our handler stays."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -120,7 +120,7 @@ class Draining:
         os.kill(os.getpid(), number)
 
     def disown(self) -> None:
-        """In a forked child: SIGTERM ends it."""
+        """Restore the default action of SIGTERM in a forked child."""
         self._leaving = threading.RLock()
         self._handle_no_signal()
         self._watching = False

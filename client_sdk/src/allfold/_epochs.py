@@ -22,18 +22,19 @@ _HELD_SECONDS = 3.0
 
 
 class Epochs:
-    """The epoch that a rank is in, and those that it will be in.
+    """The current epoch of a rank, and the announced next ones.
 
     Args:
         view: the epoch in which it joined.
-        fixed: stay in that epoch for ever: what is called after a loss has an older view than the
-            agents' epoch, and fails.
+        fixed: never leave that epoch: an op that is called after a loss then carries an older view
+            than the agents' epoch, and fails.
 
     Attributes:
-        view: the epoch that it is in. Replaced as a whole.
-        held_at: when the agent last said that the group recovers, and deadlines stand still
+        view: the current epoch; replaced as a whole.
+        held_at: when the agent last said that the group recovers and deadlines are suspended
             (monotonic).
-        waits_for: what the group waited for then, and ``held_for`` how many seconds it had.
+        held_for: for how many seconds it had recovered then.
+        waits_for: what it waited for then.
     """
 
     def __init__(self, view: EpochView, *, fixed: bool = False) -> None:
@@ -48,7 +49,7 @@ class Epochs:
         self._has_warned = False
 
     def announce(self, body: Mapping[str, Any]) -> None:
-        """Take in an epoch that the rank will be in."""
+        """Store an announced epoch; the rank enters it with the outcome of an op."""
         if self._fixed:
             return
         self._upcoming[body["epoch"]] = EpochView(
@@ -80,15 +81,15 @@ class Epochs:
 
     @property
     def edge(self) -> int:
-        """The number of the edge to which this rank is to come; 0 while nobody waits there."""
+        """The number of the edge that this rank has to come to; 0 while nobody waits there."""
         return self._edge if self._edge > self._passed_edge else 0
 
     def announce_edge(self, edge: int) -> None:
-        """The program has waited for an outcome with which all ranks hear of an edge."""
+        """Note the edge that was announced with the outcome of an op."""
         self._edge = max(edge, self._edge)
 
     def pass_edge(self, edge: int, ordinal: int) -> None:
-        """The rank goes on from an edge, in this epoch."""
+        """Enter the epoch in which the ranks go on from an edge."""
         self._passed_edge = max(edge, self._passed_edge)
         self.enter(ordinal)
 

@@ -1,4 +1,4 @@
-"""Forked children let go of what their parent shares with its node agent.
+"""Forked children close the descriptors that their parent shares with its node agent.
 
 The agent takes a rank for alive as long as anybody holds its socket open. A child that outlives its
 parent, a worker of a data loader perhaps, would hide the parent's death.
@@ -12,10 +12,10 @@ from weakref import WeakSet
 
 
 class Inherited(Protocol):
-    """What a forked child has of its parent's."""
+    """A resource of the parent that a forked child inherits."""
 
     def disown(self) -> None:
-        """Let go of it, in the child and for it alone; no other thread exists there."""
+        """Release the child's copy. Called in the child, which has one thread."""
 
 
 _inherited: WeakSet[Inherited] = WeakSet()

@@ -98,7 +98,7 @@ class Group(Collectives):
 
     @property
     def epoch(self) -> int:
-        """How often the group has changed its ranks: 0 at first, one more with every change."""
+        """The number of times that the ranks of the group have changed, 0 at first."""
         return self.membership.view.epoch
 
     @property

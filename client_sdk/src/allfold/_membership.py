@@ -37,16 +37,16 @@ _NAME_KEPT = 107
 
 
 class Membership:
-    """A seat that was taken. Made by :meth:`join`.
+    """A seat of this process in a group. Made by :meth:`join`.
 
     Attributes:
         session: the connection to the agent, and the memory shared with it.
         epochs: those of the group, as the agent reports them.
-        opening: the number of this life of the group, of all that had its name.
-        number: what the agent calls the group, for this process.
+        opening: the number of this opening of the group's name.
+        number: the agent's number of the group, for this process.
         first: the number of the first op of this rank.
         timeout: seconds until an op fails, as the ranks have agreed.
-        left: whether the seat was given up.
+        left: True once the seat was given up.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Membership:
         self._give_up(GRACE_SECONDS, parting)
 
     def depart(self, parting: Parting, *, lost: bool) -> None:
-        """Give up the seat, and do not wait until others could have it.
+        """Give up the seat without waiting for the agent's answer.
 
         Args:
             lost: ops are in flight.
@@ -162,7 +162,7 @@ class Membership:
     # Edges
 
     def come_to_edge(self, next_op: int, timeout: float) -> bool:
-        """Let others join and leave here, where somebody waits for that.
+        """Let others join and leave here, if somebody waits for that.
 
         Args:
             next_op: the number of this rank's next op.
@@ -172,7 +172,7 @@ class Membership:
             True if this rank is still in the group, False if it was let go.
 
         Raises:
-            PeerMissing: not all of them have come in time.
+            PeerMissing: not all ranks have come in time.
         """
         self.check()
         edge = self.epochs.edge

@@ -8,7 +8,7 @@ from allfold_core.errors import AllfoldError
 
 
 class Pending:
-    """A request, and its answer once there is one.
+    """A request, and its answer once it has arrived.
 
     Attributes:
         epoch: of a call, the ordinal that its outcome carries.

@@ -20,7 +20,7 @@ _SUSPICIOUS_REPEATS = 3
 
 
 class Members(Protocol):
-    """What the sampler asks of a group; an :class:`allfold.Group` has it."""
+    """The interface of a group that the sampler uses; :class:`allfold.Group` has it."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +80,7 @@ class Batch:
 
     @property
     def stop(self) -> int:
-        """The number of samples of the epoch that are used once this batch is."""
+        """The number of samples of the epoch up to the end of this batch."""
         return self.start + self.size
 
 
@@ -203,7 +203,7 @@ class Progress(ABC):
         return self._in_hand is not None and self._in_hand.split != self._split()
 
     def _warn_of_repeats(self, batch: Batch) -> None:
-        """Say so where a loop seems to know nothing of :meth:`commit`: it would never end."""
+        """Warn of a loop that does not call :meth:`commit`: it would never end."""
         before = self._in_hand
         if before is None or before.split != batch.split or before.start != batch.start:
             self._repeats = 0

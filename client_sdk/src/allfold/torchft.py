@@ -46,7 +46,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
     them ask for the next quorum at once, and none has committed a step that another has not.
 
     Args:
-        timeout: of an op, on every replica.
+        timeout: the timeout of an op; the same on every replica.
         opening: how long the replicas of a new quorum wait for each other. torchft tells all of
             them at the same time who is in it, so one that does not come has died since.
     """
@@ -140,7 +140,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
 
 
 class DistributedDataParallel(_DDP):  # type: ignore[misc]
-    """torchft's, for any of its process groups, which outlives a loss amid the backward pass.
+    """torchft's ``DistributedDataParallel``, which survives a loss during the backward pass.
 
     That of torchft 0.2.0 ends the process then: it asks for a future that the Manager has not made.
     """

@@ -1,4 +1,4 @@
-"""Ranks on their way into their groups: a seat, the group on this node, and the first epoch."""
+"""Joins of local ranks: a seat, the group on this node, and the first epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 0.2
 
 
 class Joins:
-    """Gets ranks of this node into groups. In the event loop of the control plane.
+    """Joins ranks of this node to groups. In the event loop of the control plane.
 
     Args:
         make: makes a group on this node.

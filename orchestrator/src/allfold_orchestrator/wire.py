@@ -171,7 +171,7 @@ class RankOnNode(Shown):
 
 
 class Draining(Answer):
-    """How far a node is with having its ranks leave."""
+    """The progress of a node that drains."""
 
     node: str
     draining: bool = Field(description="The node has said that it drains.")

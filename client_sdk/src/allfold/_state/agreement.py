@@ -20,9 +20,9 @@ class Version(NamedTuple):
     """A version of a state.
 
     Attributes:
-        commits: how many commits it has seen.
-        lineage: a number that all ranks have that once got their state from the same rank. Only
-            with one lineage are equally many commits the same state.
+        commits: the number of commits so far.
+        lineage: equal on all ranks that got their state from the same rank. States with equally
+            many commits are the same only if their lineage is.
     """
 
     commits: int
@@ -32,15 +32,15 @@ class Version(NamedTuple):
 def find_holders(
     group: Group, own: Version, timeout: float
 ) -> tuple[EpochView, Version, list[int]]:
-    """Return the newest version of all ranks, and who has it; a collective.
+    """Return the newest version among all ranks, and the ranks that have it; a collective.
 
-    Of several lineages with equally many commits, that of the lowest rank counts.
+    Among lineages with equally many commits, that of the lowest rank wins.
 
     Returns:
         The epoch whose rank numbers these are, the version, the ranks.
 
     Raises:
-        PeerLost: nobody has a whole state.
+        PeerLost: no rank has a complete state.
     """
     view, rows = _gather(group, np.array(own, np.int64), timeout)
     versions = [Version(*map(int, row)) for row in rows]
@@ -57,7 +57,7 @@ def share_outcome(group: Group, error: Exception | None, timeout: float) -> None
     """Wait until every rank is done; a collective.
 
     Raises:
-        PeerError: another rank has failed; says which and why.
+        PeerError: another rank has failed; names it and the reason.
     """
     report = np.zeros(_REPORT_BYTES, np.uint8)
     text = ("" if error is None else str(error) or repr(error)).encode()[:_REPORT_BYTES]

@@ -1,4 +1,4 @@
-"""A state as a stream of bytes: what is offered to others, and what is kept to go back to."""
+"""A state as a stream of bytes, to be offered to other ranks or kept for ``restore``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SIZE = struct.Struct("<Q")
 
 
 class Manifest(NamedTuple):
-    """What a state consists of.
+    """The structure of a state: everything but the bytes of its tensors.
 
     Attributes:
         node: its values, as JSON.
-        forms: those of its tensors.
-        small: the indices of tensors that are in the head, in order.
+        forms: the forms of its tensors.
+        small: the indices of the tensors that are in the head of the stream, in order.
         about: the version of the state.
     """
 
@@ -41,13 +41,13 @@ class Manifest(NamedTuple):
 
     @property
     def large(self) -> list[int]:
-        """The indices of the other tensors, in order."""
+        """The indices of the tensors behind the head, in order."""
         small = set(self.small)
         return [index for index in range(len(self.forms)) if index not in small]
 
     @property
     def layout(self) -> str:
-        """A digest of what has to be the same on all that a rank pulls from at once."""
+        """A digest of the stream's layout: equal on all ranks that can be pulled from at once."""
         text = json.dumps([FORMAT, [form.to_json() for form in self.forms], list(self.small)])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -67,7 +67,7 @@ class Manifest(NamedTuple):
         """Return the manifest of a head, and its size in bytes.
 
         Raises:
-            PeerSentIncoherentTensor: there is none.
+            PeerSentIncoherentTensor: the head has no valid manifest.
         """
         try:
             (size,) = _SIZE.unpack_from(head)
@@ -85,7 +85,7 @@ class Manifest(NamedTuple):
 
 
 class Pieces:
-    """Tensors one behind the other: which bytes of a stream are which of theirs."""
+    """A sequence of tensors in a stream: maps ranges of the stream to ranges of the tensors."""
 
     def __init__(self, tensors: Sequence[TensorBytes], start: int) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.nbytes]
@@ -94,11 +94,11 @@ class Pieces:
 
     @property
     def stop(self) -> int:
-        """The end of the last one."""
+        """The offset in the stream of the end of the last tensor."""
         return self._starts[-1]
 
     def of(self, start: int, size: int) -> Iterator[tuple[TensorBytes, int, slice]]:
-        """Return the tensors of a range: each, its first byte there, and its part of the range."""
+        """Yield (tensor, offset in the tensor, slice of the range) for each tensor in the range."""
         index = bisect_right(self._starts, start) - 1
         stop = min(start + size, self.stop)
         at = start
@@ -110,7 +110,7 @@ class Pieces:
 
 
 class Image:
-    """The stream of a state. Large tensors are read from their live memory, when they are wanted.
+    """The stream of a state. Large tensors are read from their live memory, on request.
 
     Args:
         about: the version of the state.
@@ -133,7 +133,7 @@ class Image:
         self.total = self._large.stop
 
     def read(self, start: int, into: Bytes) -> None:
-        """Copy a part of the stream that is in the head, or behind it."""
+        """Copy the stream from ``start`` on; the range must not cross the end of the head."""
         if start < self.head:
             np.copyto(into, self._head[start : start + len(into)])
             return
@@ -141,7 +141,7 @@ class Image:
             tensor.read(first, into[part])
 
     def copy(self, into: Bytes | None = None) -> Bytes:
-        """Return all of the stream in memory of the host, which is used again if it fits."""
+        """Return a copy of the whole stream in host memory; reuses ``into`` if its size fits."""
         if into is None or len(into) != self.total:
             into = np.empty(self.total, np.uint8)
         self.read(0, into[: self.head])

@@ -13,16 +13,16 @@ from allfold._state.tensors import TensorBytes
 from allfold_core.errors import PeerSentIncoherentTensor
 
 Places = Callable[[Manifest], Sequence[Any | None]]
-"""Returns the tensors that are to be overwritten, ``None`` for each that has to be made."""
+"""Returns a tensor to overwrite for each of the manifest, or ``None`` to allocate one."""
 
 
 class Landing:
-    """Takes in a stream: first its head, in order, then the rest in any order.
+    """Receives the stream of a state: first its head, in order, then the rest in any order.
 
     Args:
-        head: bytes of the head.
-        total: of all.
-        places: asked once the head is there.
+        head: the size of the head in bytes.
+        total: the size of the stream in bytes.
+        places: called once the head is complete.
     """
 
     def __init__(self, head: int, total: int, places: Places) -> None:
@@ -35,7 +35,7 @@ class Landing:
         self.manifest: Manifest | None = None
 
     def put(self, start: int, data: Bytes) -> None:
-        """Take in a part of the stream."""
+        """Store a part of the stream that begins at ``start``."""
         if start < len(self._head):
             self._head[start : start + len(data)] = data
             if start + len(data) == len(self._head):
@@ -47,7 +47,7 @@ class Landing:
         self._received += len(data)
 
     def _open(self) -> None:
-        """Read the head: from now on the place of every other byte is known."""
+        """Parse the head, and determine the tensor for every other byte of the stream."""
         manifest, size = Manifest.unpack(self._head.data)
         own = self._places(manifest)
         self._bytes = [
@@ -66,7 +66,11 @@ class Landing:
         self.manifest, self._large = manifest, large
 
     def finish(self) -> tuple[Manifest, list[Any]]:
-        """Return the manifest, and the tensors with what has come."""
+        """Return the manifest and the tensors.
+
+        Raises:
+            PeerSentIncoherentTensor: bytes are missing.
+        """
         if self.manifest is None or self._received != self._total:
             raise PeerSentIncoherentTensor(
                 f"a state of {self._total} bytes of which {self._received} came"

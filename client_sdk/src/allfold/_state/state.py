@@ -28,7 +28,7 @@ _NOTHING_KEPT = (
 
 
 class State:
-    """What a rank needs to go on with a training, and can give to one that comes late.
+    """The training state of a rank: all that it needs to go on, and can give to a rank that joins.
 
         state = allfold.State(model=model, optimizer=optimizer, step=0)
         state.sync()
@@ -122,7 +122,7 @@ class State:
         self._take(landing)
 
     def sync(self, group: Group | None = None, *, timeout: float | None = None) -> None:
-        """Give every rank the most advanced state in the group; a collective of all its ranks.
+        """Give every rank the most advanced state in the group; a collective.
 
         The ranks with the most commits hold it, all others pull it from several of them at once,
         and go on with others when one dies. Where all have equally many, those that got theirs from
@@ -133,8 +133,8 @@ class State:
             timeout: seconds for all of it; by default the group's.
 
         Raises:
-            PeerMissing: it was not there in time; says what is missing, and who was asked.
-            PeerLost: all that had it have failed.
+            PeerMissing: it was not complete in time; says what is missing, and who was asked.
+            PeerLost: all ranks that had it have failed.
             PeerError: another rank did not get it.
             InvalidArgument, PeerSentIncoherentTensor: the ranks have made states of different
                 names, or of arrays of different types or sizes.
@@ -193,7 +193,7 @@ class State:
             self._offering.close()
             self._offering = None
 
-    # What all that consists of
+    # Parts of the above
 
     def offer(self, group: Group, tag: str, view: EpochView | None = None) -> Offering:
         """Let ranks of the group pull this state; leave it alone until the offer is closed.
@@ -285,11 +285,11 @@ class State:
                 )
 
     def _invalidate(self) -> None:
-        """From here on this state is nobody's."""
+        """Mark this state as incomplete: part of it may be overwritten."""
         self._commits, self._lineage = NOBODYS, _new_lineage()
 
     def _take(self, landing: Landing) -> None:
-        """Take over what has arrived."""
+        """Assign the values of a state that was received."""
         manifest, tensors = landing.finish()
         values = unflatten(manifest.node, tensors)
         for name, node in _named_nodes(manifest).items():
@@ -305,7 +305,7 @@ class State:
 
 
 def _load(known: Any, value: Any, node: Node) -> None:
-    """Have an object load its state, unless it has it already: in its own tensors, in place."""
+    """Call ``load_state_dict``, unless all values are already in place in the object's tensors."""
     own = known.state_dict()
     flattened = Flattened(own)
     if _with_identities(flattened.node, flattened.tensors) == node:
@@ -351,6 +351,6 @@ def _edge_tag(group: Group) -> str:
 
 
 def _id(group: Group, tag: str, view: EpochView, rank: int) -> str:
-    """The id of a rank's offer: the same for whoever computes it."""
+    """Return the id of a rank's offer, which every rank can compute."""
     name = hashlib.blake2b(group.name.encode(), digest_size=8).hexdigest()
     return f"state.{name}.{group.membership.opening}.{tag}.{view.epoch}.{rank}"

@@ -16,7 +16,7 @@ _NOT_PLAIN = "is not a plain tensor in memory"
 
 
 class TensorForm(NamedTuple):
-    """What a tensor's bytes mean.
+    """The library, dtype and shape of a tensor.
 
     Attributes:
         library: ``"numpy"`` or ``"torch"``.
@@ -29,11 +29,11 @@ class TensorForm(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """The size of the tensor in bytes."""
         return prod(self.shape) * int(self._dtype().itemsize)
 
     def _dtype(self) -> Any:
-        """The dtype that is named: nothing but a dtype, whatever a peer has sent."""
+        """The dtype of this name; a peer might name any attribute of the library."""
         torch = sys.modules.get("torch")
         try:
             found: Any = None
@@ -53,7 +53,7 @@ class TensorForm(NamedTuple):
         return found
 
     def empty(self) -> Any:
-        """A new tensor of this form, in memory of the host."""
+        """Return an uninitialized tensor of this form, in host memory."""
         if self.library == "numpy":
             return np.empty(self.shape, self._dtype())
         return sys.modules["torch"].empty(self.shape, dtype=self._dtype())
@@ -84,7 +84,7 @@ def form_of(value: Any, path: str) -> TensorForm:
     """Return the form of an array or tensor.
 
     Raises:
-        InvalidArgument: its bytes alone are not the tensor.
+        InvalidArgument: the tensor is not determined by its bytes (objects, sparse, quantized ...).
     """
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
@@ -104,7 +104,7 @@ def form_of(value: Any, path: str) -> TensorForm:
 
 
 def identity_of(value: Any) -> tuple[Any, ...]:
-    """Return what two views of the very same memory have in common."""
+    """Return a key that is equal for views of the same memory, dtype and shape."""
     if isinstance(value, np.ndarray):
         about = value.__array_interface__
         return ("numpy", about["data"][0], value.shape, value.strides, value.dtype.str)
@@ -121,7 +121,7 @@ def identity_of(value: Any) -> tuple[Any, ...]:
 class TensorBytes:
     """The bytes of a tensor in C order.
 
-    Of one that is not contiguous they are a copy, which :meth:`finish` writes back.
+    If it is not contiguous, they are a copy, which :meth:`finish` writes back.
     """
 
     def __init__(self, value: Any) -> None:
@@ -157,7 +157,7 @@ class TensorBytes:
             part.copy_(sys.modules["torch"].from_numpy(data))
 
     def finish(self) -> None:
-        """All bytes are written: have them in the tensor itself."""
+        """Write the copy of a tensor that is not contiguous back to it."""
         if self._is_array:
             if self._whole is not self.value:
                 self.value[...] = self._whole

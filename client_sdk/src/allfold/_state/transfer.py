@@ -36,8 +36,8 @@ class Transfer:
     """A socket to the agent, and a window of memory that is shared with it.
 
     Args:
-        start: what the rank wants of the agent.
-        bytes: of the state; a small one needs no large window.
+        start: the request to the agent: its role, and the ids of offers.
+        nbytes: the size of the state, ``None`` if unknown; bounds the size of the window.
     """
 
     def __init__(self, membership: Membership, start: dict[str, Any], nbytes: int | None) -> None:
@@ -68,7 +68,7 @@ class Transfer:
 
         Raises:
             TimeoutError: none came before the deadline (monotonic).
-            AllfoldError: what the agent has to say is an error, or it is gone.
+            AllfoldError: the agent has reported an error, or is gone.
         """
         self._socket.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
         try:
@@ -85,11 +85,11 @@ class Transfer:
         return kind, data
 
     def give_back(self, block: Block) -> None:
-        """Tell the agent that the rank is done with a block."""
+        """Release a block of the window to the agent."""
         self._socket.send(block.pack())
 
     def slot(self, block: Block) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The memory of a block."""
+        """Return the memory of a block."""
         assert self._window.bytes is not None
         start = block.slot * BLOCK_BYTES
         return self._window.bytes[start : start + block.nbytes]
@@ -107,7 +107,7 @@ class Transfer:
 class Offering:
     """Lets others pull the state of this rank, until it is closed; a thread copies the blocks.
 
-    Leave the tensors alone meanwhile: they are read when somebody wants them.
+    The tensors must not change meanwhile: each block is read when it is requested.
     """
 
     def __init__(self, membership: Membership, state_id: str, image: Image) -> None:
@@ -157,14 +157,14 @@ def pull(
     epoch: int,
     opened: Callable[[], None],
 ) -> Landing:
-    """Pull a state.
+    """Pull a state from ranks that offer it; return the landing that has received it.
 
     Args:
-        sources: the ranks that offer it, and the ids of their offers.
-        places: where it is to go.
-        timeout: seconds for all of it.
-        epoch: whose rank numbers these are.
-        opened: called before the first byte is written to where it goes.
+        sources: (rank, id of its offer) of each.
+        places: determines the tensors to overwrite.
+        timeout: seconds for the whole transfer.
+        epoch: the epoch of the rank numbers.
+        opened: called before the first byte is written to a tensor.
 
     Raises:
         PeerMissing: it was not there in time; says what is missing, and who was asked.

@@ -42,12 +42,12 @@ _NAMES: dict[type, str] = {
 
 
 class Flattened:
-    """A nested value taken apart.
+    """A nested value, split into a JSON form and its tensors.
 
     Attributes:
-        node: its JSON form, which names tensors by their index.
-        tensors: each once, though it may be in several places.
-        forms: theirs.
+        node: the JSON form, which refers to tensors by their index.
+        tensors: the distinct tensors.
+        forms: the form of each tensor.
     """
 
     def __init__(self, value: Any, path: str = "state") -> None:
@@ -103,7 +103,7 @@ def unflatten(node: Node, tensors: Sequence[Any]) -> Any:
     """Return the value of a JSON form.
 
     Raises:
-        PeerSentIncoherentTensor: it is none.
+        PeerSentIncoherentTensor: it is not a valid JSON form.
     """
     try:
         return _unflatten(node, tensors)
@@ -135,9 +135,9 @@ def _encode(data: bytes) -> str:
 
 
 def pair_tensors(theirs: Node, ours: Node) -> dict[int, int]:
-    """Return which of our tensors have the place of which of theirs, by index.
+    """Return the pairs of our and their tensors that stand in the same place, by index.
 
-    One that is in several places on either side is paired by the first.
+    A tensor that stands in several places is paired by the first.
     """
     pairs: dict[int, int] = {}
     taken: set[int] = set()

@@ -16,7 +16,7 @@ class Ending:
     Attributes:
         grace: seconds between one step of the ending and the next, harder one.
         keep_going: a failed rank does not end the others.
-        urgent: somebody wants the end now; it is not only that a rank failed.
+        urgent: end at once, because of a signal or the timeout and not of a failed rank.
         someone_ended_well: a rank has ended with status 0.
     """
 

@@ -29,14 +29,14 @@ _KINDS: dict[type[AllfoldError], ErrorType] = {
 
 
 class Communicator:
-    """A group, the threads that complete futures of its ops, and what has gone wrong in it.
+    """A group, the threads that complete futures of its ops, and its first error.
 
-    A process group that is reconfigured has one after the other.
+    A process group gets a new one with every reconfiguration.
 
     Args:
         explain: adds to an error what only the process group knows.
-        hooks: called before the first error that ends the group, or may do so, is told.
-        watched: hear of errors also while nobody waits for the op that has failed.
+        hooks: called at the first error that ends the group, or may do so, before it is raised.
+        watched: notice errors also while nobody waits for the op that has failed.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Handles: what a rank tells the others so that they can make a group with it.
+"""Handles of ranks, from which others can make a group without asking anybody.
 
-A handle alone says all that the others need: who the rank is, which number it had in which group,
-and what it has used already. So all ranks that get the same handles come to the same group, with
-the same numbers, without asking anybody.
+A handle names the rank, its number in its last group, and the uuids that it has used. So all ranks
+that get the same handles come to the same group, with the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _UUIDS_KEPT = 64
 
 @dataclass(frozen=True)
 class Handle:
-    """A rank as the others know it.
+    """The identity and history of a rank.
 
     Attributes:
         prefix: what the names of its groups begin with.

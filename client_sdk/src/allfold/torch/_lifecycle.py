@@ -58,14 +58,14 @@ _Base: Any = dist.ProcessGroup
 
 @uncompiled
 class Lifecycle(_Base):  # type: ignore[misc]
-    """What a process group does besides collectives.
+    """The opening, reconfiguration, errors and end of a process group; collectives are elsewhere.
 
     Args:
-        handle: this rank, as the others know it.
-        world_size: the number of ranks; before there is a group, as the launcher says.
-        timeout: seconds that its ops have. All ranks must say the same.
-        store: torch's.
-        reconfigurable: it has a group only once it is reconfigured.
+        handle: this rank's handle.
+        world_size: the number of ranks; before there is a group, that of the launcher.
+        timeout: the timeout of ops in seconds; the same on every rank.
+        store: torch's store.
+        reconfigurable: open no group before the first ``reconfigure``.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         )
 
     def _tell_torch_its_ranks(self) -> None:
-        """The ranks of the default group are the job's; torch keeps those that it began with."""
+        """Update torch's table of the default group's ranks, which torch itself never changes."""
         if dist.group.WORLD is self:
             _known_groups()[self] = {rank: rank for rank in range(self._world_size)}
 
@@ -206,11 +206,11 @@ class Lifecycle(_Base):  # type: ignore[misc]
         self._hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Have it called no more."""
+        """Remove a function that was registered by :meth:`register_abort_hook`."""
         self._hooks.pop(hook_id, None)
 
     def _explain(self, error: AllfoldError) -> None:
-        """Say what can be done, and the job's numbers of the ranks where the group's are others."""
+        """Add advice to an error, and the global ranks where they differ from the group's."""
         if isinstance(error, PeerLost | AgentLost):
             error.advice = _RECONFIGURE if self._reconfigurable else _advice(error)
         ranks = dist.get_process_group_ranks(self) if self in _known_groups() else []
@@ -260,7 +260,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
 
     @property
     def has_left(self) -> bool:
-        """Tell if :meth:`leave` was called."""
+        """Return True if :meth:`leave` was called."""
         return self._left
 
     def end_threads(self, seconds: float) -> None:
@@ -276,5 +276,5 @@ def _advice(error: AllfoldError) -> str:
 
 
 def _known_groups() -> Any:
-    """The groups that torch knows the ranks of: those that were not destroyed."""
+    """Return torch's table of the ranks of each group that was not destroyed."""
     return dist.distributed_c10d._world.pg_group_ranks

@@ -1,9 +1,9 @@
-"""The ranks that come into a running group, and those that leave it where nothing is lost. Pure.
+"""The ranks that join a running group, and those that leave it in order. Pure.
 
-A group is taken in new ranks between two ops of its own choosing: before any op, or only where all
-ranks commit their state. There a round first announces that somebody waits, every rank hears of it
-with the outcome of the same op, and stops at its next commit, an *edge*; when all of them have come
-there, a round changes the members.
+Ranks join between two ops: before any op, or only where all ranks commit their state. In the second
+case a round first announces that somebody waits, every rank hears of it with the outcome of the
+same op, and stops at its next commit, an *edge*; when all of them have come there, a round changes
+the members.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Change:
     """A change of a group's members.
 
     Attributes:
-        newcomers: the sessions that come in, each with its node.
-        leavers: the sessions that go.
-        at_edge: the op that the others call next, where they wait for this; 0 where they do not.
+        newcomers: the sessions that join, each with its node.
+        leavers: the sessions that leave.
+        at_edge: the next op of the ranks that wait at an edge; 0 if the change needs no edge.
     """
 
     newcomers: tuple[tuple[str, str], ...]
@@ -68,7 +68,7 @@ def possible_change(
     Args:
         epoch: the current one.
         wishes: by node.
-        dead: the sessions that are over, whatever is wished for them.
+        dead: the sessions that have ended; their wishes are ignored.
     """
     if not epoch.seats:
         return None  # the group is over
@@ -108,7 +108,7 @@ def is_due(policy: GroupPolicy, term: Term, epoch: Epoch, wishes: Mapping[str, W
 
 
 def announce(epoch: Epoch, waiting: tuple[str, ...]) -> Epoch:
-    """Return the epoch with those who wait in it."""
+    """Return the epoch with the sessions that wait to join or to leave."""
     begins = bool(waiting) and not epoch.waiting
     return replace(epoch, waiting=waiting, edges=epoch.edges + begins)
 

@@ -30,7 +30,7 @@ from allfold_core.verdict import LEFT
 
 
 class AgentMachine(OpMachine):
-    """Takes part in the rounds of the group's terms: reports, and does what was decided.
+    """Takes part in the rounds of the group's terms: reports to them and carries out decisions.
 
     A node that joins a running group begins with :data:`NO_EPOCH` and :meth:`begin`.
     """
@@ -58,10 +58,10 @@ class AgentMachine(OpMachine):
         return [] if self.out else [SendWishes(self.wishes)]
 
     def at_edge(self, session: str, seq: int, edge: int) -> Instructions:
-        """A local rank has come to an edge, and does not call this op before it is let go on.
+        """A local rank has come to an edge, and calls this op only after the edge.
 
         Args:
-            edge: its number; nobody waits at one that is over.
+            edge: its number; an edge that is over lets the rank go on at once.
         """
         if edge != self.epoch.edge:
             return [LeaveEdge((session,))]
@@ -70,7 +70,7 @@ class AgentMachine(OpMachine):
         return [] if self.out else [SendWishes(self.wishes)]
 
     def _leave_edge(self) -> Instructions:
-        """Let the ranks at an edge go on once it is over; by now there may be another one."""
+        """Let the ranks at an edge go on once it is over; by then another one may be announced."""
         sessions = tuple(self.wishes.at_edge)
         if not sessions or self.epoch.edge == self._edge or self.frozen:
             return []
@@ -179,7 +179,7 @@ class AgentMachine(OpMachine):
         return done + self._settle() + self._leave_edge()
 
     def _enter(self, epoch: Epoch) -> None:
-        """Go on in another epoch.
+        """Install another epoch.
 
         A node without ranks that has some again begins behind all ops that anybody had begun.
         """

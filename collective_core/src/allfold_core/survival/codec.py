@@ -109,7 +109,7 @@ def unpack_doubt(data: dict[str, Any]) -> Doubt:
 
 
 def pack_wishes(wishes: Wishes) -> dict[str, Any]:
-    """The JSON form of what the ranks of a node wish about the members (WISHES)."""
+    """Return the JSON form of the wishes of a node's ranks (WISHES)."""
     return SURVIVAL.stamp(wishes_fields(wishes))
 
 

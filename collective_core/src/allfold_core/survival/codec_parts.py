@@ -45,7 +45,7 @@ def pack_term(term: Term) -> dict[str, Any]:
 
 
 def pack_member(member: Member) -> dict[str, str]:
-    """The JSON form of a node without its ranks."""
+    """Return the JSON form of a node without its ranks."""
     fields = {name: value for name, value in vars(member).items() if name != "ranks"}
     return {name: str(value) for name, value in fields.items()}
 
@@ -216,7 +216,7 @@ def read_outcome(data: Any) -> tuple[int, Outcome]:
 
 
 def wishes_fields(wishes: Wishes) -> dict[str, Any]:
-    """The JSON form of what the ranks of a node wish."""
+    """Return the JSON form of the wishes of a node's ranks."""
     return {
         "join": list(wishes.join),
         "leave": list(wishes.leave),

@@ -79,7 +79,7 @@ def decide(
     change = possible_change(policy, term, base, wishes, dead)
     evidence = Evidence(policy, term, base, dead, reports, doubts, judge)
     if evidence.has_lost:
-        change = None  # those who were lost go first
+        change = None  # a round that has lost ranks admits nobody
     waiting = base.waiting if change else waiting_sessions(policy, term, base, wishes, dead)
     epoch = evidence.epoch_without_the_lost(stamp, None if change else layout, waiting)
     round_ = _Round(evidence, epoch)
@@ -125,10 +125,10 @@ class _Round:
     """The rules by which each op gets its outcome.
 
     Attributes:
-        epoch: current from now on.
-        reduced: by the epoch of their last attempt, that in which ops are run again which are not
-            run in the current one.
-        left_behind: epochs for which that is missing.
+        epoch: the current epoch after the round.
+        reduced: by the epoch of their last attempt, the epoch in which ops are run again that
+            began before ranks joined; all others are run in the current one.
+        left_behind: the epochs of attempts that ``reduced`` still lacks.
     """
 
     evidence: Evidence
@@ -246,12 +246,12 @@ class _Round:
         return self._fail(self._loss(seq, None, attempt))
 
     def _begin(self, seq: int, epoch: Epoch) -> Outcome | None:
-        """The outcome of an op that nobody has started.
+        """Return the outcome of an op that nobody has started.
 
-        With too few ranks it may wait for others, with whom it is run in a later epoch then.
+        With too few ranks it may wait for others to join, and run in a later epoch.
 
         Args:
-            epoch: of those who have a part in it.
+            epoch: the epoch whose ranks have a part in it.
         """
         evidence = self.evidence
         if epoch is not self.epoch:

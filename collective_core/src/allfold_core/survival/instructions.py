@@ -101,14 +101,14 @@ class SendDoubt:
 
 @dataclass(slots=True)
 class SendWishes:
-    """Tell the leader of the term who of this node wants to join or to leave, or waits for that."""
+    """Tell the term's leader which local ranks want to join or to leave, or wait at an edge."""
 
     wishes: Wishes
 
 
 @dataclass(slots=True)
 class LeaveEdge:
-    """Let ranks go on that wait at an edge: the members have changed, or nobody waits any more."""
+    """Let ranks at an edge go on: the members have changed, or nobody waits any more."""
 
     sessions: tuple[str, ...]
 

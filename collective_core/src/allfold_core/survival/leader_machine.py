@@ -25,15 +25,15 @@ class Freeze:
 class LeaderMachine:
     """Gathers the reports of a term's rounds, and decides them.
 
-    A term begins with its round 0, for which nobody has to ask. What comes to light while a round
-    is gathering is kept for the next one, so a burst of deaths costs two rounds.
+    A term begins with round 0, which needs no request. Losses that are reported while a round is
+    gathering are kept for the next one, so a burst of deaths costs two rounds.
 
     Attributes:
-        term: whose rounds these are.
-        round: the newest.
-        gathering: reports of it are missing.
-        reports: those of the newest round, by node.
-        epoch: the current one, as it was decided last.
+        term: the term that is led.
+        round: the newest round.
+        gathering: True while reports of that round are missing.
+        reports: the reports of that round, by node.
+        epoch: the current epoch, as decided last.
     """
 
     def __init__(

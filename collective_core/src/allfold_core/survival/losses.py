@@ -33,12 +33,12 @@ def unpacked(text: str) -> AllfoldError:
 def describe_change(
     group: str, before: Epoch, gone: Mapping[Seat, str], seats: Sequence[Seat]
 ) -> PeerLost:
-    """The error that goes with an epoch: how it differs from the one before.
+    """Return the error that describes how an epoch differs from the one before.
 
     Args:
         before: the epoch before.
-        gone: the seats that were lost, or whose ranks have left, each with how that is known.
-        seats: of the epoch.
+        gone: the seats that were lost or given up, each with how that is known.
+        seats: the seats of the new epoch.
     """
     newcomers = [seat for seat in seats if seat.session not in before.sessions]
     ranks = _ranks(before, gone)
@@ -89,7 +89,7 @@ def cannot_go_on(
 
 
 def root_lost_before(group: str, seq: int, call: Call, change: AllfoldError) -> RootLost:
-    """The error of an op whose root was lost before the call, which did not know it.
+    """Return the error of an op that was called with a root that had been lost before.
 
     Args:
         change: the error of the newest change of the members.
@@ -102,7 +102,7 @@ def root_lost_before(group: str, seq: int, call: Call, change: AllfoldError) -> 
 
 
 def below_min_world(group: str, seq: int, left: int, min_world: int, change: str) -> BelowMinWorld:
-    """The error of an op that needs more ranks than are left.
+    """Return the error of an op that needs more ranks than are left.
 
     Args:
         change: the packed error of the newest change of the members; empty if there was none.

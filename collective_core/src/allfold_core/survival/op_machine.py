@@ -29,23 +29,23 @@ from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Fail, OpState,
 class OpMachine:
     """The state of one group on one node, and the course of its ops while no round is needed.
 
-    Every method is an event; it changes the state and returns what is to be done about it, in
-    order. While the node is frozen no op goes on: what becomes complete is noted for afterwards.
+    Every method is an event; it changes the state and returns instructions, in order. While the
+    node is frozen no op proceeds: completions are noted for afterwards.
 
     Attributes:
         term: the newest that was taken.
         generation: of the orchestrator's store with which the node has registered last.
-        registering: what it holds is on its way to the store, and it takes no other term meanwhile.
-        round: the newest of that term that was reported to.
-        frozen: it was reported to, and its decision has not come.
-        out: the group goes on without this node.
+        registering: the node is registering with the store, and takes no other term meanwhile.
+        round: the newest round of that term that this node has reported to.
+        frozen: True from that report to the decision of the round.
+        out: True once the group goes on without this node.
         epoch: the current one.
         epochs: by stamp: the current one, and older ones that some op has not left yet.
         ops: by number, those above the floor, and failed ones that a local rank has yet to call.
         floor: every op up to it is known to be final on all nodes.
         dead: the local sessions that are over, each with how that is known.
         called: by local session, its last op.
-        wishes: of the local ranks, about the members.
+        wishes: of the local ranks, to join or to leave.
     """
 
     def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
@@ -305,7 +305,7 @@ class OpMachine:
         return [Release(self.floor)] if self.floor > before else []
 
     def _known_floor(self) -> int:
-        """The highest op up to which every one is known to be final on all nodes."""
+        """Return the highest op up to which all are known to be final on all nodes."""
         watermarks = [self._watermarks[node] for node in self._awaited]
         if self._holds_back:
             watermarks.append(self._reached)
@@ -322,8 +322,8 @@ class OpMachine:
     def _look_who_is_awaited(self) -> None:
         """Note the nodes that have a part in any op that is not final everywhere.
 
-        A node without a rank holds back nothing. When it has one again, that begins behind all ops
-        that anybody has begun.
+        A node without ranks holds back nothing. When it has one again, that rank begins behind all
+        ops that have begun.
         """
         stamps = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
         nodes = {

@@ -32,7 +32,7 @@ def first_record(plan: Plan) -> dict[str, Any]:
 
 
 def term_fields(term: Term) -> dict[str, Any]:
-    """A term as the record of a group has it, as JSON."""
+    """Return the JSON form of a term in the record of a group."""
     return {
         "number": term.number,
         "generation": term.generation,
@@ -44,7 +44,7 @@ def term_fields(term: Term) -> dict[str, Any]:
 
 
 def voter_of(member: Member) -> dict[str, str]:
-    """A node of a term, as its record has it."""
+    """Return the JSON form of a node in the record of a term."""
     return {
         "incarnation": member.incarnation,
         "data_address": member.data_address,
@@ -55,18 +55,18 @@ def voter_of(member: Member) -> dict[str, str]:
 
 
 def without_ranks(plan: Plan) -> Plan:
-    """The terms on which a group was opened, without its ranks and nodes."""
+    """Return a plan with its parameters alone, without its ranks and nodes."""
     return replace(plan, world_size=0, members=(), tree_order=(), sessions=(), layout=AS_OPENED)
 
 
 def joining_plan(record: Mapping[str, Any]) -> Plan:
-    """The plan of a node that joins a group: the nodes of the term that lets it in, and no ranks.
+    """Return the plan of a node that joins a running group: the nodes of its term, and no ranks.
 
     Args:
-        record: of that term, as JSON.
+        record: of the term that admits the node, as JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: it is damaged.
+        KeyError, TypeError, ValueError: the record is damaged.
     """
     voters = record["voters"]
     members = (Member(node=node, ranks=(), **voters[node]) for node in record["term"]["voters"])
@@ -93,7 +93,7 @@ def policy_of(plan: Plan) -> GroupPolicy:
 
 
 def plan_of(opening: Plan, epoch: Epoch, members: Mapping[str, Member]) -> Plan:
-    """The plan of a later epoch: in the order of its layout, without nodes that have no rank.
+    """Return the plan of a later epoch: in the order of its layout, without nodes without ranks.
 
     Args:
         opening: the plan with which the group was opened, or joined by this node.

@@ -1,4 +1,4 @@
-"""The policy of a group about its members and the ops that they do. Pure."""
+"""The policy of a group about losses and joins. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class GroupPolicy:
         group: its name.
         shrink: True if ops are run again with the ranks that are left, where that is possible.
         min_world: with fewer ranks no op is run.
-        max_world: further ranks are taken in up to this number; ``None``: none at all.
-        at_commits: they are only where all ranks commit their state.
+        max_world: ranks may join up to this number; ``None``: none may.
+        at_commits: ranks join and leave only where all ranks commit their state.
     """
 
     group: str
@@ -34,8 +34,8 @@ class GroupPolicy:
     def is_stale(self, call: Call, epoch: Epoch) -> bool:
         """Return True if a call relies on another membership than that of an epoch.
 
-        Mostly on one from before. On a later one, where the op had begun when a member was lost,
-        and went on with what that member had given. An op whose arguments do not depend on the
-        membership is run all the same.
+        Usually on an earlier one; on a later one if the op had begun before a member was lost, and
+        goes on with that member's input. An op whose arguments do not depend on the membership is
+        never stale.
         """
         return call.view != epoch.ordinal and not (self.shrink and may_shrink(call.kind))

@@ -93,7 +93,7 @@ class Term:
         return self._joined.get(node, older.number) > older.number
 
     def members_of(self, epoch: Epoch) -> frozenset[str]:
-        """The nodes of an epoch that vote as they did in it, and have not joined anew."""
+        """Return the nodes of an epoch that still vote and have not left and joined anew."""
         term = epoch.stamp.term
         return frozenset(node for node in epoch.nodes if self._joined.get(node, term + 1) <= term)
 
@@ -128,10 +128,10 @@ class Epoch:
         change: the error that says who was lost or has joined, as JSON; ``""`` of the first
             membership.
         layout: the order of the nodes.
-        seated: how many seats the group has had so far: the number of the next one.
-        waiting: the sessions that join or leave where all ranks have come to an edge, in groups
-            that change at commits only.
-        edges: how many edges have been announced so far, each for some that waited.
+        seated: the number of seats that the group has had so far, which is the next one's number.
+        waiting: the sessions that wait to join or to leave at the announced edge, in groups that
+            change at commits only.
+        edges: the number of edges announced so far.
     """
 
     stamp: Stamp
@@ -145,7 +145,7 @@ class Epoch:
 
     @property
     def edge(self) -> int:
-        """The number of the edge to which its ranks are to come; 0 while nobody waits."""
+        """The number of the edge that is announced; 0 while nobody waits."""
         return self.edges if self.waiting else 0
 
     @cached_property
@@ -170,7 +170,7 @@ class Epoch:
         }
 
     def since_of(self, session: str) -> int:
-        """The first op of a session of this epoch."""
+        """Return the first op of a session of this epoch."""
         return self._since[session]
 
     @cached_property

@@ -84,9 +84,8 @@ class Wishes:
 
     Attributes:
         join: the sessions that are ready to join.
-        leave: those that want to leave at an edge.
-        at_edge: by session, the op that it calls next, where it waits for the members to change
-            before it does.
+        leave: the sessions that want to leave at an edge.
+        at_edge: by session that waits at an edge, the op that it calls next.
     """
 
     join: tuple[str, ...] = ()
@@ -111,7 +110,7 @@ class Report:
         ops: above the floor, by number.
         deferred: by local session, its first call that waits for the session's GPU.
         announced: the generation of the store that has announced the term there.
-        wishes: of the local ranks, about the members.
+        wishes: of the local ranks, to join or to leave.
     """
 
     node: str

@@ -27,7 +27,7 @@ Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the reports of one round say."""
+    """The combined reports of one round."""
 
     policy: GroupPolicy
     term: Term
@@ -61,7 +61,7 @@ class Evidence:
         Those from before the last ranks joined are among them, even if nobody has called them.
 
         Args:
-            epoch: the current one from now on.
+            epoch: the current epoch after the round.
         """
         reported = {seq for report in self.reports.values() for seq in report.ops}
         earlier = range(self.floor + 1, epoch.first_op_of_all)
@@ -73,15 +73,15 @@ class Evidence:
         return max(fitting, key=lambda each: each.stamp, default=self.base)
 
     def of(self, seq: int) -> Mapping[str, OpReport]:
-        """What the nodes say of an op."""
+        """Return the reports of the nodes on an op."""
         return {node: r.ops[seq] for node, r in self.reports.items() if seq in r.ops}
 
     def members_of(self, epoch: Epoch) -> frozenset[str]:
-        """The nodes of an epoch whose reports speak for their part in it."""
+        """Return the nodes of an epoch that have reported as the same members of it."""
         return self.term.members_of(epoch).intersection(self.reports)
 
     def remaining(self, epoch: Epoch) -> tuple[Seat, ...]:
-        """The seats of an epoch that are not lost."""
+        """Return the seats of an epoch that are not lost."""
         return epoch.remaining(self.dead, self.term.members_of(epoch))
 
     def epoch_without_the_lost(
@@ -106,8 +106,8 @@ class Evidence:
     ) -> tuple[Epoch, dict[Stamp, Epoch]]:
         """Return the current epoch, and those in which ops are run again that began before it.
 
-        Who has joined since then does not call these ops. Ranks go through the epochs in the order
-        of the ops, so the current one comes last.
+        Ranks that have joined since then do not call these ops. Ranks pass through the epochs in
+        the order of the ops, so the current one comes last.
 
         Args:
             attempts: the epochs in which the ops began.

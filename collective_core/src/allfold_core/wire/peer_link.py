@@ -96,12 +96,12 @@ class Chosen(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a node is in one group.
+    """The progress of a node in one group.
 
     Attributes:
         group: the group's name.
         opening: the number that the orchestrator gave this opening of the name.
-        watermark: up to this op all is final for the node; -1 for none.
+        watermark: all ops up to this one are final on the node; -1 for none.
         seq: its oldest open op; -1 for none.
         digest: of that op's fingerprint, as in frames to the receiver.
     """
@@ -114,7 +114,7 @@ class Progress(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What the sender knows of all nodes of one group.
+    """The sender's knowledge of the progress of all nodes of one group.
 
     Attributes:
         group: the group's name.
@@ -285,7 +285,7 @@ class _Parts:
         return self._decoded(length), opening
 
     def floor(self) -> Floor:
-        """What an answer says of one group."""
+        """Read one group's entry of an answer to a ping."""
         group, opening = self.group()
         floor, count = self.take(_FLOOR)
         return Floor(group, opening, floor, tuple(self._name() for _ in range(count)))

@@ -6,7 +6,7 @@ A rank that offers its state is asked for blocks, and copies each to a slot of t
 pulls is told of blocks that have come, and gives the slots back. The end of the socket is the end
 of the transfer, whoever closes it.
 
-A state is a stream of bytes: its head (what it consists of, plain values and small tensors), then
+A state is a stream of bytes: its head (a manifest, plain values and small tensors), then
 its large tensors. It is cut into blocks, no block has bytes of both.
 """
 
@@ -35,12 +35,12 @@ class TransferMessage(IntEnum):
 
 
 class Block(NamedTuple):
-    """A block of a state, and where in the window it is.
+    """A block of a state, and its place in the window.
 
     Attributes:
-        start: its first byte in the stream.
-        nbytes: how many there are, at most :data:`BLOCK_BYTES`.
-        slot: the slot of the window.
+        start: the offset of its first byte in the stream.
+        nbytes: its size in bytes, at most :data:`BLOCK_BYTES`.
+        slot: the slot of the window that holds it.
     """
 
     start: int
@@ -60,6 +60,6 @@ class Block(NamedTuple):
 
 
 def spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Return the ranges of the blocks of a part of a stream, which its head and its rest are."""
+    """Return the ranges of the blocks that a part of the stream (head or rest) is cut into."""
     for first in range(start, stop, BLOCK_BYTES):
         yield first, min(first + BLOCK_BYTES, stop)

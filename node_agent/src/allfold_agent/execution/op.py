@@ -186,7 +186,7 @@ class Op:
 
     @property
     def deadline(self) -> float:
-        """When it is too late for the ranks that have not called (monotonic)."""
+        """The time at which the op fails for lack of ranks that have not called (monotonic)."""
         return self.first_call + self.timeout + self.extension
 
     def extend(self, seconds: float) -> None:

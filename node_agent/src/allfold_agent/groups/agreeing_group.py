@@ -57,8 +57,8 @@ class AgreeingGroup(OpAttempts):
     event goes there under the lock of ``table``; what follows and takes time is done afterwards.
 
     Args:
-        plan: with which it was opened; of a node that joins it while it runs, what that has to know
-            of it.
+        plan: the plan of its opening; on a node that joins it while it runs, see
+            :func:`~allfold_core.survival.plans.joining_plan`.
         resources: of this node.
         neighbours: the other nodes.
         joins: the record of the term that has let this node in, where the group runs already.

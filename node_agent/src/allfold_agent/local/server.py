@@ -57,7 +57,7 @@ _LONGEST_HOW = 300
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A rank's way into a group: the first epoch that it is in."""
+    """The result of a join: the group, and the first epoch of the rank."""
 
     group: Group
     epoch: Epoch

@@ -38,8 +38,8 @@ class StateTransfers:
     """Runs the transfers of all local ranks, each in a thread of its own: they are rare and long.
 
     Args:
-        offers: where the data port finds what is offered.
-        token: which other agents want to be shown.
+        offers: the offers of this node, which the data port serves.
+        token: the join token, for requests to other agents.
     """
 
     def __init__(self, offers: Offers, token: str | None) -> None:
@@ -52,10 +52,10 @@ class StateTransfers:
         """Start a transfer.
 
         Args:
-            descriptor: the socket over which the rank says more; it belongs to the transfer now.
+            descriptor: the socket of the transfer, which owns it from now on.
 
         Raises:
-            ServiceError: no thread is left for it.
+            ServiceError: no thread can be started.
         """
         channel = socket.socket(fileno=descriptor)
         try:
@@ -131,7 +131,7 @@ def _map_window(descriptor: int) -> memoryview:
     if not 0 < size <= WINDOW_BLOCKS * BLOCK_BYTES or size % BLOCK_BYTES:
         raise InvalidArgument(f"a window of {size} bytes is not acceptable")
     if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        # Whoever cuts memory that others have mapped kills them with SIGBUS.
+        # Truncating memory that others have mapped kills them with SIGBUS.
         raise InvalidArgument("the window is not sealed against being cut")
     return memoryview(mmap.mmap(descriptor, size))
 

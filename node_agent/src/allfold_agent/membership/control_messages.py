@@ -78,13 +78,13 @@ class Recall(BaseModel):
 
 
 class Drain(BaseModel):
-    """An operator wants the node to take no more ranks, and to have its own leave."""
+    """The request of an operator that the node admit no more ranks and have its own leave."""
 
     type: Literal["drain"]
 
 
 class Answer(BaseModel):
-    """What REST would have answered to the requests of these numbers."""
+    """The answer to the requests of these numbers, as REST would give it."""
 
     type: Literal["answer"]
     numbers: list[int]

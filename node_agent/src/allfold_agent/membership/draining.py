@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Draining:
-    """What the event loop of the control plane knows of it.
+    """The draining of this node, in the event loop of the control plane.
 
     Args:
-        node: the name of this one.
+        node: the name of this node.
         groups: returns the groups that are open on this node.
         ask_ranks: asks all connected processes to leave, with the reason.
 
@@ -66,7 +66,7 @@ class Draining:
         self._ask_ranks(f"node {self._node} drains, as {reason}")
 
     async def end(self, seconds: float) -> None:
-        """Drain as the agent was told to end, for so many seconds."""
+        """Drain for at most so many seconds because the agent was told to end."""
         self.begin("its agent was told to end")
         await self.wait(seconds)
 
@@ -76,11 +76,11 @@ class Draining:
             raise NodeDraining(f"no rank can join here: {self.problem}", node=self._node)
 
     def look(self) -> None:
-        """Note that a rank has left, or was lost."""
+        """Look again whether ranks are left: one has left, or was lost."""
         self._fewer.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until no rank is here that can leave; return False if the time was too short."""
+        """Wait until no rank is left that can leave; return False on a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 while self._ranks_that_can_leave():

@@ -186,7 +186,7 @@ class PeerLinks:
             self._reactor.later(_LINGER_SECONDS, lambda: self._let_go(link, times))
 
     def _let_go(self, link: PeerLink, times_wanted: int) -> None:
-        """Let a link go that nobody has wanted since."""
+        """Close a link that no group has asked for meanwhile."""
         if link.times_wanted != times_wanted:
             return
         if link.connection is not None:

@@ -1,4 +1,4 @@
-"""The seats of a group by number: by these its messages know the ranks, over all epochs."""
+"""The seats of a group by number; point-to-point messages address ranks by these numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from allfold_core.survival.records import Seat
 
 
 class Seats:
-    """Where each seat is that the group has had; one of a rank that is gone stays known.
+    """The node of each seat that the group has had, also of ranks that are gone.
 
     Its owner's lock protects it.
     """
@@ -28,7 +28,7 @@ class Seats:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes that have had one."""
+        """The nodes of all seats."""
         return frozenset(self._nodes.values())
 
     def node_of(self, number: int) -> str:

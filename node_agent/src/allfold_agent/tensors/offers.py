@@ -22,7 +22,7 @@ from allfold_core.wire.state_wire import BLOCK_BYTES, Block
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 60.0
-# How often a wait looks whether its result is still wanted.
+# The interval at which a wait checks whether its result is still wanted.
 _GLANCE = 0.5
 _MESSAGE_BYTES = 64
 
@@ -32,8 +32,8 @@ class Description:
     """The form of a state: holders of one state have the same one.
 
     Attributes:
-        head: the bytes of its head.
-        total: those of its head and its large tensors.
+        head: the size of its head in bytes.
+        total: the size of its head and its large tensors in bytes.
         layout: a digest of the types, shapes and order of its tensors.
     """
 
@@ -46,9 +46,9 @@ class Offer:
     """The state of one rank, for as long as its socket is open.
 
     Args:
-        channel: over which the rank is asked for blocks.
-        window: memory that it shares, of whole blocks.
-        patience: seconds that the rank has for each block.
+        channel: the socket to the rank, over which it is asked for blocks.
+        window: memory shared with the rank, a multiple of the block size.
+        patience: seconds within which the rank has to deliver a block.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Offer:
 
     @contextmanager
     def block(self, start: int, stop: int, deadline: float) -> Iterator[memoryview]:
-        """Have the rank copy a range of at most a block to a slot, and hold that meanwhile.
+        """Have the rank copy a range of at most a block to a slot, which is held until the exit.
 
         Raises:
             PeerMissing: all slots are in use until the deadline (monotonic).
@@ -106,7 +106,7 @@ class Offer:
         return PeerLost(f"the rank that offered state {self.state_id} is gone{why}")
 
     def await_end(self) -> None:
-        """Return when the rank has withdrawn the offer, or has ended."""
+        """Wait until the rank withdraws the offer, or ends."""
         end = select.poll()
         end.register(self._channel, 0)
         end.poll()
@@ -168,5 +168,5 @@ class Offers:
 
 
 def missing(state_id: str) -> PeerMissing:
-    """Return the error of a state that nobody offers here: to HTTP it was not found."""
+    """Return the error of a state that nobody offers here; its HTTP status is 404."""
     return PeerMissing(f"no rank of this node offers state {state_id}", http_status=404)

@@ -36,7 +36,7 @@ CONNECTIONS = 2
 # A source that fails so often in a row is given up, after pauses of so many seconds.
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.1
-# So long without a block, and another source is asked as well.
+# After so many seconds without a block, another source is started as well.
 _QUIET_SECONDS = 1.0
 _LARGEST_HEAD = 1 << 30
 _MESSAGE_BYTES = 64
@@ -48,9 +48,9 @@ class Pull:
 
     Args:
         sources: the ranks that offer the state.
-        channel: tells the rank of what has come.
-        window: memory of the rank, of whole blocks.
-        timeout: seconds for all of it.
+        channel: the socket to the rank, over which it is told of received blocks.
+        window: memory shared with the rank, a multiple of the block size.
+        timeout: seconds for the whole pull.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Pull:
         self._came_from: Counter[int] = Counter()
 
     def run(self) -> None:
-        """Pull, and give slots that the rank is done with to the next blocks, until it hangs up."""
+        """Pull, and reuse the slots that the rank releases, until it closes its socket."""
         try:
             for _ in range(min(ACTIVE_SOURCES, len(self._reserve))):
                 self._start_next()
@@ -94,7 +94,7 @@ class Pull:
             self._stop()
 
     def _receive(self) -> bytes:
-        """Return the next message of the rank; ask one more source whenever nothing moves."""
+        """Return the next message of the rank; start one more source whenever no block arrives."""
         quiet = select.poll()
         quiet.register(self._channel, select.POLLIN)
         while not quiet.poll(_QUIET_SECONDS * 1000):
@@ -115,7 +115,7 @@ class Pull:
             start_thread(partial(self._pull_from, source), f"allfold-pull-{source.rank}-{number}")
 
     def _pull_from(self, source: Source) -> None:
-        """A thread's life: fetch from a source until all is there, or the source has failed."""
+        """Fetch from a source until the pull is over or the source has failed. Runs in a thread."""
         introduced, failures = False, 0
         while not self._work.has_ended:
             before = self._came_from[source.rank]
@@ -140,9 +140,9 @@ class Pull:
         self._left(source)
 
     def _left(self, source: Source) -> None:
-        """A thread of a source has ended; go on with another source, or fail where there is none.
+        """Go on with another source after the end of a thread, or fail where there is none.
 
-        Also where the deadline has passed: then all threads fail for that.
+        Also fails if the deadline has passed.
         """
         with self._lock:
             self._threads[source] -= 1
@@ -170,7 +170,7 @@ class Pull:
         )
 
     def _converse(self, source: Source, *, waits: bool) -> None:
-        """Fetch over one connection whatever is wanted."""
+        """Fetch ranges over one connection until none is left."""
         connection = SourceConnection(source, self._token, self._deadline)
         try:
             with self._lock:
@@ -232,7 +232,7 @@ class Pull:
         return self._window[slot * BLOCK_BYTES : slot * BLOCK_BYTES + nbytes]
 
     def _take_slot(self) -> int:
-        """Wait until the rank has made room; ``TimeoutError`` if it does not."""
+        """Return a free slot, after the rank has released one; raises ``TimeoutError``."""
         try:
             slot = self._slots.get(timeout=max(0.0, self._deadline - monotonic()))
         except Empty:
@@ -243,7 +243,7 @@ class Pull:
         return slot
 
     def _deliver(self, block: Block, source: Source) -> None:
-        """Tell the rank of a block, and that this was the last one if it was."""
+        """Tell the rank of a block, and after the last one that the pull is done."""
         with self._sending:
             self._send(block.pack())
             self._delivered += block.nbytes

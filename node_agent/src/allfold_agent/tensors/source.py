@@ -54,7 +54,7 @@ class SourceConnection:
         """Ask for the form of the state.
 
         Args:
-            waits: until it is offered.
+            waits: wait on the other side until it is offered.
 
         Raises:
             PeerLost: it is not offered there.
@@ -78,7 +78,7 @@ class SourceConnection:
         """Receive a range of at most a block, and check its digest.
 
         Raises:
-            PeerSentIncoherentTensor: it is damaged, or is not what was asked for.
+            PeerSentIncoherentTensor: the bytes are damaged, or are not the requested range.
         """
         stop = start + len(into)
         headers = [
@@ -108,7 +108,7 @@ class SourceConnection:
         raise PeerSentIncoherentTensor(f"{self.source} sent {what}", rank=self.source.rank)
 
     def interrupt(self) -> None:
-        """Have a thread that waits for the source fail."""
+        """Shut the connection down; a thread that waits for the source fails."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""What is left of a pull, and who fetches it."""
+"""The blocks of a pull that are still missing, shared among the threads that fetch them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Work:
     the same on all holders.
 
     Args:
-        deadline: when nothing is worth fetching any more (monotonic).
+        deadline: the end of the pull (monotonic).
 
     Attributes:
         description: the form of the state, once a source has told it.
@@ -39,10 +39,10 @@ class Work:
         self.description: Description | None = None
 
     def introduce(self, source: Source, description: Description) -> None:
-        """Take in the form of a source's state.
+        """Take in the form of a source's state, and check that all sources have the same.
 
         Raises:
-            PeerSentIncoherentTensor: the state of the source before it has another one.
+            PeerSentIncoherentTensor: the states have different forms.
         """
         with self._changed:
             if self.description is None:
@@ -57,7 +57,7 @@ class Work:
             raise PeerSentIncoherentTensor(f"the state of {source} has another layout")
 
     def add_large_tensors(self) -> None:
-        """Have the rest fetched: the head is there."""
+        """Add the blocks behind the head, which is complete."""
         assert self.description is not None
         with self._changed:
             self._waiting.extend(spans(self.description.head, self.description.total))
@@ -82,7 +82,7 @@ class Work:
         return None
 
     def _late(self, source: Source, now: float) -> Span | None:
-        """Return a range that another source, and no second one, takes long for."""
+        """Return an overdue range that only one other source is fetching."""
         for span, sources in self._fetching.items():
             if len(sources) == 1 and source not in sources:
                 (since,) = sources.values()
@@ -108,7 +108,7 @@ class Work:
                 self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless it is over meanwhile."""
+        """Sleep, or until the pull ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended, seconds)
 
@@ -121,5 +121,5 @@ class Work:
 
     @property
     def has_ended(self) -> bool:
-        """True once nothing is left to do, or nothing can be done."""
+        """True once the pull is complete or has failed."""
         return self._ended

@@ -1,6 +1,6 @@
 """Requests of an agent on its control link: its ranks join groups, and leave them.
 
-They mean what the routes of the REST API mean, and are answered with the same bodies. A rank joins
+They are the requests of the REST API, with the same answers. A rank joins
 with one message, and the answer is the plan; all ranks of the agent that wait for the same plan get
 one answer.
 """

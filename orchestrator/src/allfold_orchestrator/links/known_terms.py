@@ -60,7 +60,7 @@ class KnownTerms:
 
     @property
     def ranks(self) -> Counter[str]:
-        """How many ranks each node has, over all groups."""
+        """The number of ranks of each node, over all groups."""
         return Counter(seat.node for record in self.records.values() for seat in record.seats)
 
     @property
@@ -88,5 +88,5 @@ class KnownTerms:
 
 
 def _without_seats(record: TermRecord) -> tuple[object, ...]:
-    """Return the fields in which two records of one group differ, but for who has a seat."""
+    """Return the fields that differ between two records of a group, except for their seats."""
     return record.epoch, record.term.number, record.generation, record.recall
