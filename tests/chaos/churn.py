@@ -32,7 +32,7 @@ _TICK_SECONDS = 0.2
 
 
 class Change(Enum):
-    """What happens to the members of the group, besides that a rank starts."""
+    """A way in which ranks or nodes leave the group or fail."""
 
     KILL_RANK = "kill-rank"
     """SIGKILL."""
@@ -46,7 +46,7 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Terms:
-    """What all ranks of the group are told alike."""
+    """The settings of the group, the same for all ranks."""
 
     group: str
     seed: int
@@ -56,7 +56,7 @@ class Terms:
 
 
 def changes_of(kinds: Sequence[Kind]) -> list[Change]:
-    """Return the changes that are meant by these kinds of faults. Nobody needs leave to drain."""
+    """Return the changes that these kinds of faults allow; draining is always one of them."""
     names = {kind.value for kind in kinds}
     return [each for each in Change if each is Change.DRAIN_RANK or each.value in names]
 
@@ -88,7 +88,7 @@ class Churn:
         self._next_seat = 0
 
     def play(self, seconds: float) -> None:
-        """Churn until time is up, or somebody hangs."""
+        """Make changes until the time is up, or a rank hangs."""
         self.fleet.begin_life()
         for _ in range(_FEWEST + 1):
             self._start_rank()
@@ -206,7 +206,7 @@ class Churn:
                 self._starting.add(node)
 
     def end(self) -> None:
-        """Let no node stay silent."""
+        """Resume a node that is stopped."""
         for node in self._silent:
             self.fleet.kill_agent(node)
 

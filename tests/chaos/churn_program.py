@@ -29,7 +29,7 @@ _INIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ChurnOrders(Orders):
-    """What a rank is told that joins whenever it comes."""
+    """The arguments of a rank that joins a group while it runs."""
 
     joins: str = "any"
 
@@ -93,7 +93,7 @@ class ChurnPlayer(Player):
         return ""
 
     def _finish_all(self, started: Sequence[Started]) -> str:
-        """Log what became of all of them; the first ending, if one is an end."""
+        """Log the outcomes of these ops; return the first ending, if one ends the rank."""
         endings = [self._finish(each) for each in started]
         return next(filter(None, endings), "")
 

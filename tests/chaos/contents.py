@@ -23,7 +23,7 @@ _PERIOD = 5
 
 @dataclass(frozen=True)
 class Reading:
-    """What a result tells: the seats in it, one bit each, and if all of its elements agree."""
+    """The content of a result: the mask of the seats in it, and True if all elements are right."""
 
     mask: int
     exact: bool

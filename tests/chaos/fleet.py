@@ -219,12 +219,12 @@ class Fleet:
 
     @property
     def living_nodes(self) -> int:
-        """How many nodes have a rank that lives."""
+        """The number of nodes that have a living rank."""
         return len({rank.node for rank in self.living})
 
     @property
     def members(self) -> int:
-        """How many ranks the group has: the most that any of the living ranks knows of."""
+        """The size of the group: the largest that any living rank has seen."""
         return max((last_world(Path(rank.orders.log)) for rank in self.living), default=0)
 
     def await_end(self, lost: frozenset[int], seconds: float) -> list[RankLog]:

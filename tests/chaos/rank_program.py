@@ -32,7 +32,7 @@ _INIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is told when it starts.
+    """The arguments of a rank.
 
     Attributes:
         stop: once this file is there, the next control op is the last one.

@@ -32,12 +32,12 @@ _WAYS = [(joins, on_loss) for on_loss in (SHRINK, RAISE) for joins in ("any", "c
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does.
+    """The settings of a run.
 
     Attributes:
-        seconds: of play, about.
-        timeout: of every op. While nodes wait for the orchestrator, its deadline stands still for
-            as long once more; an op that takes longer than both and a little is a hang.
+        seconds: the approximate length of the run.
+        timeout: of every op. While nodes wait for the orchestrator, its deadline is suspended for
+            at most as long again; an op that takes longer than both together hangs.
         churn: True for elastic groups alone, False for others alone, None for one after the other.
         joins: where ranks come into elastic groups; by default each way in turn.
         logs: a folder for the logs of all processes; by default they are removed.
@@ -114,7 +114,7 @@ def _churn(
     tally: Tally,
     tell: Callable[[str], None],
 ) -> None:
-    """One elastic group from its opening to its end, and its judgement."""
+    """Run one elastic group from its opening to its end, and judge it."""
     joins, on_loss = _elastic(plan, number)
     seed, name = plan.seed * 1000 + number, f"churn{number}"
     found.start_agents()

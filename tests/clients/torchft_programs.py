@@ -47,7 +47,7 @@ class Replica:
 
 
 def collectives(rank: int, world_size: int, **where: str) -> dict[str, list[float]]:
-    """What torchft's Manager, its transports and its HSDP call."""
+    """Call what torchft's Manager, its transports and its HSDP call."""
     replica = Replica(**where)
     replica.configure(1, rank, world_size)
     group, mine = replica.group, torch.tensor([float(rank + 1)])

@@ -13,7 +13,7 @@ PATIENCE = timedelta(seconds=20)
 
 
 def options(uuid: int, handles: Collection[str], timeout: timedelta | None = PATIENCE) -> Any:
-    """What ``torch.distributed._reconfigure`` gives to a process group."""
+    """Return the options that ``torch.distributed._reconfigure`` gives to a process group."""
     made = getattr(distributed_c10d, "ReconfigureOptions", SimpleNamespace)()
     made.uuid, made.handles, made.timeout = uuid, handles, timeout
     return made

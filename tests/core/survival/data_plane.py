@@ -1,4 +1,4 @@
-"""What agents send each other of ops: contributions, closing signals, results that are fetched."""
+"""The data that agents exchange in ops: contributions, closing signals, fetched results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def do(method: Callable[..., None], *args: Any) -> Change:
 
 
 def data_actions(w: World, n: int) -> Iterator[Action]:
-    """What an agent receives, and holds when it has all."""
+    """Yield the receptions of data by an agent, and the completion of its ops."""
     for k, op in w.agents[n].ops.items():
         if op.stamp is None:
             continue

@@ -1,4 +1,4 @@
-"""What is equal for two states of a world that have equal futures."""
+"""Digests of worlds: equal for two states of a world only if their futures are equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLDS = (OpState.HELD, OpState.HANDED)
 
 
 def digest_of(w: World) -> object:
-    """Return what a future can depend on."""
+    """Return everything in a world that its future can depend on."""
     again = frozenset(w.arrived) if w.budget["again"] else None
     return (
         tuple(_of_agent(w, n) for n in range(w.s.nodes)),
@@ -79,7 +79,7 @@ def _of_wishes(wishes: Wishes) -> object:
 
 
 def _of_report(report: Report) -> object:
-    """What a decision may depend on. A node can report before or after a death."""
+    """Return everything in a report that a decision can depend on."""
     if (known := report.__dict__.get("_content")) is None:
         ops = tuple(
             (seq, op.state, op.stamp, tuple((s, call.view) for s, call in op.calls.items()))

@@ -1,4 +1,4 @@
-"""What must hold in every state of a world, and when nothing more must happen."""
+"""The invariants: of every state of a world, and of states in which nothing is left to happen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_outcomes(w: World) -> None:
 
 
 def _check_floors(w: World, survivors: list[int]) -> None:
-    """What a node believes to be final everywhere is."""
+    """Check that every op that a node takes for final on all nodes is."""
     known = max((w.agents[n].floor for n in survivors), default=-1)
     for k in range(min(known + 1, len(w.s.kinds))):
         for n in survivors:

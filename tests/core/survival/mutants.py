@@ -189,7 +189,7 @@ def viable_with_the_dead(self: Any, epoch: Epoch, said: Mapping[str, OpReport]) 
 
 
 def begins_anew(self: Any, seq: int, epoch: Epoch, said: Mapping[str, OpReport]) -> Outcome:
-    """What has begun goes over to the newest epoch, too."""
+    """Ops that have begun move to the newest epoch, too."""
     outcome: Outcome = REAL_GO_ON(self, seq, epoch, said)
     return Run(self.epoch.stamp) if isinstance(outcome, Run) else outcome
 

@@ -1,4 +1,4 @@
-"""What there is in a world, how much may go wrong in it, and the rules that can be switched off."""
+"""Scenarios: the nodes, ranks and ops of a world, its faults, and rules that can be disabled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """What there is, and how much may go wrong.
+    """The nodes, ranks and ops of a world, and the number of faults of each kind.
 
     Attributes:
         rank_node: the node of each rank.

@@ -1,4 +1,4 @@
-"""Who comes into a running group and who leaves it, and when."""
+"""Ranks join a running group and leave it, at the right time."""
 
 from __future__ import annotations
 

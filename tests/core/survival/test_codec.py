@@ -1,4 +1,4 @@
-"""What nodes tell each other in a round comes out as it went in, and nonsense is refused."""
+"""Messages of a round survive a round trip through JSON, and invalid ones are refused."""
 
 from __future__ import annotations
 

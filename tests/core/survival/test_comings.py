@@ -1,4 +1,4 @@
-"""What the search found of nodes and ranks that join, each as a short example."""
+"""Errors that the search found in joins of nodes and ranks, each as a short example."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def broadcast(root: int, session: str, view: int) -> Call:
 
 
 def reports(calls: Mapping[str, Call], **others: Mapping[str, int]) -> dict[str, Report]:
-    """What two nodes report; ``others`` are its fields by session."""
+    """Return the reports of two nodes; ``others`` are fields of them, by session."""
     sessions = {"a": ("s0", "s1"), "b": ("s2",)}
 
     def report(node: str) -> Report:

@@ -36,7 +36,7 @@ from tests.support.state_search import Violation
 
 
 class WishesOf(NamedTuple):
-    """What the ranks of a node wish, on its way to a leader."""
+    """The wishes of a node's ranks, on their way to a leader."""
 
     node: int
     join: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the leader of a group concludes from the rates that it is told, change by change."""
+"""The conclusions of a group's leader from the rates that it is told, change by change."""
 
 from __future__ import annotations
 

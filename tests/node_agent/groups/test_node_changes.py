@@ -18,7 +18,7 @@ B_AGAIN = Term(4, 1, ("a", "c", "b"), (1, 2, 4), newcomers=(NEWCOMER, AGAIN))
 
 
 class Changes:
-    """What was done about links and edges."""
+    """A log of the changes of links and edges."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Any]] = []

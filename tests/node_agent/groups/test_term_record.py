@@ -1,4 +1,4 @@
-"""What a node reports of a group whose record the orchestrator has lost."""
+"""The report of a node on a group whose record the orchestrator has lost."""
 
 from __future__ import annotations
 

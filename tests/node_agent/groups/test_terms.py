@@ -43,7 +43,7 @@ def call(ranks: Sequence[LocalRank], seq: int, numel: int = 5, **options: Any) -
 
 
 def agreed_upon(ranks: Sequence[LocalRank]) -> bool:
-    """Whether the nodes of these ranks have an epoch of them alone."""
+    """Return True if these ranks alone are the members of the current epoch."""
     return all(len(rank.group.current.record.seats) == len(ranks) for rank in ranks)
 
 

@@ -161,7 +161,7 @@ class Node:
         return self.in_reactor(lambda: self.links.observe(node)) is not None
 
     def count(self, *event: object) -> int:
-        """How often something was told, by the beginning of it."""
+        """Return the number of events that begin with these values."""
         return sum(each[: len(event)] == event for each in list(self.heard.events))
 
     def await_event(self, *event: object, times: int = 1) -> None:
@@ -192,7 +192,7 @@ class Node:
 
 
 def observe(node: Node, other: str) -> Observation:
-    """What a node sees of another one; in its reactor's thread."""
+    """Return a node's observation of another one. Call it in the reactor's thread."""
     seen = node.links.observe(other)
     assert seen is not None
     return seen

@@ -103,7 +103,7 @@ class ScriptedOrchestrator:
 
     @property
     def measured(self) -> list[dict[str, float] | None]:
-        """What each registration said of the links to other nodes."""
+        """The link measurement in each registration."""
         return [registration["link"] for registration in self.registrations]
 
     async def is_linked(self, count: int = 1) -> ScriptedLink:

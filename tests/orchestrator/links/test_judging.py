@@ -1,4 +1,4 @@
-"""How a replica looks for signs of life, and what it does with verdicts it cannot carry out."""
+"""A replica looks for signs of life, and retries verdicts that it cannot carry out."""
 
 from __future__ import annotations
 

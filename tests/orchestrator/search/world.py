@@ -39,10 +39,10 @@ HOW = "was lost"
 
 
 class Saved(NamedTuple):
-    """What the store had at some time.
+    """A snapshot of the store.
 
     Attributes:
-        over: the lives whose record says that they are over.
+        over: the lives that are over according to their records.
     """
 
     state: GroupState
@@ -51,14 +51,14 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Losses:
-    """What else may go wrong in a scenario.
+    """The number of times that each of these faults may happen in a scenario.
 
     Attributes:
-        back: times that the store goes back to what it had before.
-        empty: times that it has lost all, but the orchestrator goes on.
-        restarts: times that the orchestrator and its store begin anew.
-        relinks: times that all control links break.
-        anew: nodes that are started anew.
+        back: the store goes back to an earlier snapshot.
+        empty: the store loses everything, but the orchestrator goes on.
+        restarts: the orchestrator and its store are restarted, with nothing in them.
+        relinks: all control links break.
+        anew: a node is restarted.
     """
 
     back: int = 0
@@ -233,7 +233,7 @@ class StoreWorld(World):
             self.announced_to.add((n, store.generation, self.terms.index(record.term)))
 
     def break_links(self) -> None:
-        """What is on its way on control links is lost."""
+        """Break all control links, and lose the messages on them."""
         self.linked = frozenset()
         self.asked.clear()
         self.announced_to.clear()
@@ -322,7 +322,7 @@ class StoreWorld(World):
 
 
 def _digest(state: GroupState, record: TermRecord | None) -> object:
-    """What a future can depend on."""
+    """Return everything in the store that the future can depend on."""
     current = None if state.current is None else tuple(state.current.present)
     if record is None:
         return (state.last_epoch, state.recalled, current)

@@ -143,7 +143,7 @@ class LocalGroups:
 
     @property
     def rounds(self) -> int:
-        """How many rounds of agreement there were."""
+        """The number of rounds of agreement so far."""
         return max(group.agreement.machine.round for group in self.groups)
 
     @property

@@ -117,7 +117,7 @@ class LocalLinks:
                     taker.learn_progress(source, *giver.progress(node))
 
     def count(self, kind: LinkMessageType) -> int:
-        """How many messages of a type were sent."""
+        """Return the number of messages of a type that were sent."""
         return sum(each is kind for _, _, each in self.sent)
 
     def fetch(
