@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -12,6 +12,7 @@ from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.server import Admission
+from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import PeerMissing
 
@@ -55,7 +56,7 @@ class Joins:
         Raises:
             AllfoldError: it was not let in in time, or refused.
         """
-        deadline = monotonic() + float(request["init_timeout"])
+        deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
         while True:
             self._check()
             entry = await self._seats.join(request, deadline)
@@ -66,6 +67,9 @@ class Joins:
             if admission is not None:
                 return admission
             log.info("group '%s' has ended while a rank was to join it", request["group"])
+            await asyncio.sleep(min(pauses.draw(), max(0.0, deadline - monotonic())))
+            if monotonic() >= deadline:
+                raise _always_ended(request)
 
     def _is_void(self, entry: Entry) -> bool:
         """Return True for a term of another life of the store than this node has registered with.
@@ -93,13 +97,16 @@ class Joins:
             await self._give_up_seat(request, reason)
             raise
         if epoch is None:
-            await self._give_up_seat(request, "withdrawn")
+            ended = group.opening if group.has_no_ranks else 0
+            await self._give_up_seat(request, "withdrawn", ended)
             return None
         return Admission(group, epoch)
 
-    async def _give_up_seat(self, request: dict[str, Any], reason: str) -> None:
+    async def _give_up_seat(self, request: dict[str, Any], reason: str, ended: int = 0) -> None:
         rank = request["rank"] or 0
-        await self._seats.give_up_seat(request["group"], rank, request["session"], reason)
+        await self._seats.give_up_seat(
+            request["group"], rank, request["session"], reason, ended=ended
+        )
 
 
 async def _first_epoch(group: Group, session: str, deadline: float) -> Epoch | None:
@@ -123,6 +130,18 @@ async def _first_epoch(group: Group, session: str, deadline: float) -> Epoch | N
         if isinstance(error, TimeoutError):
             raise _not_admitted(group) from None
         raise
+
+
+def _always_ended(request: Mapping[str, Any]) -> PeerMissing:
+    """Return the error of a rank whose group was over each time before it was let in."""
+    group, seconds = request["group"], request["init_timeout"]
+    return PeerMissing(
+        f"group '{group}' took in this rank, and ended before it was in, until its {seconds:g} s "
+        "were over: the other ranks have left it, or were lost. Start it together with the others, "
+        "or give it more time with ALLFOLD_INIT_TIMEOUT or init_timeout=.",
+        group=group,
+        timeout=seconds,
+    )
 
 
 def _not_admitted(group: Group) -> PeerMissing:

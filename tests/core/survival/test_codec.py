@@ -279,8 +279,10 @@ def test_a_held_part_comes_out_as_it_went_in(seq: int, stamp: Stamp) -> None:
     assert codec.unpack_held(sent) == (seq, stamp)
 
 
-def test_that_a_group_is_closed_says_nothing_but_how_it_is_read() -> None:
-    assert codec.SURVIVAL.read(codec.pack_closed()) == {}
+@pytest.mark.parametrize("all_left", [False, True])
+def test_that_a_group_is_closed_says_if_it_is_over_everywhere(all_left: bool) -> None:
+    sent = json.loads(json.dumps(codec.pack_closed(all_left=all_left)))
+    assert codec.unpack_closed(sent) is all_left
 
 
 @given(TERMS)

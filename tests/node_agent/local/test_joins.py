@@ -154,7 +154,7 @@ def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
         notices.apply("test", group.opening, fail)
     seats: Any = create_autospec(Seats, instance=True)
     seats.join.return_value = Entry(group.current.plan)
-    seats.give_up_seat.side_effect = lambda *seat: given_up.append(seat)
+    seats.give_up_seat.side_effect = lambda *seat, **_: given_up.append(seat)
     joins = Joins(seats, registry, make, notices.opened, lambda: 0, lambda: None)
     with pytest.raises(OSError, match="too many open files"):
         asyncio.run(joins.join(REQUEST))

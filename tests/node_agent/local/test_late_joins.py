@@ -35,6 +35,7 @@ class Running:
     def __init__(self, plan: Plan, waits_for: str = "") -> None:
         self.name, self.opening, self.plan = plan.group, plan.epoch, plan
         self.evicted: Exception | None = None
+        self.has_no_ranks = False
         self.begun = 0
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
@@ -59,12 +60,13 @@ class Late:
     def __init__(self, plan: Plan = PLAN, waits_for: str = "", generation: int = 1) -> None:
         self.groups: list[Running] = []
         self.given_up: list[tuple[str, int, str, str]] = []
+        self.ended: list[int] = []  # with each of those, the opening that is over
         self.generation = generation
         self.record: Mapping[str, Any] = RECORD
         self._plan, self._waits_for = plan, waits_for
         self.seats: Any = create_autospec(Seats, instance=True)
         self.seats.join.side_effect = self._seat
-        self.seats.give_up_seat.side_effect = lambda *seat: self.given_up.append(seat)
+        self.seats.give_up_seat.side_effect = self._give_up
         self._joins = Joins(
             self.seats,
             Registry(),
@@ -76,6 +78,10 @@ class Late:
 
     async def _seat(self, request: Mapping[str, Any], deadline: float) -> Entry:
         return Entry(self._plan, self.record)
+
+    async def _give_up(self, *seat: Any, ended: int = 0) -> None:
+        self.given_up.append(seat)
+        self.ended.append(ended)
 
     def _make(self, entry: Entry) -> Group:
         self.groups.append(Running(entry.plan, self._waits_for))
@@ -153,8 +159,47 @@ def test_a_rank_whose_group_ends_meanwhile_asks_for_another_seat() -> None:
         await heard(tell, None)
         again = await late.asks(1)
         assert late.given_up == [("test", 0, "new", "withdrawn")]
+        assert late.ended == [0], "others may go on with it"
         await heard(again, EPOCH)
         assert (await joining).group is cast("Group", late.groups[1])
+
+    asyncio.run(run())
+
+
+def test_the_orchestrator_hears_which_opening_all_others_have_left() -> None:
+    """Else it would hold that open for the ranks that come, each of which waits for the others."""
+
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        tell = await late.asks()
+        late.groups[0].has_no_ranks = True
+        await heard(tell, None)
+        await until(lambda: late.given_up, "it has given up its seat")
+        assert late.ended == [PLAN.epoch]
+        joining.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_rank_whose_group_ends_each_time_hears_so_when_its_time_is_over() -> None:
+    async def run() -> None:
+        late = Late()
+        joining = late.join(0.3)
+
+        async def end_each() -> None:
+            number = 0
+            while True:
+                tell = await late.asks(number)
+                late.groups[number].evicted = PeerMissing("the group goes on without this node")
+                await heard(tell, None)
+                number += 1
+
+        ending = asyncio.create_task(end_each())
+        with pytest.raises(PeerMissing, match="ended before it was in, until its"):
+            await joining
+        ending.cancel()
+        assert len(late.groups) < 10, "it does not ask as fast as it can"
 
     asyncio.run(run())
 

@@ -68,6 +68,7 @@ class ScriptedOrchestrator:
         seats: the bodies of all joins.
         formation: the answer to a join; without one it gets none.
         given_back: group, rank and reason of all seats that were left, over the link or REST.
+        ended: with each of those, the opening that all ranks have left; 0 for none.
         is_down: all requests are answered as by a gateway, and links are refused.
         is_silent: nothing is answered on links.
         keeps_registering_waiting: REGISTER alone is not answered.
@@ -83,6 +84,7 @@ class ScriptedOrchestrator:
         self.links: list[ScriptedLink] = []
         self.formation: Json | None = {"ready": False, "missing": [1]}
         self.given_back: list[tuple[str, int, str]] = []
+        self.ended: list[int] = []
         self.peers: list[str] = []
         self.lease_seconds = 5.0
         self.beat_seconds = 0.02
@@ -142,6 +144,7 @@ class ScriptedOrchestrator:
         match request.method, path.split("/"):
             case "DELETE", [_, _, "groups", group, "ranks", rank]:
                 self.given_back.append((group, int(rank), request.query_params["reason"]))
+                self.ended.append(int(request.query_params["ended"]))
         return JSONResponse({})
 
     async def _serve(self, socket: WebSocket) -> None:
@@ -178,6 +181,7 @@ class ScriptedOrchestrator:
             status, answer = 404, {"error": AllfoldError("who is it?").to_dict()}
         elif message["type"] == "leave":
             self.given_back.append((body["group"], body["rank"], body["reason"]))
+            self.ended.append(body["ended"])
         else:
             self.seats.append(body)
             if self.formation is None:

@@ -10,7 +10,9 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
@@ -18,6 +20,7 @@ from allfold_agent.membership.links import PeerLinks
 from allfold_core.errors import PeerLost
 from allfold_core.survival import codec
 from allfold_core.survival.overdue import Awaited
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.survival.suspicion import Observation
 from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
@@ -219,8 +222,37 @@ def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) 
 # Groups that are over on one node
 
 
-def closed() -> GroupMessage:
-    return GroupMessage(LinkMessageType.CLOSED, "test", OPENING, codec.pack_closed())
+def closed(*, all_left: bool = False) -> GroupMessage:
+    body = codec.pack_closed(all_left=all_left)
+    return GroupMessage(LinkMessageType.CLOSED, "test", OPENING, body)
+
+
+def test_a_message_for_a_group_that_all_ranks_have_left_is_answered(
+    local: LocalGroups, links: Links
+) -> None:
+    for rank in local.ranks:
+        rank.end("left the group")
+    wait_until(lambda: sorted(local.notes.over) == ["node0", "node1"], "it is decided")
+    links.registry.remove(links.open())
+    links.links.on_message("node1", doubt())
+    links.peers.send.assert_called_once_with("node1", closed(all_left=True).pack())
+
+
+def test_a_rank_that_is_to_join_hears_that_all_others_have_left(local: LocalGroups) -> None:
+    group, told = local.groups[1], list[Epoch | None]()
+    neighbours: Any = create_autospec(Neighbours, instance=True)
+    newcomer = Group(group.plan, group._resources, neighbours, first_record(group.plan))
+    newcomer.begin()
+    newcomer.join("a", told.append)
+    newcomer.receive("node0", closed())  # it may be left out, and the others may go on
+    assert told == []
+    neighbours.group_over.assert_not_called()
+    newcomer.receive("node0", closed(all_left=True))
+    assert told == [None]
+    neighbours.group_over.assert_called_once_with(newcomer)
+    neighbours.send.assert_called_with("node0", closed(all_left=True))
+    newcomer.join("b", told.append)
+    assert told == [None, None]
 
 
 def test_a_message_for_a_group_that_is_over_is_answered(links: Links) -> None:

@@ -233,7 +233,7 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         one.is_down = True
         await link.socket.close()
         await until(lambda: not node.link.is_open, "it has no link")
-        await node.seats.give_up_seat("train", 3, "s3", "lost")
+        await node.seats.give_up_seat("train", 3, "s3", "lost", ended=7)
         tries = len(one.requests)
         await until(lambda: len(one.requests) > tries + 2, "it tries again")
         assert one.given_back == []
@@ -241,6 +241,17 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         await until(lambda: one.given_back, "the seat is given back")
         await until(lambda: not node.seats._owed, "it knows that")
         assert set(one.given_back) == {("train", 3, "lost")}
+        assert set(one.ended) == {7}
+
+
+async def test_an_opening_that_all_have_left_is_named_with_the_seat(
+    one: ScriptedOrchestrator,
+) -> None:
+    async with linked_node(one.url) as node:
+        await one.is_linked()
+        await node.seats.give_up_seat("train", 0, "s0", "withdrawn", ended=7)
+        await node.seats.give_up_seat("train", 1, "s1", "withdrawn")
+    assert one.ended == [7, 0]
 
 
 async def test_a_seat_that_the_orchestrator_does_not_know_is_given_back(

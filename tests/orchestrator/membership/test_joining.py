@@ -16,16 +16,25 @@ from allfold_core.errors import (
 )
 from allfold_core.survival.records import Seat
 from allfold_orchestrator.membership.group_state import (
+    AgentRegistered,
+    AgentRegisters,
     GroupParams,
     GroupState,
     Join,
+    Leave,
     PlanReady,
+    RanksDeparted,
     Reason,
     Seated,
 )
 from allfold_orchestrator.membership.joining import running_params, takes_in
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Recall, StoreLife
+from allfold_orchestrator.membership.term_record import (
+    Recall,
+    Registration,
+    StoreLife,
+    TermRecord,
+)
 from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, refused
 
 
@@ -54,9 +63,13 @@ def forgotten(state: GroupState) -> GroupState:
 
 
 def seats_of(state: GroupState) -> list[str]:
+    return [seat.session for seat in record_of(state).seats]
+
+
+def record_of(state: GroupState) -> TermRecord:
     record = term_record(state)
     assert record is not None
-    return [seat.session for seat in record.seats]
+    return record
 
 
 def voters_of(state: GroupState) -> tuple[str, ...]:
@@ -217,3 +230,38 @@ def test_a_group_of_which_nothing_is_left_has_no_parameters() -> None:
     assert not takes_in(state)
     assert isinstance(GroupParams(2, 1.0).is_elastic, bool)
     assert Seat("s0", "a") not in (state.term.seats if state.term else ())
+
+
+ENDED = Leave(0, "new", Reason.WITHDRAWN, ended=1)
+
+
+@EITHER
+def test_a_group_that_its_nodes_say_all_have_left_is_over_with_the_seats_given_since(
+    loses: bool,
+) -> None:
+    late = [elastic(None, name, session=f"late {name}") for name in "cd"]
+    ghost, _ = play(late, group(loses))
+    assert takes_in(ghost)
+    over, _ = play([ENDED], ghost)
+    assert over.is_free
+    again, (seated, *_) = play([late[0]], over)
+    assert seated == Seated(0, 2, ready=False), "an opening of its own"
+    report = Registration(("b", "1"), 1, record_of(ghost))
+    after, said = play([AgentRegisters(report, StoreLife(1, "0"), 9.0)], again)
+    assert (after, said) == (again, (AgentRegistered(is_out=True),)), "nor is it brought back"
+
+
+def test_a_group_that_all_have_left_makes_room_for_the_one_that_waits() -> None:
+    first = running(max_world=None)
+    waiting = [join(rank, "cd"[rank], session=f"next {rank}") for rank in (0, 1)]
+    state, _ = play([leave(1), *waiting], first)
+    assert state.forming is not None
+    state, (departed, ready) = play([replace(ENDED, session="s0")], state)
+    assert departed == RanksDeparted(1, (0,), Reason.WITHDRAWN)
+    assert isinstance(ready, PlanReady)
+
+
+@EITHER
+def test_news_of_the_end_of_an_earlier_opening_ends_no_later_one(loses: bool) -> None:
+    state = group(loses)
+    assert play([replace(ENDED, ended=2)], state) == (state, ())

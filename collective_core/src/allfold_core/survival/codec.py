@@ -132,9 +132,19 @@ def unpack_freeze(data: dict[str, Any]) -> tuple[int, int, tuple[Doubt, ...]]:
     return read_number(data["term"]), read_number(data["round"]), doubts
 
 
-def pack_closed() -> dict[str, Any]:
-    """The JSON form of CLOSED: the group is over on the sending node."""
-    return SURVIVAL.stamp({})
+def pack_closed(*, all_left: bool) -> dict[str, Any]:
+    """The JSON form of CLOSED: the group is over on the sending node.
+
+    Args:
+        all_left: it is over everywhere, as no rank is left. Else the sender may be left out.
+    """
+    return SURVIVAL.stamp({"all_left": all_left})
+
+
+@_refusing_nonsense
+def unpack_closed(data: Mapping[str, Any]) -> bool:
+    """Return whether a group is over everywhere."""
+    return bool(data["all_left"])
 
 
 def pack_held(seq: int, stamp: Stamp) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class AgreeingGroup(OpAttempts):
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None
+        self._has_joined_in_vain = False
         self.record: Mapping[str, Any] = first_record(plan) if joins is None else joins
         self._resources = resources
         self._neighbours = neighbours
@@ -220,7 +221,7 @@ class AgreeingGroup(OpAttempts):
 
         def join() -> None:
             self._ranks.joins(session, admitted)
-            if self.evicted is None and not self._is_over:
+            if self.evicted is None and not self.has_no_ranks:
                 self.agreement.join(session)
             self._settle_joins()
 
@@ -248,15 +249,25 @@ class AgreeingGroup(OpAttempts):
         self.event(arrive)
 
     def _settle_joins(self) -> None:
-        is_over = self.evicted is not None or self._is_over
+        is_over = self.evicted is not None or self.has_no_ranks
         for session in self._ranks.settle_joins(self.current, is_over=is_over):
             self.epoch_table.session_joined(session, self.current.ordinal)
 
     @property
-    def _is_over(self) -> bool:
-        """True once no rank is in the group any more."""
-        machine = self.agreement.machine
-        return machine.epoch is not NO_EPOCH and not machine.epoch.seats
+    def has_no_ranks(self) -> bool:
+        """True once the nodes have agreed that no rank is in the group any more."""
+        epoch = self.agreement.machine.epoch
+        return self._has_joined_in_vain or (epoch is not NO_EPOCH and not epoch.seats)
+
+    def give_up_joining(self) -> None:
+        """All ranks have left before this node was in any epoch; with the lock held."""
+        if self.agreement.machine.epoch is not NO_EPOCH or self._has_joined_in_vain:
+            return
+        self._has_joined_in_vain = True
+        self._settle_joins()
+        for node in self.agreement.term.voters:  # others may wait for this one's reports
+            if node != self.node:
+                self.send(node, LinkMessageType.CLOSED, codec.pack_closed(all_left=True))
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
         """A local rank is dead or has left; ``how`` is a phrase that says so.

@@ -221,6 +221,8 @@ class Group(AgreeingGroup):
         """Take in a message of another node; ``FrameError`` where it is none."""
         if message.type is LinkMessageType.RATES:
             self.link_watch.note(node, codec.unpack_rates(message.body))
+        elif message.type is LinkMessageType.CLOSED:
+            self.closed_elsewhere(node, all_left=codec.unpack_closed(message.body))
         else:
             super().receive(node, message)
 
@@ -361,12 +363,14 @@ class Group(AgreeingGroup):
         plan = self.epoch_table.of(op.stamp).plan
         return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))
 
-    def closed_elsewhere(self, node: str) -> None:
+    def closed_elsewhere(self, node: str, *, all_left: bool) -> None:
         """The group is over on another node, so that nothing can be agreed upon any more.
 
         Either all ranks have left and this node has missed that decision, or the node is left out.
         """
         log.info("group '%s' is over on node %s", self.name, node)
+        if all_left:
+            self.event(self.give_up_joining)
         if self.is_empty:
             self._neighbours.group_over(self)
 

@@ -26,7 +26,7 @@ class Registry:
     def __init__(self) -> None:
         self._changed = make_condition("registry")
         self._groups: dict[str, list[Group]] = {}
-        self._over: dict[tuple[str, int], None] = {}
+        self._over: dict[tuple[str, int], bool] = {}  # True: no rank was left
 
     def open(self, plan: Plan, make: Callable[[], Group]) -> Group:
         """Return the group that a plan opens; the first caller makes it.
@@ -80,6 +80,11 @@ class Registry:
         with self._changed:
             return (name, opening) in self._over
 
+    def had_no_ranks(self, name: str, opening: int) -> bool:
+        """Return True if a group is over here because all of its ranks had left, on all nodes."""
+        with self._changed:
+            return self._over.get((name, opening), False)
+
     def remove(self, group: AgreeingGroup) -> bool:
         """Forget a group that is over; return False if that was done before."""
         with self._changed:
@@ -96,7 +101,7 @@ class Registry:
     def _remember_end(self, group: AgreeingGroup) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
-        self._over[group.name, group.opening] = None
+        self._over[group.name, group.opening] = group.has_no_ranks
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
 

@@ -133,30 +133,27 @@ class GroupLinks(LinkListener):
         self.on_link_down(node)
 
     def on_message(self, node: str, message: GroupMessage) -> None:
-        if message.type is LinkMessageType.CLOSED:
-            self._closed_elsewhere(node, message)
-            return
-
         def receive(group: Group) -> None:
             try:
                 group.receive(node, message)
             except FrameError as error:
                 log.error("group '%s': node %s sends nonsense: %s", group.name, node, error)
 
+        if message.type is LinkMessageType.CLOSED:
+            group = self._registry.look_for(message.group, message.opening, 0.0)
+            if group is not None:
+                receive(group)
+            return
+
         if not self._notices.apply(message.group, message.opening, receive):
             self._answer_closed(node, message)
 
     def _answer_closed(self, node: str, message: GroupMessage) -> None:
         """Tell a node that a group is over: the decision that said so was lost with the link."""
-        answer = GroupMessage(
-            LinkMessageType.CLOSED, message.group, message.opening, codec.pack_closed()
-        )
+        all_left = self._registry.had_no_ranks(message.group, message.opening)
+        body = codec.pack_closed(all_left=all_left)
+        answer = GroupMessage(LinkMessageType.CLOSED, message.group, message.opening, body)
         self._links.send(node, answer.pack())
-
-    def _closed_elsewhere(self, node: str, message: GroupMessage) -> None:
-        group = self._registry.look_for(message.group, message.opening, 0.0)
-        if group is not None:
-            group.closed_elsewhere(node)
 
     def progress(self, node: str) -> Sequence[Progress]:
         return [

@@ -76,7 +76,7 @@ class Seats:
         self._client = client
         self._link = link
         self._registration = registration
-        self._owed: dict[tuple[str, int, str], str] = {}
+        self._owed: dict[tuple[str, int, str], tuple[str, int]] = {}
         self._is_owing = asyncio.Event()
 
     async def join(self, request: dict[str, Any], deadline: float) -> Entry:
@@ -140,13 +140,18 @@ class Seats:
 
         return await self._link.ask(pack, deadline, _ANSWER_SECONDS)
 
-    async def give_up_seat(self, group: str, rank: int, session: str, reason: str) -> None:
+    async def give_up_seat(
+        self, group: str, rank: int, session: str, reason: str, *, ended: int = 0
+    ) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
 
         While the orchestrator cannot be reached the seat is kept in a list and given back later:
         the rank is gone, and another one may want to take the seat.
+
+        Args:
+            ended: the opening of the group that all other ranks have left, as its nodes agree.
         """
-        self._owed[group, rank, session] = reason
+        self._owed[group, rank, session] = reason, ended
         await self._give_back()
 
     async def keep_giving_back(self) -> None:
@@ -158,9 +163,9 @@ class Seats:
             await self._give_back()
 
     async def _give_back(self) -> None:
-        for (group, rank, session), reason in list(self._owed.items()):
+        for (group, rank, session), (reason, ended) in list(self._owed.items()):
             try:
-                await self._leave(group, rank, session, reason)
+                await self._leave(group, rank, session, reason, ended)
             except ServiceError as error:
                 log.info("rank %d of group '%s' stays registered for now: %s", rank, group, error)
                 self._is_owing.set()
@@ -170,8 +175,8 @@ class Seats:
                 log.info("rank %d of group '%s' had left already: %s", rank, group, error)
             self._owed.pop((group, rank, session), None)
 
-    async def _leave(self, group: str, rank: int, session: str, reason: str) -> None:
-        left = {"session": session, "reason": reason}
+    async def _leave(self, group: str, rank: int, session: str, reason: str, ended: int) -> None:
+        left = {"session": session, "reason": reason, "ended": ended}
         if not self._link.is_open:
             path = f"/v1/groups/{group}/ranks/{rank}"
             await self._client.call("DELETE", path, params=left, timeout=_GIVE_BACK_SECONDS)

@@ -195,9 +195,12 @@ async def leave(
     session: Session,
     service: Service,
     reason: Annotated[wire.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
+    ended: Annotated[
+        wire.EpochNumber, Query(description="The opening that its nodes say all others have left.")
+    ] = 0,
 ) -> wire.Empty:
     """Take a rank out of a group that is forming or complete, which goes on with the others."""
-    await service.leave(group, Leave(rank, session, Reason(reason)))
+    await service.leave(group, Leave(rank, session, Reason(reason), ended))
     return wire.Empty()
 
 

@@ -170,6 +170,7 @@ class LeaveBody(Given):
     rank: Rank
     session: Name
     reason: LeaveReason
+    ended: EpochNumber = 0
 
 
 Up = Register | Beat | Accuse | Withdraw | Alive | Ask

@@ -260,11 +260,17 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A rank gives up its seat."""
+    """A rank gives up its seat.
+
+    Attributes:
+        ended: the opening whose nodes have told the rank that all others had left it before it was
+            in; 0 where they have not.
+    """
 
     rank: int
     session: str
     reason: Reason
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)

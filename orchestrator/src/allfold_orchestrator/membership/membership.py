@@ -45,6 +45,7 @@ from allfold_orchestrator.membership.planning import make_plan
 from allfold_orchestrator.membership.rank_map import RankMap
 from allfold_orchestrator.membership.reports import (
     agent_registers,
+    end_term,
     node_holds,
     without_lives,
     without_reported_seat,
@@ -188,6 +189,8 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
     forming = state.forming
     if forming is not None and _holds(forming.seats, leave.rank, leave.session):
         return _free_seats(state, forming, (leave.rank,), leave.reason)
+    if state.term is not None and state.term.epoch == leave.ended:
+        return _end(state, leave.reason)
     current = state.current
     rank = None if current is None else _rank_of(current, leave)
     if current is not None and rank is not None:
@@ -199,6 +202,17 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
     if leave.reason is not Reason.FINISHED or _forgotten(state):
         return state, ()
     return _reject(state, _not_registered(state.group, leave))
+
+
+def _end(state: GroupState, reason: Reason) -> Outcome:
+    """End a group whose nodes have agreed that no rank is left in it: none of its seats is real.
+
+    Others may have been given seats since, or the store may have lost that ranks have left. Who
+    still waits to be let in asks for another seat; until then it would keep the group open.
+    """
+    state, departed = end_term(state, reason)
+    state, completed = _complete_if_possible(state)
+    return state, departed + completed
 
 
 def _forgotten(state: GroupState) -> bool:

@@ -80,6 +80,18 @@ def without_reported_seat(state: GroupState, session: str) -> GroupState:
     return replace(state, term=left)
 
 
+def end_term(state: GroupState, reason: Reason) -> Outcome:
+    """Return the group without its term, which nobody is in; whose seats it has, has left."""
+    ended = replace(state, term=None, recalled=0)  # a late report must not bring it back
+    current = state.current
+    if current is None or state.term is None or not _has_seats(current, state.term):
+        return ended, ()
+    left = dict.fromkeys(current.present, reason)
+    current = replace(current, departed=current.departed.updated(left))
+    departed = RanksDeparted(current.plan.epoch, tuple(sorted(left)), reason)
+    return replace(ended, current=current), (departed,)
+
+
 def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
     """Note the term that an agent holds, see :func:`register`."""
     report, record = event.report, term_record(state)
