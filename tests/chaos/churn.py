@@ -206,7 +206,7 @@ class Churn:
                 self._starting.add(node)
 
     def end(self) -> None:
-        """Resume a node that is stopped."""
+        """Kill the nodes that are stopped."""
         for node in self._silent:
             self.fleet.kill_agent(node)
 

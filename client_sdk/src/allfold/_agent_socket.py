@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import shlex
 import socket
 import stat
 from pathlib import Path
+from time import monotonic, sleep
 
 from allfold_core.errors import AgentUnreachable
 
+log = logging.getLogger("allfold")
+
 RETRY_SECONDS = 0.05
+_OR_ELSE = (
+    "start the script with 'allfold run', or name another socket with ALLFOLD_SOCKET or agent="
+)
 
 
 def connect(path: str) -> socket.socket | str:
@@ -32,6 +39,26 @@ def connect(path: str) -> socket.socket | str:
         return str(error.strerror)
     connected.setblocking(True)
     return connected
+
+
+def await_agent(path: str, seconds: float) -> socket.socket:
+    """Connect, waiting for an agent that is still starting.
+
+    Raises:
+        AgentUnreachable: no agent listens in time, or waiting would not help.
+    """
+    deadline = monotonic() + seconds
+    found = connect(path)
+    if isinstance(found, str):
+        log.warning(
+            "no node agent listens on %s (%s); waiting up to %g s for it", path, found, seconds
+        )
+    while isinstance(found, str):
+        if monotonic() > deadline:
+            raise nobody_listens(path, found, seconds, _OR_ELSE)
+        sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
+        found = connect(path)
+    return found
 
 
 def nobody_listens(path: str, reason: str, seconds: float, or_else: str) -> AgentUnreachable:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Condition, Lock
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Protocol
 
-from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold._agent_socket import await_agent
 from allfold._forks import disown_in_children
 from allfold._pending import Pending
 from allfold_core.errors import (
@@ -40,9 +40,6 @@ from allfold_core.wire.local_wire import (
 log = logging.getLogger("allfold")
 
 _LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
-_OR_ELSE = (
-    "start the script with 'allfold run', or name another socket with ALLFOLD_SOCKET or agent="
-)
 _ANSWERS = {
     Message.JOINED: Message.JOIN,
     Message.LEFT: Message.LEAVE,
@@ -84,7 +81,7 @@ class Connection:
         self.pid = os.getpid()
         self.welcome: dict[str, Any] = {}
         self.on_drain: Callable[[str], None] = lambda _: None
-        self._socket = _connect(path, timeout)
+        self._socket = await_agent(path, timeout)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self._lock = Lock()
@@ -386,19 +383,3 @@ def _done(give: Callable[[], int]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _connect(path: str, seconds: float) -> socket.socket:
-    """Connect, waiting for an agent that is still starting."""
-    deadline = monotonic() + seconds
-    found = connect(path)
-    if isinstance(found, str):
-        log.warning(
-            "no node agent listens on %s (%s); waiting up to %g s for it", path, found, seconds
-        )
-    while isinstance(found, str):
-        if monotonic() > deadline:
-            raise nobody_listens(path, found, seconds, _OR_ELSE)
-        sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
-        found = connect(path)
-    return found

@@ -8,29 +8,23 @@ import os
 import socket
 from collections.abc import Collection, Coroutine
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
 from allfold_agent import __version__
-from allfold_agent.data_port import DataPort, SocketTaker
-from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.opening import Dial
+from allfold_agent.data_port import DataPort
 from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
-from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.registry import Registry
 from allfold_agent.groups.result_transfer import fetch_result
-from allfold_agent.groups.results import Result
 from allfold_agent.groups.retention import Retention
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
-from allfold_agent.http import client as http_client
 from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission, LocalServer
@@ -42,28 +36,25 @@ from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import GroupTerms
-from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
+from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
-from allfold_core.errors import AgentLost, AllfoldError, PeerLost, ServiceError
+from allfold_core.errors import AgentLost
 from allfold_core.plan import Member
-from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
-from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.peer_link import LINK_PROTOCOL, GroupMessage
+from allfold_core.wire.peer_link import GroupMessage
 
 log = logging.getLogger(__name__)
 
 _IDLE_BUFFER_BYTES = 64 << 20
-_DIAL_SECONDS = 5.0
 _LINGER_SECONDS = 5.0
 # How long a rank that leaves waits for the others to agree that it has.
 _DEPARTURE_SECONDS = 2.0
@@ -83,6 +74,8 @@ class Agent:
     ) -> None:
         self.settings = settings
         self.registry = Registry()
+        token = settings.token or None
+        peers = PeerConnections(token, self.registry)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers = WorkerPool(settings.threads)
@@ -92,17 +85,7 @@ class Agent:
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = Retention(settings.retain_bytes)
-        self._resources = NodeResources(
-            settings.name,
-            workers=self._workers,
-            buffers=self._buffers,
-            dial=self._dial,
-            reactor=self._reactor,
-            pins=self.gpus.pins,
-            fetch=partial(fetch_result, settings.token or None),
-            retention=self.retention,
-            avoid_slow_links=settings.slow_links == "avoid",
-        )
+        self._resources = self._node_resources(peers)
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         bound = addresses.bound(control), addresses.bound(data)
         self.registration = Registration(
@@ -110,11 +93,11 @@ class Agent:
             settings.name,
             lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
             self.registry.all,
-            lambda address: link_probe.measure(address, settings.token or None),
+            lambda address: link_probe.measure(address, token),
         )
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
-            settings.name, self.registration.incarnation, self._reactor, self._dial_link
+            settings.name, self.registration.incarnation, self._reactor, peers.dial_link
         )
         self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
         self.terms = GroupTerms(settings.name, self.registry, self.notices, self._reactor)
@@ -143,18 +126,34 @@ class Agent:
             self.draining.check,
         )
         offers = Offers()
-        self._transfers = StateTransfers(offers, settings.token or None)
+        self._transfers = StateTransfers(offers, token)
         self._data = DataPort(
             data,
-            token=settings.token or None,
-            open_edge=self._open_edge,
+            token=token,
+            open_edge=peers.open_edge,
             open_link=self.links.open,
-            find_result=self._find_result,
+            find_result=peers.find_result,
             offers=offers,
         )
-        welcome = {"node": settings.name, "pid": os.getpid(), "version": __version__}
-        self.local_server = LocalServer(
-            settings.socket,
+        self.local_server = self._make_local_server()
+
+    def _node_resources(self, peers: PeerConnections) -> NodeResources:
+        return NodeResources(
+            self.settings.name,
+            workers=self._workers,
+            buffers=self._buffers,
+            dial=peers.dial_edge,
+            reactor=self._reactor,
+            pins=self.gpus.pins,
+            fetch=partial(fetch_result, self.settings.token or None),
+            retention=self.retention,
+            avoid_slow_links=self.settings.slow_links == "avoid",
+        )
+
+    def _make_local_server(self) -> LocalServer:
+        welcome = {"node": self.settings.name, "pid": os.getpid(), "version": __version__}
+        return LocalServer(
+            self.settings.socket,
             self,
             welcome,
             reactor=self._reactor,
@@ -354,33 +353,6 @@ class Agent:
         """The orchestrator has evicted this node, so its groups go on without it."""
         self.terms.evicted(how)
         self.links.renew(self.registration.incarnation)
-
-    # Connections between agents
-
-    def _dial(self, request: EdgeRequest, address: str) -> Dial:
-        def dial(from_frame: int) -> tuple[socket.socket, bytes]:
-            target = replace(request, from_frame=from_frame).target
-            token = self.settings.token or None
-            try:
-                return http_client.upgrade(address, target, EDGE_PROTOCOL, token, _DIAL_SECONDS)
-            except (PeerLost, ServiceError):  # a peer that is busy is not lost
-                raise
-            except AllfoldError as error:
-                raise PeerLost(f"{address} refuses the edge: {error.message}") from error
-
-        return dial
-
-    def _dial_link(self, address: str, target: str) -> Dialled:
-        token = self.settings.token or None
-        return http_client.upgrade(address, target, LINK_PROTOCOL, token, DIAL_SECONDS)
-
-    def _open_edge(self, request: EdgeRequest) -> SocketTaker:
-        group = self.registry.find(request.group, request.opening, PLAN_LAG_SECONDS)
-        return group.serve_edge(request).attach(request.from_frame)
-
-    def _find_result(self, request: ResultRequest) -> Result | None:
-        group = self.registry.find(request.group, request.opening)
-        return group.results.take(request.seq, Stamp.unpack(request.stamp))
 
 
 def _identify(

@@ -35,6 +35,7 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.membership.recent_nodes import RecentNodes
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -58,10 +59,6 @@ _DEPARTURES = {
 RECHECK_SECONDS = 1.0
 RECHECK_MAX_AGE = 0.5
 
-# The number of recently registered nodes that a node is given, to measure its links to them.
-SHOWN_PEERS = 2
-REMEMBERED_NODES = 16
-
 
 class Orchestrator:
     """The use cases of one replica of the control plane."""
@@ -69,7 +66,7 @@ class Orchestrator:
     def __init__(self, store: Store, links: LinkSettings) -> None:
         self._store = store
         self._links = links
-        self._lately: dict[str, str] = {}  # with this replica: node, data address
+        self._recent_nodes = RecentNodes()
 
     # Nodes
 
@@ -89,16 +86,7 @@ class Orchestrator:
         for group, epoch in request.holds.items():
             await self._apply(group, NodeHolds(request.node, epoch))
         log.info("node registered", extra={"node": request.node, "at": request.data_address})
-        return self._peers_for(request.node, request.data_address)
-
-    def _peers_for(self, node: str, address: str) -> list[str]:
-        """Return the addresses of the last nodes that registered, then note this one."""
-        self._lately.pop(node, None)
-        peers = [each for each in self._lately.values() if each != address]
-        self._lately[node] = address
-        if len(self._lately) > REMEMBERED_NODES:
-            del self._lately[next(iter(self._lately))]
-        return peers[-SHOWN_PEERS:]
+        return self._recent_nodes.add(request.node, request.data_address)
 
     async def remove_node(self, node: str, incarnation: str) -> None:
         """Let a node leave by itself; seats that it still has are lost. Leaving twice is fine.
@@ -155,7 +143,7 @@ class Orchestrator:
             return
         nodes = self._store.nodes
         for node, _ in lives:
-            self._lately.pop(node, None)
+            self._recent_nodes.remove(node)
         ends, store, seated = await asyncio.gather(
             nodes.ends_of(lives, known),
             self._store.lives.read(),
