@@ -6,6 +6,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
@@ -34,6 +35,7 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
+from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.membership.recent_nodes import RecentNodes
 from allfold_orchestrator.membership.reports import term_record
@@ -203,7 +205,7 @@ class Orchestrator:
 
     async def leave(self, group: str, leave: Leave) -> None:
         """Take a rank's seat back."""
-        await self._apply(group, leave)
+        await self._apply(group, replace(leave, store=await self._store.lives.present()))
 
     async def plan(
         self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
@@ -220,6 +222,7 @@ class Orchestrator:
 
         Raises:
             Refusal: 410, the session has no seat in that epoch or a later one.
+            ServiceError: the group runs already, and the rank can join it.
         """
         deadline = monotonic() + wait
         notifications = self._store.notifications
@@ -326,6 +329,8 @@ def _find(
         rank = finders.forming.rank_of(forming.seats, session)
         if rank is not None:
             return state
+    if takes_in(state):
+        raise ServiceError(f"group {state.group} runs, as its nodes have reported: join it again")
     raise Refusal(410, _seat_gone(state.group, epoch, session))
 
 

@@ -265,3 +265,84 @@ def test_a_group_that_all_have_left_makes_room_for_the_one_that_waits() -> None:
 def test_news_of_the_end_of_an_earlier_opening_ends_no_later_one(loses: bool) -> None:
     state = group(loses)
     assert play([replace(ENDED, ended=2)], state) == (state, ())
+
+
+# Ranks that end on their way, and records that are behind
+
+
+def test_a_node_whose_only_rank_gives_up_on_its_way_has_no_vote_any_more() -> None:
+    joined, _ = play([elastic(None, "c", session="new")], running(generation=1))
+    state, _ = play([leave(0, Reason.LOST, session="new")], joined)
+    assert voters_of(state) == ("a", "b")
+    assert state.term is not None
+    assert joined.term is not None
+    assert state.term.term.may_follow(joined.term.term)
+    assert seats_of(state) == ["s0", "s1"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason"), [("s1", Reason.LOST), ("new", Reason.FINISHED)], ids=["opened", "finished"]
+)
+def test_the_node_of_a_rank_that_may_owe_others_results_keeps_its_vote(
+    gone: str, reason: Reason
+) -> None:
+    joined, _ = play([elastic(None, "c", session="new")], running())
+    state, _ = play([leave(1, reason, session=gone)], joined)
+    assert voters_of(state) == ("a", "b", "c")
+
+
+def test_a_node_keeps_its_vote_while_it_has_another_rank_or_the_record_is_not_trusted() -> None:
+    joined, _ = play([elastic(None, "c", session=each) for each in ("x", "y")], running())
+    assert voters_of(play([leave(0, Reason.LOST, session="x")], joined)[0]) == ("a", "b", "c")
+    old = replace(leave(0, Reason.LOST, session="new"), store=StoreLife(2, "another"))
+    alone, _ = play([elastic(None, "c", session="new")], running(generation=1))
+    assert voters_of(play([old], alone)[0]) == ("a", "b", "c")
+
+
+STORE = StoreLife(2, "another")
+
+
+def registers(state: GroupState, on: str, held: TermRecord) -> GroupState:
+    """The group after a node has registered with a store that may have lost something."""
+    report = Registration((on, "1"), 1, held)
+    return play([AgentRegisters(report, STORE, 9.0)], state)[0]
+
+
+def held_by(state: GroupState) -> TermRecord:
+    record = term_record(state)
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize("on", ["b", "c"])
+def test_a_record_that_has_come_back_gets_the_ranks_that_had_joined_since(on: str) -> None:
+    before = running(generation=1)
+    held = held_by(play([elastic(None, on, session="new")], before)[0])
+    state = registers(registers(before, on, held), "a", held_by(before))
+    assert sorted(seats_of(state)) == ["new", "s0", "s1"]
+
+
+def test_a_record_that_has_come_back_loses_the_ranks_that_had_left_since() -> None:
+    before, _ = play([elastic(None, "b", session="new")], running(generation=1))
+    held = held_by(play([leave(1)], before)[0])
+    assert seats_of(registers(before, "b", held)) == ["s0", "new"]
+    assert seats_of(registers(before, "a", held)) == ["s0", "s1", "new"]
+
+
+def test_what_a_node_has_said_of_its_ranks_counts_for_more_than_what_others_know() -> None:
+    before = running(generation=1)
+    known = held_by(play([elastic(None, "b", session="new")], before)[0])
+    newer = held_by(play([elastic(None, "c", session="more")], before)[0])
+    state = registers(registers(GroupState(GROUP), "b", known), "c", newer)
+    assert voters_of(state) == ("a", "b", "c")
+    assert sorted(seats_of(state)) == ["more", "new", "s0", "s1"]
+
+
+def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_runs() -> None:
+    late = elastic(None, "c", session="new", generation=2)
+    state, (seated,) = play([late])
+    assert seated == Seated(0, 1, ready=False)
+    held = held_by(running(generation=1))
+    state = registers(registers(state, "a", held), "b", held)
+    assert state.forming is None
+    assert play([late], state)[1] == (Seated(2, 1, ready=True),)

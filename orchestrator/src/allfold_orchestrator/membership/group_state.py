@@ -265,12 +265,14 @@ class Leave:
     Attributes:
         ended: the opening whose nodes have told the rank that all others had left it before it was
             in; 0 where they have not.
+        store: its life now, where it is known.
     """
 
     rank: int
     session: str
     reason: Reason
     ended: int = 0
+    store: StoreLife | None = None
 
 
 @dataclass(frozen=True, slots=True)

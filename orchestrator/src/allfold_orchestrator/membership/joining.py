@@ -15,15 +15,18 @@ from allfold_orchestrator.membership.group_state import (
     GroupParams,
     GroupState,
     Join,
+    Leave,
     NodeInfo,
     Outcome,
     RankSeat,
+    Reason,
     Rejected,
     Seated,
     params_of,
 )
+from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import TermRecord, Voter
-from allfold_orchestrator.membership.terms import admit, recalled
+from allfold_orchestrator.membership.terms import admit, recalled, without_empty_newcomer
 
 
 def running_params(state: GroupState) -> GroupParams | None:
@@ -56,6 +59,22 @@ def join_running(state: GroupState, join: Join) -> Outcome:
         record = admit(record, node.node, _voter(node))
     rank, state = _with_seat(replace(state, term=record), join.seat)
     return state, (Seated(rank, record.epoch, ready=True),)
+
+
+def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> GroupState:
+    """Return a group after a rank has left it, without its node if that has no other rank.
+
+    That is so only for nodes that joined it while it ran, where the rank ended on its own account:
+    nobody knows if the node has heard that it was let in.
+    """
+    old, record = term_record(before), term_record(state)
+    if state is before or old is None or record is None or leave.reason is Reason.FINISHED:
+        return state
+    node = next((seat.node for seat in old.seats if seat.session == leave.session), "")
+    narrowed = without_empty_newcomer(record, node, leave.store)
+    if narrowed is None:
+        return state
+    return replace(state, term=replace(narrowed, seats=()) if _of_term(state) else narrowed)
 
 
 def _voter(info: NodeInfo) -> Voter:

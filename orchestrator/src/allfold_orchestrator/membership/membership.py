@@ -40,7 +40,12 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.membership.joining import join_running, running_params, takes_in
+from allfold_orchestrator.membership.joining import (
+    join_running,
+    running_params,
+    takes_in,
+    without_node_of,
+)
 from allfold_orchestrator.membership.planning import make_plan
 from allfold_orchestrator.membership.rank_map import RankMap
 from allfold_orchestrator.membership.reports import (
@@ -60,13 +65,15 @@ def step(state: GroupState, event: Event) -> Outcome:
     if isinstance(event, Join):
         return _join(state, event)
     if isinstance(event, Leave):
-        return _leave(state, event)
+        left, said = _leave(state, event)
+        return without_node_of(state, left, event), said
     if isinstance(event, NodesLost):
         return _nodes_lost(state, event)
     if isinstance(event, AgentRegisters):
         state, said = agent_registers(state, event)
+        state, freed = _end_formation_beside(state)
         state, completed = _complete_if_possible(state, event.store.generation)
-        return state, said + completed
+        return state, said + freed + completed
     return node_holds(state, event)
 
 
@@ -180,6 +187,14 @@ def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
         term=replace(first_term(plan), seats=()),
     )
     return completed, (PlanReady(plan),)
+
+
+def _end_formation_beside(state: GroupState) -> Outcome:
+    """Let the ranks of a formation join the group, which runs, as its nodes have just reported."""
+    forming = state.forming
+    if forming is None or not takes_in(state):
+        return state, ()
+    return _free_seats(state, forming, tuple(sorted(forming.seats)), Reason.WITHDRAWN)
 
 
 # Leaving

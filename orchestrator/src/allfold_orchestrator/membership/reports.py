@@ -15,6 +15,7 @@ from allfold_orchestrator.membership.group_state import (
     NodesLost,
     Outcome,
     RanksDeparted,
+    RankSeat,
     Reason,
 )
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -106,7 +107,7 @@ def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
         state = replace(state, recalled=0)  # a late report must not bring it back
     departed: tuple[Instruction, ...] = ()
     if answer.record != record:
-        state, departed = _with_record(state, answer.record)
+        state, departed = _with_record(state, answer.record, report.life[0])
     return state, (*departed, AgentRegistered(answer.is_out))
 
 
@@ -115,18 +116,41 @@ def _is_over(state: GroupState, epoch: int) -> bool:
     return epoch < state.last_epoch or (epoch == state.last_epoch and epoch != state.recalled)
 
 
-def _with_record(state: GroupState, record: TermRecord | None) -> Outcome:
-    """Return the group with this term; ranks of the epoch whose node is not in it are lost."""
+def _with_record(state: GroupState, record: TermRecord | None, reporter: str) -> Outcome:
+    """Return the group with this term; ranks of the epoch whose node is not in it are lost.
+
+    Where ranks have come that the epoch does not know, it is an old one: the record knows better.
+    """
     current = state.current
-    if current is None or (record is not None and not _has_seats(current, record)):
+    if current is None or (record is not None and _knows_more(record, current)):
         return replace(state, term=record, current=None), ()
-    present = current.present.items()
-    lost = {
-        rank: Reason.NODE_LOST
-        for rank, seat in present
-        if record is None or not record.has(seat.life)
+    gone = {
+        rank: reason
+        for rank, seat in current.present.items()
+        if (reason := _end_of(seat, record, reporter)) is not None
     }
-    current = replace(current, departed=current.departed.updated(lost))
+    current = replace(current, departed=current.departed.updated(gone))
     term = None if record is None or current.closed else replace(record, seats=())
-    departed = RanksDeparted(current.plan.epoch, tuple(sorted(lost)), Reason.NODE_LOST)
-    return replace(state, term=term, current=current), (departed,) if lost else ()
+    departed = tuple(
+        RanksDeparted(current.plan.epoch, ranks, reason)
+        for reason in (Reason.NODE_LOST, Reason.FINISHED)
+        if (ranks := tuple(sorted(rank for rank, how in gone.items() if how is reason)))
+    )
+    return replace(state, term=term, current=current), departed
+
+
+def _knows_more(record: TermRecord, current: Epoch) -> bool:
+    """Return True if ranks have a seat that the epoch does not have."""
+    known = {seat.session for seat in current.seats.values()}
+    return not _has_seats(current, record) or not {s.session for s in record.seats} <= known
+
+
+def _end_of(seat: RankSeat, record: TermRecord | None, reporter: str) -> Reason | None:
+    """Return why a rank is in the group no more; ``None`` where it still is.
+
+    A node knows better than an old record which of its ranks have left.
+    """
+    if record is None or not record.has(seat.life):
+        return Reason.NODE_LOST
+    is_there = any(each.session == seat.session for each in record.seats)
+    return None if is_there or seat.node.node != reporter else Reason.FINISHED

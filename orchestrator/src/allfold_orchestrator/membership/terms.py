@@ -103,6 +103,23 @@ def _narrowed(
     )
 
 
+def without_empty_newcomer(
+    record: TermRecord, node: str, store: StoreLife | None
+) -> TermRecord | None:
+    """Return the record of a term without a node that was let in, and has no rank any more.
+
+    It may never have heard that it was, and the others would wait for its report. ``None`` if
+    nothing is to change, or may: a record of an earlier life of the store makes no term.
+    """
+    seated = {seat.node for seat in record.seats}
+    is_newcomer = any(each.node == node for each in record.term.newcomers)
+    is_old = store is not None and record.generation < store.generation
+    if not is_newcomer or node in seated or not seated or record.recall is not None or is_old:
+        return None
+    staying = {name for name in record.term.voters if name != node}
+    return _narrowed(record, staying, record.term.number + 1, {})
+
+
 def admit(record: TermRecord, node: str, voter: Voter) -> TermRecord:
     """Return the record of a new term in which a node votes that did not so far."""
     before, number = record.term, record.term.number + 1
@@ -173,7 +190,20 @@ def register(
     met = _meet(record, report.held)
     if met is None:
         return Registered(record, is_out=True)
-    return _noted(met, report)
+    return _noted(_with_known_seats(met, record), report)
+
+
+def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
+    """Return a record with the seats of the nodes that have registered as themselves know them.
+
+    A node does not know of all ranks that others have taken in.
+    """
+    if met is record or record.recall is None or met.epoch != record.epoch:
+        return met
+    known = record.recall.registered
+    seats = [seat for seat in met.seats if seat.node not in known]
+    seats += [seat for seat in record.seats if seat.node in known and seat.node in met.voters]
+    return replace(met, seats=tuple(seats))
 
 
 def _noted(record: TermRecord, report: Registration) -> Registered:
