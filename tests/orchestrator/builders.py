@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import OnLoss
+from allfold_core.plan import Joins, OnLoss
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -41,6 +41,8 @@ def join(
     strategies: Mapping[str, str] | None = None,
     on_loss: OnLoss = "raise",
     min_world: int = 1,
+    max_world: int | None = None,
+    joins: Joins = "any",
     generation: int = 0,
 ) -> Join:
     """Rank ``rank`` of ``of``; its session is ``s<rank>`` unless it is given.
@@ -49,7 +51,7 @@ def join(
     """
     info = node(on) if isinstance(on, str) else on
     seat = RankSeat(info, f"s{rank}" if session is None else session)
-    params = GroupParams(of, timeout, strategies or {}, on_loss, min_world)
+    params = GroupParams(of, timeout, strategies or {}, on_loss, min_world, max_world, joins)
     return Join(rank, seat, params, store=StoreLife(generation, "0"))
 
 

@@ -50,7 +50,7 @@ def arrivals(w: World) -> Iterator[Action]:
         n = w.s.rank_node[rank]
         is_new = rank not in w.ready and rank not in w.dead
         if is_new and n in w.live() and w.life(n, w.term_of(n)) == life:
-            yield f"rank {rank} is ready to join", False, do(_ready, rank, n)
+            yield f"rank {rank} is ready to join", False, do(become_ready, rank, n)
 
 
 def _first_terms(w: World, n: int) -> Iterator[Action]:
@@ -59,10 +59,10 @@ def _first_terms(w: World, n: int) -> Iterator[Action]:
     for t, term in enumerate(w.terms):
         is_newcomer = w.life(n, t) > (me.term.number if n in w.inside else -1)
         if is_newcomer and me.generation in w.announced[t]:
-            yield f"node {n} comes with term {t}", False, do(_come, n, term)
+            yield f"node {n} comes with term {t}", False, do(come, n, term)
 
 
-def _come(w: World, n: int, term: Term) -> None:
+def come(w: World, n: int, term: Term) -> None:
     """A node has a machine of its own from here on; of an earlier life nothing is left."""
     old = w.agents[n]
     w.told = {(at, k): each for (at, k), each in w.told.items() if at != n}
@@ -80,7 +80,8 @@ def _come(w: World, n: int, term: Term) -> None:
     w.carry_out(n, me.begin())
 
 
-def _ready(w: World, rank: int, n: int) -> None:
+def become_ready(w: World, rank: int, n: int) -> None:
+    """A rank tells its node that it is ready to join."""
     w.ready.add(rank)
     w.carry_out(n, w.agents[n].join(f"r{rank}"))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
+from allfold_agent.groups.term_record import record_of
+from allfold_orchestrator.membership.term_record import TermRecord
 from tests.core.survival import happenings
 from tests.core.survival.happenings import follow, node_actions, node_faults
-from tests.orchestrator.search.world import StoreWorld, life, voters_of
+from tests.orchestrator.search.joining import newcomers
+from tests.orchestrator.search.world import StoreWorld, voters_of
 
 __all__ = ["actions", "follow"]
 
@@ -20,6 +22,7 @@ def actions(w: StoreWorld) -> Iterator[Action]:
     yield from node_faults(w)
     yield from _losses(w)
     yield from _verdicts(w)
+    yield from newcomers(w)
     for n in range(w.s.nodes):
         if w.alive[n]:
             yield from _registrations(w, n)
@@ -59,7 +62,7 @@ def _relink(w: StoreWorld) -> None:
 def _verdicts(w: StoreWorld) -> Iterator[Action]:
     record = w.term_record
     for n in voters_of(record) if record else []:
-        if life(n) in w.over:
+        if w.is_outlived(n):
             yield f"the eviction of node {n} is finished", False, _do(StoreWorld.clear_up, n)
         elif not w.alive[n]:
             if w.may_evict(n, is_proven=True):
@@ -86,7 +89,7 @@ def _mistake(w: StoreWorld, n: int) -> None:
 def _registrations(w: StoreWorld, n: int) -> Iterator[Action]:
     if n in w.asked:
         yield f"the orchestrator answers node {n}", False, _do(StoreWorld.answer, n)
-    elif n not in w.linked or w.is_missed(n):
+    elif n not in w.linked or n in w.unsaid or w.is_missed(n):
         yield f"node {n} says what it holds", False, _do(StoreWorld.ask, n)
 
 
@@ -112,7 +115,6 @@ def _learn(w: StoreWorld, n: int, t: int, announced: int) -> None:
     term, me = w.terms[t], w.agents[n]
     happenings.take_term(w, n, term, announced)
     if me.term is term:
-        known = w.held[n]
-        voters = {node: known.voters[node] for node in term.voters}
-        w.held[n] = replace(known, term=term, voters=voters, generation=announced)
+        record = record_of(term, announced, w.held[n].to_dict())
+        w.held[n] = TermRecord.from_dict(record)
         w.heard_in[n] = announced

@@ -23,7 +23,7 @@ from allfold_orchestrator.membership.term_record import (
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.orchestrator.search import world
 from tests.orchestrator.search.scenarios import BY_NAME
-from tests.orchestrator.search.world import AFTER, HOW, StoreWorld, life
+from tests.orchestrator.search.world import AFTER, HOW, StoreWorld
 from tests.support.state_search import Found, after_way, explore_game, walk_game
 
 
@@ -39,7 +39,7 @@ class TakesTermsWhileItRegisters(AgentMachine):
 
 def blind_write(self: StoreWorld, n: int) -> None:
     """A replica writes what follows from a state that it read long ago."""
-    self.write(step(self.opened, NodesLost({life(n): HOW}, self.store))[0])
+    self.write(step(self.opened, NodesLost({self.life_of(n): HOW}, self.store))[0])
 
 
 def never_shown(*_: object) -> bool:

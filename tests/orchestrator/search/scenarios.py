@@ -55,6 +55,37 @@ SCENARIOS = [
     _of("three nodes, the store goes back", 3, ONE_BACK, false=3),
     _of("the store goes back twice", 2, Losses(back=2), false=1),
 ]
+JOINS = [
+    StoreScenario(
+        Scenario(
+            f"joins: {name}",
+            nodes=max(ranks) + 1,
+            rank_node=ranks,
+            joiners=joiners,
+            kinds=("ar",),
+            max_world=4,
+            late=((0, 0),),
+            crashes=crashes,
+            false=false,
+            mortal=mortal,
+            rank_deaths=len(mortal),
+        ),
+        losses,
+    )
+    for name, ranks, joiners, losses, crashes, false, mortal in [
+        ("a node, links break", (0, 1), (1,), Losses(relinks=1), 0, 0, ()),
+        ("a rank that ends on the way", (0, 1), (1,), Losses(), 0, 0, (1,)),
+        ("a rank of a node that is there", (0, 1, 1), (2,), ONE_BACK, 0, 1, ()),
+        ("a third node, crash", (0, 1, 2), (2,), Losses(), 1, 0, ()),
+        ("a third node, the store goes back", (0, 1, 2), (2,), ONE_BACK, 1, 0, ()),
+        ("a third node, the store is lost", (0, 1, 2), (2,), Losses(empty=1), 1, 0, ()),
+        ("a third node, all begins anew", (0, 1, 2), (2,), Losses(restarts=1), 0, 1, ()),
+        ("a node comes back", (0, 1, 1), (2,), Losses(), 0, 1, ()),
+        ("a node comes back, the store goes back", (0, 1, 2, 2), (3,), ONE_BACK, 0, 2, ()),
+        ("two nodes, the store goes back", (0, 1, 2, 3), (2, 3), ONE_BACK, 1, 0, ()),
+    ]
+]
+SCENARIOS += JOINS
 DEEP = [
     _of("deep: the store goes back", 4, Losses(back=2, relinks=1, anew=1), crashes=2, false=2),
     _of("deep: all is lost", 4, Losses(empty=1, restarts=1, relinks=1), crashes=2, false=1),

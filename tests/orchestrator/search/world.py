@@ -7,15 +7,17 @@ last, or everything. Nodes register in two steps: what a node holds is on its wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
+from allfold_agent.groups.term_record import with_seats
 from allfold_core.survival.plans import first_epoch, policy_of
 from allfold_core.survival.records import Term
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
     GroupState,
+    Join,
     LossShown,
     NodesLost,
 )
@@ -30,7 +32,7 @@ from allfold_orchestrator.membership.term_record import (
 from allfold_orchestrator.membership.terms import first_term, may_evict, outgrow, store_life
 from tests.core.survival.scenario import Mutant, Scenario, name, number
 from tests.core.survival.world import World
-from tests.orchestrator.builders import GROUP, join, play
+from tests.orchestrator.builders import GROUP, join, node, play
 from tests.support.state_search import Violation
 
 UNTIL = 100.0
@@ -68,8 +70,19 @@ class Losses:
     anew: int = 0
 
 
-def life(n: int) -> Life:
-    return (name(n), "1")
+def join_of(scenario: Scenario, rank: int, incarnation: int) -> Join:
+    """Return the request of a rank for a seat."""
+    return join(
+        rank,
+        node(name(scenario.rank_node[rank]), str(incarnation)),
+        of=len(scenario.founders),
+        session=f"r{rank}",
+        on_loss="raise" if scenario.raises else "shrink",
+        min_world=scenario.min_world,
+        max_world=scenario.max_world,
+        joins="commit" if scenario.commits else "any",
+        generation=1,
+    )
 
 
 class StoreWorld(World):
@@ -81,25 +94,20 @@ class StoreWorld(World):
         seen: the newest generation that the orchestrator has seen since it was started.
         announced_to: (node, generation, term) that control links carry.
         linked: the nodes that have registered since they had to the last time.
-        asked: what a node has said of itself in a registration that is not answered yet.
+        asked: what a node has said of itself in a registration that is not answered yet; ``None``
+            where it is not in the group.
+        unsaid: the nodes that have come into the group during a registration.
+        lives: of each node, the number of its incarnation.
+        entries: the records that ranks are given with their seats, on their way to them.
         held: of each node, the record of its term.
         heard_in: of each node, the generation in which its term was announced to it.
         done_in: (node, term) of ops that were computed.
     """
 
     def __init__(self, scenario: Scenario, losses: Losses, mutant: Mutant) -> None:
-        of = len(scenario.rank_node)
         joins = [
-            join(
-                rank,
-                name(n),
-                of=of,
-                session=f"r{rank}",
-                on_loss="raise" if scenario.raises else "shrink",
-                min_world=scenario.min_world,
-                generation=1,
-            )
-            for rank, n in enumerate(scenario.rank_node)
+            replace(join_of(scenario, rank, 1), rank=place)
+            for place, rank in enumerate(scenario.founders)
         ]
         self._hold(play(joins)[0])
         assert self.group_state.current is not None
@@ -113,7 +121,10 @@ class StoreWorld(World):
         self.opened = self.group_state
         self.announced_to: set[tuple[int, int, int]] = set()
         self.linked = frozenset(range(scenario.nodes))
-        self.asked: dict[int, Registration] = {}
+        self.asked: dict[int, Registration | None] = {}
+        self.unsaid: frozenset[int] = frozenset()
+        self.lives = [1] * scenario.nodes
+        self.entries: dict[int, TermRecord] = {}
         self.held = [first] * scenario.nodes
         self.heard_in = [1] * scenario.nodes
         self.done_in: set[tuple[int, int]] = set()
@@ -123,6 +134,7 @@ class StoreWorld(World):
         other = super().copy()
         other.announced_to = set(self.announced_to)
         other.asked, other.held = dict(self.asked), list(self.held)
+        other.lives, other.entries = list(self.lives), dict(self.entries)
         other.heard_in = list(self.heard_in)
         other.done_in = set(self.done_in)
         return other
@@ -134,10 +146,19 @@ class StoreWorld(World):
             (self.store, self.seen, self._digested, self.over, self.linked),
             tuple((_digest(state, term_record(state)), over) for state, over in saved),
             frozenset(self.announced_to),
-            tuple((n, each.held.term, each.is_out) for n, each in sorted(self.asked.items())),
+            tuple(
+                (n, each and (each.held.term, each.held.seats, each.is_out))
+                for n, each in sorted(self.asked.items())
+            ),
             tuple(self.heard_in),
             frozenset(self.done_in),
+            (self.unsaid, tuple(self.lives)),
+            frozenset((rank, r.term, r.generation) for rank, r in self.entries.items()),
         )
+
+    def life_of(self, n: int) -> Life:
+        """The life of a node that its group knows, or is to know."""
+        return (name(n), str(self.lives[n]))
 
     # The store
 
@@ -179,7 +200,7 @@ class StoreWorld(World):
 
     def may_evict(self, n: int, *, is_proven: bool) -> bool:
         record = self.term_record
-        found = [record] if record is not None and record.has(life(n)) else []
+        found = [record] if record is not None and record.has(self.life_of(n)) else []
         return bool(found) and may_evict(
             found, name(n), is_proven=is_proven, now=self.now, generation=self.store.generation
         )
@@ -187,33 +208,67 @@ class StoreWorld(World):
     def others_go_on(self, n: int) -> bool:
         """Return True if a voter besides this one lives, and is to stay: else the group is over."""
         voters = voters_of(self.term_record) if self.term_record else []
-        return any(m != n and self.alive[m] and life(m) not in self.over for m in voters)
+        return any(m != n and self.alive[m] and self.life_of(m) not in self.over for m in voters)
 
     def end_life(self, n: int) -> None:
         """A life is over: first it is noted, then its groups go on without it."""
         self.save()
-        self.over |= {life(n)}
+        self.over |= {self.life_of(n)}
 
     def clear_up(self, n: int) -> None:
-        state, _ = step(self.group_state, NodesLost({life(n): HOW}, self.store, UNTIL))
+        record = self.term_record
+        assert record is not None
+        known = (name(n), record.voters[name(n)].incarnation)
+        state, _ = step(self.group_state, NodesLost({known: HOW}, self.store, UNTIL))
         self.write(state)
+
+    def is_outlived(self, n: int) -> bool:
+        """Return True if the record has a life of a node that is over, or was followed by one."""
+        record = self.term_record
+        if record is None or name(n) not in record.voters:
+            return False
+        has_another = not record.has(self.life_of(n)) and n in self.linked
+        return has_another or (name(n), record.voters[name(n)].incarnation) in self.over
 
     # Registrations
 
     def ask(self, n: int) -> None:
         """A node says what it holds: it is to take no older term from here on."""
         me = self.agents[n]
+        if n not in self.inside:
+            self.asked[n] = None
+            return
         me.registers()
-        self.asked[n] = Registration(life(n), me.generation, self.held[n], me.out)
+        self.unsaid -= {n}
+        held = self.held[n] if self.s.max_world is None else self._with_seats(n)
+        self.asked[n] = Registration(self.life_of(n), me.generation, held, me.out)
+
+    def _with_seats(self, n: int) -> TermRecord:
+        """What a node holds, with the seats that are taken now."""
+        ranks = {*self.s.founders, *self.ready} - self.dead - self.left
+        here = {f"r{rank}" for rank in ranks if self.s.rank_node[rank] == n}
+        record = self.held[n].to_dict()
+        return TermRecord.from_dict(with_seats(record, self.agents[n].epoch, name(n), here))
 
     def is_missed(self, n: int) -> bool:
-        """A record waits for a node that had registered before there was one again."""
+        """A record waits for a node that had registered before there was one again.
+
+        Or there is none, and the node takes part in the group.
+        """
         record = self.term_record
+        if record is None and self.s.max_world is not None:
+            return n in self.live()
         recall = record and record.recall
-        return bool(record and recall and record.has(life(n)) and name(n) not in recall.registered)
+        return bool(
+            record and recall and record.has(self.life_of(n)) and name(n) not in recall.registered
+        )
 
     def answer(self, n: int) -> None:
         report = self.asked.pop(n)
+        if report is None:
+            self.linked |= {n}
+            self.agents[n].registered(self.store.generation)
+            return
         store = self.store
         while True:
             event = AgentRegisters(report, store, UNTIL)
@@ -237,6 +292,7 @@ class StoreWorld(World):
         self.linked = frozenset()
         self.asked.clear()
         self.announced_to.clear()
+        self.entries.clear()
 
     def begin_generation(self, store: StoreLife) -> None:
         """All nodes are to register anew."""
@@ -283,8 +339,8 @@ class StoreWorld(World):
         super().check()
         self._check_actives()
         self._check_stamps()
-        for n, record in enumerate(self.held):
-            if record.term != self.agents[n].term:
+        for n in self.inside:
+            if self.held[n].term != self.agents[n].term:
                 raise Violation(f"node {n} has no record of its term")
 
     def _check_actives(self) -> None:
@@ -324,10 +380,12 @@ class StoreWorld(World):
 def _digest(state: GroupState, record: TermRecord | None) -> object:
     """Return everything in the store that the future can depend on."""
     current = None if state.current is None else tuple(state.current.present)
+    forming = None if state.forming is None else tuple(state.forming.seats)
+    known = (state.last_epoch, state.recalled, current, forming)
     if record is None:
-        return (state.last_epoch, state.recalled, current)
+        return known
     recall = record.recall and record.recall.registered
-    return (state.last_epoch, state.recalled, current, record.term, record.generation, recall)
+    return (*known, record.term, record.seats, record.generation, recall)
 
 
 def voters_of(record: TermRecord) -> list[int]:
