@@ -308,31 +308,25 @@ def registers(state: GroupState, on: str, held: TermRecord) -> GroupState:
     return play([AgentRegisters(report, STORE, 9.0)], state)[0]
 
 
-def held_by(state: GroupState) -> TermRecord:
-    record = term_record(state)
-    assert record is not None
-    return record
-
-
 @pytest.mark.parametrize("on", ["b", "c"])
 def test_a_record_that_has_come_back_gets_the_ranks_that_had_joined_since(on: str) -> None:
     before = running(generation=1)
-    held = held_by(play([elastic(None, on, session="new")], before)[0])
-    state = registers(registers(before, on, held), "a", held_by(before))
+    held = record_of(play([elastic(None, on, session="new")], before)[0])
+    state = registers(registers(before, on, held), "a", record_of(before))
     assert sorted(seats_of(state)) == ["new", "s0", "s1"]
 
 
 def test_a_record_that_has_come_back_loses_the_ranks_that_had_left_since() -> None:
     before, _ = play([elastic(None, "b", session="new")], running(generation=1))
-    held = held_by(play([leave(1)], before)[0])
+    held = record_of(play([leave(1)], before)[0])
     assert seats_of(registers(before, "b", held)) == ["s0", "new"]
     assert seats_of(registers(before, "a", held)) == ["s0", "s1", "new"]
 
 
 def test_what_a_node_has_said_of_its_ranks_counts_for_more_than_what_others_know() -> None:
     before = running(generation=1)
-    known = held_by(play([elastic(None, "b", session="new")], before)[0])
-    newer = held_by(play([elastic(None, "c", session="more")], before)[0])
+    known = record_of(play([elastic(None, "b", session="new")], before)[0])
+    newer = record_of(play([elastic(None, "c", session="more")], before)[0])
     state = registers(registers(GroupState(GROUP), "b", known), "c", newer)
     assert voters_of(state) == ("a", "b", "c")
     assert sorted(seats_of(state)) == ["more", "new", "s0", "s1"]
@@ -342,7 +336,7 @@ def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_r
     late = elastic(None, "c", session="new", generation=2)
     state, (seated,) = play([late])
     assert seated == Seated(0, 1, ready=False)
-    held = held_by(running(generation=1))
+    held = record_of(running(generation=1))
     state = registers(registers(state, "a", held), "b", held)
     assert state.forming is None
     assert play([late], state)[1] == (Seated(2, 1, ready=True),)

@@ -103,4 +103,4 @@ def _is_seated(w: StoreWorld, rank: int) -> bool:
 
 
 def _leave(w: StoreWorld, rank: int) -> None:
-    w.write(step(w.group_state, Leave(0, f"r{rank}", Reason.LOST, w.store))[0])
+    w.write(step(w.group_state, Leave(0, f"r{rank}", Reason.LOST, store=w.store))[0])
