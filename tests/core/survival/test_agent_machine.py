@@ -5,62 +5,42 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.operations import Kind
-from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.instructions import (
     Cancel,
     Drop,
     Evicted,
-    Fetch,
     HandOut,
     Installed,
-    Instruction,
     Refuse,
     Release,
     SendClosing,
     SendDoubt,
     SendDown,
-    SendReport,
     Start,
 )
-from allfold_core.survival.policy import GroupPolicy
-from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
     Fail,
     Forward,
-    Install,
     OpState,
     Outcome,
     Reason,
-    Report,
     Run,
 )
+from tests.core.survival.agents import (
+    ALONE,
+    EPOCH,
+    PARTS,
+    REDUCED,
+    SUM,
+    TERM,
+    decided,
+    machine,
+    report,
+)
 from tests.core.survival.calls import call_of
-
-TERM = Term(0, 0, ("a", "b"), (0, 0))
-EPOCH = Epoch(Stamp(0, 0, 0), 0, (Seat("r0", "a"), Seat("r1", "b"), Seat("r2", "a")))
-REDUCED = Epoch(Stamp(0, 1, 0), 1, EPOCH.seats[:2], '{"code": "AF301", "message": "lost r2"}')
-ALONE = Epoch(Stamp(0, 1, 0), 1, (EPOCH.seats[1],), REDUCED.change)
-SUM, PARTS = call_of(Kind.ALL_REDUCE), call_of(Kind.REDUCE_SCATTER)
-
-
-def machine(node: str = "b", *, min_world: int = 1) -> AgentMachine:
-    """A node of two; ``b`` has one rank, ``a`` has two."""
-    return AgentMachine(node, GroupPolicy("g", shrink=True, min_world=min_world), TERM, EPOCH)
-
-
-def report(done: list[Instruction]) -> Report:
-    (sent,) = done
-    assert isinstance(sent, SendReport)
-    return sent.report
-
-
-def decided(
-    outcomes: dict[int, Outcome], epoch: Epoch = EPOCH, number: int = 1, floor: int = -1
-) -> Install:
-    older = (EPOCH,) if epoch is not EPOCH else ()
-    return Install(0, number, epoch, older, floor, outcomes)
 
 
 def test_an_op_starts_when_all_local_ranks_have_called_it() -> None:
@@ -93,15 +73,6 @@ def test_it_is_learnt_as_well_where_the_attempt_has_been_given_up_or_the_node_is
     assert me.completed(1, EPOCH.stamp, 1) == []
     done = me.install(decided({1: Run(EPOCH.stamp)}))
     assert done == [HandOut(1, EPOCH.stamp), Release(1)]
-
-
-def test_a_part_of_a_result_is_handed_out_when_all_others_have_theirs() -> None:
-    me = machine()
-    me.call(0, "r1", PARTS)
-    assert me.completed(0, EPOCH.stamp) == [SendClosing(0)]
-    assert me.watermark == -1
-    assert me.closed(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
-    assert me.watermark == 0
 
 
 def test_what_is_frozen_claims_nothing_until_the_decision_of_that_round() -> None:
@@ -139,34 +110,6 @@ def test_an_old_or_foreign_freeze_gets_no_report() -> None:
     assert me.freeze(0, 2) == []
     assert me.freeze(0, 1) == []
     assert me.round == 2
-
-
-def test_a_result_comes_from_a_holder_for_the_ranks_that_live_once_they_have_called() -> None:
-    me = machine("a")
-    me.rank_ended("r2", "died")
-    me.freeze(0, 1)
-    assert me.install(decided({0: Forward(EPOCH.stamp, ("b",))}, REDUCED)) == [
-        Installed(REDUCED, (EPOCH,))
-    ]
-    assert me.fetched(0, REDUCED.stamp) == []
-    assert me.call(0, "r0", SUM) == [Fetch(0, EPOCH.stamp, ("b",))]
-    assert me.fetched(0, EPOCH.stamp) == [HandOut(0, EPOCH.stamp)]
-
-
-def test_a_result_that_nobody_is_left_to_get_is_not_fetched() -> None:
-    me = machine()
-    me.rank_ended("r1", "died")
-    me.freeze(0, 1)
-    me.install(decided({0: Forward(EPOCH.stamp, ("a",))}))
-    assert not me.ops
-
-
-def test_a_result_that_became_complete_after_the_report_is_not_fetched() -> None:
-    me = machine()
-    me.call(0, "r1", SUM)
-    me.freeze(0, 1)
-    me.completed(0, EPOCH.stamp)
-    assert me.install(decided({0: Forward(EPOCH.stamp, ("a",))})) == [HandOut(0, EPOCH.stamp)]
 
 
 def test_an_attempt_is_given_up_before_the_op_runs_again() -> None:
@@ -347,18 +290,6 @@ def test_a_decision_counts_for_the_round_that_was_reported_to() -> None:
     assert me.is_frozen_for(decided({}, number=2))
 
 
-def test_parts_that_wait_for_those_of_others_can_be_told_again() -> None:
-    me = machine()
-    me.call(0, "r1", PARTS)
-    assert me.unclosed() == []
-    me.completed(0, EPOCH.stamp)
-    assert me.unclosed() == [(0, EPOCH.stamp)]
-    me.closed(0, EPOCH.stamp)
-    assert me.unclosed() == [(0, EPOCH.stamp)]  # the other may not have heard of this one's
-    me.learn_watermark("a", 0)
-    assert me.unclosed() == []
-
-
 def test_an_error_is_kept_for_a_rank_until_it_calls_or_will_not() -> None:
     me = machine("a")
     me.call(0, "r0", SUM)
@@ -373,31 +304,6 @@ def test_an_error_is_kept_for_a_rank_until_it_calls_or_will_not() -> None:
     me.learn_floor(0)
     me.call(0, "r0", SUM)  # whatever comes next looks again
     assert me.failure(0) is None
-
-
-def test_a_result_is_not_fetched_for_a_rank_that_will_not_call() -> None:
-    me = machine("a")
-    me.freeze(0, 1)
-    me.install(decided({0: Forward(EPOCH.stamp, ("b",))}))
-    assert me.call(0, "r0", SUM) == []
-    assert me.abandon(0, "r2") == [Fetch(0, EPOCH.stamp, ("b",))]
-
-
-def test_a_result_that_no_rank_will_take_is_dropped() -> None:
-    me = machine("a")
-    me.freeze(0, 1)
-    me.install(decided({0: Forward(EPOCH.stamp, ("b",))}))
-    assert me.abandon(0, "r0") == []
-    assert me.abandon(0, "r2") == [Drop(0)]
-    assert me.ops == {}
-    assert me.abandon(1, "r0") == []  # of an op that nobody has called
-
-
-def test_what_has_gone_out_of_an_attempt_counts_where_others_have_its_result() -> None:
-    me = machine()
-    me.call(0, "r1", SUM)
-    me.freeze(0, 1)
-    assert Cancel(0, forward=True) in me.install(decided({0: Forward(EPOCH.stamp, ("a",))}))
 
 
 def test_an_op_that_is_run_again_without_this_node_is_dropped_here() -> None:

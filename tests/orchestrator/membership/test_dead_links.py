@@ -5,7 +5,7 @@ from __future__ import annotations
 from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Evict, Jury
-from tests.orchestrator.membership.test_jury import (
+from tests.orchestrator.juries import (
     AFTER,
     MEMBERS,
     RANKS,

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from allfold_orchestrator.membership.cases import ASK_AHEAD_SECONDS, Charge
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import (
     CONFIRM_SECONDS,
     Ask,
     Cleared,
     Evict,
-    Instruction,
     Jury,
     Probe,
 )
-
-A, B, C, D = ((name, "1") for name in "abcd")
-MEMBERS = (A, B, C, D)
-RANKS = dict.fromkeys("abcd", 1)
-AFTER = CONFIRM_SECONDS + 0.01
-
-
-def silent(jury: Jury, now: float, accuser: Life, accused: Life) -> list[Instruction]:
-    return jury.accused(now, accuser, accused, Charge.SILENT, MEMBERS)
-
-
-def evicted(instructions: Sequence[Instruction]) -> Mapping[Life, str]:
-    return {
-        life: how
-        for each in instructions
-        if isinstance(each, Evict)
-        for life, how in each.lives.items()
-    }
-
-
-def decided(jury: Jury, now: float, leaders: str = "") -> set[str]:
-    """The nodes whose life is over by what is decided now, and is carried out at once."""
-    lives = evicted(jury.decide(now, RANKS, leaders))
-    for life in lives:
-        jury.over(life)
-    return {name for name, _ in lives}
-
+from tests.orchestrator.juries import AFTER, MEMBERS, RANKS, A, B, C, D, decided, evicted, silent
 
 # Proof
 
@@ -223,40 +189,6 @@ def test_a_node_that_may_not_be_evicted_now_stays_accused_until_it_may_or_is_hea
     assert jury.answered(5.0 + 2 * AFTER, A, 0.3) == [Cleared(B, A, 0.8)]
 
 
-def test_a_stuck_node_is_not_saved_by_its_answers() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    assert jury.answered(0.1, A, 0.0) == []
-    assert jury.told(0.2, C, {A: 0.0}) == []
-    assert decided(jury, AFTER) == {"a"}
-
-
-def test_a_node_that_lives_is_silent_no_more_but_stuck_as_long_as_its_accuser_says_so() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    silent(jury, 0.1, B, A)
-    silent(jury, 0.1, C, A)
-    assert jury.answered(0.2, A, 0.3) == [Cleared(B, A, 0.8), Cleared(C, A, 0.8)]
-    assert jury.answered(0.3, A, 0.3) == []
-    (verdict,) = jury.decide(AFTER, RANKS)
-    assert verdict.lives == {A: "was stuck: it answered b, but did not do its part"}
-
-
-def test_a_charge_is_taken_back_alone() -> None:
-    jury = Jury()
-    silent(jury, 0.0, B, A)
-    jury.accused(0.1, B, A, Charge.STUCK, MEMBERS)
-    jury.withdrawn(B, A, Charge.SILENT)
-    assert set(evicted(jury.decide(0.1 + AFTER, RANKS))) == {A}, "it is stuck"
-    silent(jury, 1.0, B, A)
-    jury.withdrawn(B, A, Charge.STUCK)
-    jury.answered(1.1, A, 0.0)
-    jury.told(1.0 + AFTER, B, {A: 5.0})
-    assert len(jury.decide(1.0 + AFTER, RANKS)) == 1, "nothing passes on the link"
-    jury.withdrawn(B, A, Charge.SILENT)
-    assert jury.is_idle
-
-
 def test_a_refusal_before_a_sign_of_life_proves_nothing_of_what_comes_after_it() -> None:
     jury = Jury()
     jury.reached(A)
@@ -265,62 +197,6 @@ def test_a_refusal_before_a_sign_of_life_proves_nothing_of_what_comes_after_it()
     jury.answered(0.1, A, 0.0)
     assert jury.link_ended(0.2, A, MEMBERS) == [Probe(A, (B, C))]
     assert set(evicted(jury.dial_refused(A))) == {A}
-
-
-def test_a_node_is_accused_of_being_stuck_for_as_long_whatever_it_was_accused_of_before() -> None:
-    jury = Jury()
-    silent(jury, 0.0, C, A)
-    jury.accused(0.4, B, A, Charge.STUCK, MEMBERS)
-    jury.answered(0.45, A, 0.0)
-    assert decided(jury, AFTER) == set()
-    assert decided(jury, 0.4 + AFTER) == {"a"}
-
-
-@pytest.mark.parametrize("was_silent", [False, True])
-def test_a_node_is_waited_for_as_long_if_it_was_accused_of_being_stuck_before(
-    was_silent: bool,
-) -> None:
-    jury = Jury()
-    jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
-    jury.asked(0.0, A)
-    if was_silent:
-        silent(jury, 0.1, D, A)
-        assert jury.answered(0.2, A, 0.0)
-        jury.told(0.3, D, {A: 0.0})
-    silent(jury, 0.49, B, A)
-    jury.asked(0.6, A)
-    jury.withdrawn(C, A, Charge.STUCK)
-    assert not jury.is_due(AFTER, ())
-    assert decided(jury, 0.6 + CONFIRM_SECONDS - 0.01) == set(), "from when it was asked"
-    assert decided(jury, 0.6 + 2 * AFTER) == {"a"}
-
-
-def test_our_own_doubt_waits_as_long_if_the_node_was_accused_of_being_stuck_before() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    jury.link_ended(0.49, A, MEMBERS)
-    jury.withdrawn(B, A, Charge.STUCK)
-    jury.told(0.5, B, {A: 0.9})
-    assert decided(jury, AFTER) == set()
-    assert decided(jury, 0.49 + AFTER) == {"a"}
-
-
-def test_silence_that_is_disproved_over_and_over_does_not_save_a_stuck_node() -> None:
-    jury = Jury()
-    jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
-    for now in (0.2, 0.4):
-        silent(jury, now, B, A)
-        jury.answered(now + 0.05, A, 0.0)
-    silent(jury, 0.49, B, A)
-    assert decided(jury, AFTER) == {"a"}
-
-
-def test_a_jury_that_was_late_itself_waits_longer_for_a_stuck_node() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    jury.lagged(2.0)
-    assert decided(jury, AFTER) == set()
-    assert decided(jury, 2.0 + AFTER) == {"a"}
 
 
 def test_a_sign_of_life_is_waited_for_from_when_all_replicas_were_asked_for_it() -> None:
@@ -346,26 +222,6 @@ def test_nothing_is_kept_of_lives_that_are_over() -> None:
         jury.over(life)
     assert jury._evidence.lives == set()
     assert (jury.is_idle, jury._extended) == (True, {})
-
-
-def test_a_stuck_node_is_acquitted_when_all_who_accused_it_take_that_back() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    jury.accused(0.0, C, A, Charge.STUCK, MEMBERS)
-    jury.withdrawn(B, A, Charge.STUCK)
-    jury.withdrawn(D, A, Charge.STUCK)
-    assert jury.accused_lives == {A}, "one of them has not"
-    jury.withdrawn(C, A, Charge.STUCK)
-    assert jury.is_idle
-    assert decided(jury, AFTER) == set()
-
-
-def test_a_charge_that_was_taken_back_does_not_end_our_own_doubt() -> None:
-    jury = Jury()
-    jury.accused(0.0, B, A, Charge.STUCK, MEMBERS)
-    jury.link_ended(0.0, A, MEMBERS)
-    jury.withdrawn(B, A, Charge.STUCK)
-    assert jury.accused_lives == {A}
 
 
 def test_an_accused_node_is_waited_for_longer_if_its_accuser_is_late_itself() -> None:
@@ -431,56 +287,6 @@ def test_a_node_that_links_anew_is_cleared() -> None:
     assert jury.dial_refused(A) == [], "the link is there again, so that is no second path"
     jury.forget(B)
     assert jury.is_idle
-
-
-# Any order
-
-
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["silent", "refused", "answer", "told", "ended", "lag", "decide"]),
-        st.sampled_from(MEMBERS),
-        st.sampled_from(MEMBERS),
-        st.floats(0.0, 0.4),
-    ),
-    max_size=40,
-)
-
-
-@given(EVENTS)
-@settings(deadline=None, max_examples=300)
-def test_nobody_is_evicted_unaccused_early_or_within_confirm_of_a_sign_of_life(
-    events: list[tuple[str, Life, Life, float]],
-) -> None:
-    jury, now = Jury(), 0.0
-    blamed: dict[Life, float] = {}
-    links: set[frozenset[Life]] = set()
-    for what, one, other, pause in events:
-        now += pause
-        match what:
-            case "silent" | "refused" if one != other:
-                jury.accused(now, one, other, Charge(what), MEMBERS)
-                blamed.setdefault(other, now)
-                links.add(frozenset((one, other)))
-            case "answer":
-                jury.answered(now, one, pause)
-                blamed.pop(one, None)
-            case "told" if one != other:
-                jury.told(now, one, {other: pause})
-                if now - pause > blamed.get(other, now):
-                    del blamed[other]
-            case "ended":
-                jury.link_ended(now, one, MEMBERS)
-                blamed.setdefault(one, now)
-            case "lag":
-                jury.lagged(pause)
-            case "decide":
-                for life, how in evicted(jury.decide(now, RANKS)).items():
-                    jury.over(life)
-                    if "has no connection" in how:
-                        assert any(life in link for link in links)
-                    else:
-                        assert now - blamed.pop(life) >= CONFIRM_SECONDS
 
 
 def test_a_search_for_a_life_that_may_not_be_evicted_ends_nevertheless() -> None:

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from allfold_orchestrator.membership.cases import Charge
-from allfold_orchestrator.membership.jury import CONFIRM_SECONDS, Evict, Jury
-
-A, B, C, D = ((name, "1") for name in "abcd")
-MEMBERS = (A, B, C, D)
-RANKS = dict.fromkeys("abcd", 1)
-AFTER = CONFIRM_SECONDS + 0.01
-
-
-def decided(jury: Jury, now: float) -> set[str]:
-    """The nodes that are evicted by what is decided now."""
-    verdicts = (each for each in jury.decide(now, RANKS) if isinstance(each, Evict))
-    return {name for verdict in verdicts for name, _ in verdict.lives}
+from allfold_orchestrator.membership.jury import Jury
+from tests.orchestrator.juries import AFTER, MEMBERS, A, B, C, D, decided
 
 
 def test_what_an_accuser_said_is_dropped_when_it_can_no_longer_take_it_back() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from tests.orchestrator.search.jury_happenings import game_of
 from tests.orchestrator.search.jury_world import Trial
 from tests.orchestrator.search.scenarios import DEEP, SCENARIOS, StoreScenario
 from tests.orchestrator.search.trials import LONG_TRIALS, TRIALS
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
         if chosen.names and each.name not in chosen.names:
             continue
         began = time.monotonic()
-        game: Game[Any] = each.game()
+        game: Game[Any] = game_of(each) if isinstance(each, Trial) else each.game()
         if chosen.walk or each.name in WALKED:
             found = walk_game(game, sys.maxsize, chosen.seed, chosen.seconds)
         else:

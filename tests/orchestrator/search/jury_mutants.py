@@ -13,6 +13,7 @@ from allfold_orchestrator.membership.cover import Link, smallest_cover
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.jury import Instruction, Jury
 from allfold_orchestrator.membership.term_record import Life
+from tests.orchestrator.search.jury_happenings import game_of
 from tests.orchestrator.search.trials import BY_NAME
 from tests.support.state_search import Found, explore_game, walk_game
 
@@ -66,7 +67,7 @@ class Case:
         """Search the trial with this mutant."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.target, self.name, self.instead))
-            game = BY_NAME[self.trial].game()
+            game = game_of(BY_NAME[self.trial])
             return walk_game(game, most, self.seed) if self.seed else explore_game(game, most)
 
 

@@ -6,7 +6,7 @@ silent is accused by all who can hear others and not it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Self
@@ -15,7 +15,7 @@ from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.jury import Ask, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.term_record import Life
 from tests.orchestrator.search.jury_value import copy_of, key_of
-from tests.support.state_search import Game, Violation
+from tests.support.state_search import Violation
 
 TICK = 0.125  # less than the time by which accusers are asked ahead
 SILENT_TICKS, BEAT_TICKS, ASKED_TICKS = 4, 4, 2
@@ -28,7 +28,7 @@ Link = frozenset[str]
 
 @dataclass(frozen=True)
 class Trial:
-    """What may go wrong.
+    """The nodes of a world, and the number of faults of each kind.
 
     Attributes:
         deaths: of agents' processes.
@@ -56,9 +56,6 @@ class Trial:
     rejects: str = ""
     sticks: int = 0
     recovers: bool = False
-
-    def game(self) -> Game[JuryWorld]:
-        return Game(lambda: JuryWorld(self), JuryWorld.actions, JuryWorld.after)
 
 
 def life(node: str) -> Life:
@@ -183,96 +180,6 @@ class JuryWorld:
 
     def hears(self, a: str, b: str) -> bool:
         return self.status[b] == "runs" and frozenset((a, b)) not in self.cut
-
-    # What can happen
-
-    def actions(self) -> Iterator[tuple[str, bool, Change]]:
-        yield from self._faults()
-        must = list(self._messages())
-        yield from must
-        if self.judged < self.tick and self.jury.is_due(self.now):
-            yield "the jury decides", False, JuryWorld.decide
-        elif not must and self.tick < LAST_TICK:
-            yield "time passes", False, JuryWorld.pass_time
-
-    def _faults(self) -> Iterator[tuple[str, bool, Change]]:
-        budget = self.budget
-        if budget["heals"]:
-            for link in sorted(self.cut, key=sorted):
-                yield (
-                    f"the link {sorted(link)} is well",
-                    True,
-                    _spend("heals", JuryWorld.heal, link),
-                )
-        if self.trial.wake:
-            for node in self.members():
-                if self.status[node] == "stopped":
-                    yield f"{node} goes on", True, lambda w, n=node: w.wake(n)  # type: ignore[misc]
-        if self.trial.recovers:
-            for node in self.stuck:
-                yield f"{node} does its part again", True, _do(JuryWorld.recover, node)
-        if self.tick > LAST_FAULT:
-            return
-        for node in self.running():
-            if budget["deaths"] and len(self.running()) > 1:
-                yield f"{node} dies", True, _spend("deaths", JuryWorld.end, node, "dead")
-            if budget["stops"] and len(self.running()) > 1 and self.blamed.get(node) != self.tick:
-                yield f"{node} stops", True, _spend("stops", JuryWorld.end, node, "stopped")
-            if budget["sticks"] and node not in self.stuck:
-                yield f"{node} is stuck", True, _spend("sticks", JuryWorld.stick, node)
-            if budget["lonely"] and node not in self.lonely:
-                yield f"{node} is cut off", True, _spend("lonely", JuryWorld.cut_off, node)
-            for by in self.running() if budget["false"] else ():
-                # Of a dead link it would be no mistake.
-                is_well = frozenset((by, node)) not in self.cut
-                if by != node and is_well and (by, node) not in self.accused:
-                    change = _spend("false", JuryWorld.blame, by, node)
-                    yield f"{by} accuses {node} by mistake", True, change
-        if budget["stalls"]:
-            yield "the replica stands still", True, _spend("stalls", JuryWorld.stall)
-
-    def _messages(self) -> Iterator[tuple[str, bool, Change]]:
-        for node in self.members():
-            if self.status[node] == "runs":
-                yield from self._said_by(node)
-            if self.status[node] == "dead" and node not in self.noticed:
-                yield f"the link of {node} ends", False, _do(JuryWorld.notice, node)
-            if node in self.dialled:
-                refuses = self.status[node] == "dead" or node in self.trial.rejects
-                if refuses:
-                    yield f"{node} refuses the dial", False, _do(JuryWorld.refuse, node)
-                elif self.status[node] == "runs" and node not in self.lonely:
-                    yield f"{node} answers the dial", False, _do(JuryWorld.answer, node)
-
-    def _said_by(self, node: str) -> Iterator[tuple[str, bool, Change]]:
-        if node in self.lonely:
-            if node not in self.noticed:
-                yield f"the link of {node} ends", False, _do(JuryWorld.notice, node)
-            return
-        if node in self.probed:
-            yield f"{node} answers", False, _do(JuryWorld.answer, node)
-        for by, other in sorted(self.called_stuck):
-            if by == node and other not in self.stuck:
-                yield f"{node} goes on with {other}", False, _do(JuryWorld.go_on, node, other)
-        for other, since in self.stuck.items():
-            is_known = other == node or (node, other) in self.called_stuck
-            if not is_known and self.tick - since >= SILENT_TICKS:
-                yield f"{node} waits for {other}", False, _do(JuryWorld.call_stuck, node, other)
-        for by, other in sorted(self.back):
-            if by == node:
-                yield f"{node} hears {other} again", False, _do(JuryWorld.take_back, node, other)
-        is_due = self.tick - self.beaten[node] >= BEAT_TICKS
-        if is_due or self.asked.get(node, FAR) <= self.tick:
-            yield f"{node} beats", False, _do(JuryWorld.beat, node)
-        for other in self.members():
-            if other == node or (node, other) in self.accused or self.hears(node, other):
-                continue
-            if self.status[other] == "dead" and frozenset((node, other)) not in self.cut:
-                change = _do(JuryWorld.accuse, node, other, Charge.REFUSED)
-                yield f"{node} is refused by {other}", False, change
-            elif self.tick - self.heard[node, other] >= SILENT_TICKS:
-                change = _do(JuryWorld.accuse, node, other, Charge.SILENT)
-                yield f"{node} hears nothing of {other}", False, change
 
     # Faults
 
@@ -437,15 +344,3 @@ def _fewest(nodes: str, links: frozenset[Link]) -> int:
             if all(link & set(chosen) for link in links):
                 return size
     return len(nodes)
-
-
-def _do(method: Callable[..., None], *args: object) -> Change:
-    return lambda world: method(world, *args)
-
-
-def _spend(what: str, method: Callable[..., None], *args: object) -> Change:
-    def change(world: JuryWorld) -> None:
-        world.budget[what] -= 1
-        method(world, *args)
-
-    return change

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.orchestrator.search import __main__ as command
+from tests.orchestrator.search.jury_happenings import game_of
 from tests.orchestrator.search.jury_world import Trial
 from tests.orchestrator.search.scenarios import DEEP, SCENARIOS, StoreScenario
 from tests.orchestrator.search.trials import LONG_TRIALS, TRIALS
@@ -40,13 +41,13 @@ def test_long_walks_with_losses_of_the_record_keep_what_is_promised(
 
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda each: each.name)
 def test_the_nearest_states_of_a_trial_evict_only_whom_they_must(trial: Trial) -> None:
-    found = explore_game(trial.game(), STATES)
+    found = explore_game(game_of(trial), STATES)
     assert not found.problem, way_of(found)
 
 
 @pytest.mark.parametrize("trial", [*TRIALS, *LONG_TRIALS], ids=lambda each: each.name)
 def test_long_trials_end_with_all_evicted_who_are_gone_and_nobody_else(trial: Trial) -> None:
-    found = walk_game(trial.game(), STEPS, seed=1)
+    found = walk_game(game_of(trial), STEPS, seed=1)
     assert not found.problem, way_of(found)
 
 
