@@ -18,6 +18,7 @@ from tests.chaos.injector import Injector
 from tests.chaos.judge import FINDINGS, HANG, RAISE, SHRINK, Finding, Life, Loss, judge
 from tests.chaos.leaks import Held, leaks
 from tests.chaos.report import Tally
+from tests.chaos.service_logs import exceptions
 from tests.support.waiting import wait_until
 
 # A life that loses nobody ends after this, so that the logs stay short.
@@ -69,10 +70,12 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
                 continue
             _live(plan, found, number, min(left, _LIFE_SECONDS), plan.kinds, tally, tell)
         found.start_agents()
-        for node in found.nodes:
-            for finding in leaks(node, before[node], _held(found, node)):
-                tell(str(finding))
-                tally.findings.append(finding)
+        last = [
+            each for node in found.nodes for each in leaks(node, before[node], _held(found, node))
+        ]
+        for finding in (*last, *exceptions(found.services.folder)):
+            tell(str(finding))
+            tally.findings.append(finding)
         tell(_through_the_proxy(found))
     return tally
 

@@ -25,6 +25,7 @@ from tests.chaos.judge import (
     SHRINK,
     STUCK,
     WRONG,
+    Finding,
     Life,
     Loss,
     judge,
@@ -32,6 +33,7 @@ from tests.chaos.judge import (
 from tests.chaos.leaks import Held, leaks
 from tests.chaos.records import BROKEN, CRASHED, FINISHED, HUNG, KILLED, RankLog, Record
 from tests.chaos.report import Tally, recovery, table
+from tests.chaos.service_logs import exceptions
 from tests.support.waiting import wait_until
 
 SEATS = range(4)
@@ -237,6 +239,13 @@ def test_an_agent_that_holds_more_than_it_may_leaks() -> None:
     found = [finding.text.removeprefix("node0: ") for finding in leaks("node0", before, many)]
     assert found == [*told, f"resident {100 << 20} -> {300 << 20}"]
     assert leaks("node0", before, replace(many, pid=2)) == []
+
+
+def test_an_exception_in_the_log_of_a_service_is_a_crash(tmp_path: Path) -> None:
+    lines = ["1 INFO a: begun", "2 ERROR a: failed", "Traceback (most recent call last):"]
+    (tmp_path / "node0.log").write_text("\n".join([*lines, "  File x", "KeyError: 1", "3 INFO b"]))
+    (tmp_path / "node1.log").write_text("1 ERROR a: expected\n")
+    assert exceptions(tmp_path) == [Finding(CRASH, "node0: 2 ERROR a: failed ... KeyError: 1")]
 
 
 def test_what_a_process_holds_is_counted() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.epoch_table import CHANGES_KEPT
 from allfold_agent.groups.group import Group
+from allfold_core.survival.agent_machine import AgentMachine
+from allfold_core.survival.instructions import Installed
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import LocalRank, no_outcome
 from tests.support.waiting import wait_until
@@ -95,3 +101,25 @@ def test_what_a_dead_rank_had_deferred_is_forgotten() -> None:
         group.deferred |= {(local.ranks[0].session, 3), (local.ranks[1].session, 4)}
         local.ranks[1].end()
         assert dict(group.deferred_calls()) == {local.ranks[0].session: 3}
+
+
+def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> None:
+    with local_groups([[0, 1]]) as local:
+        group = local.groups[0]
+        known = group.current.record
+        before = Epoch(Stamp(0, 0, -1), -1, (Seat("x", "lost", 0), Seat("y", group.node, 1)))
+        later = replace(known, stamp=Stamp(known.stamp.term, 1, 0), ordinal=known.ordinal + 1)
+        with group.table.changed:
+            group.carry_out(Installed(later, (before, known)))
+        assert ordinals(group) == [0, 1]
+        assert group.current.record == later
+
+
+def test_an_op_that_a_decision_has_ended_on_all_nodes_needs_no_closing_signal() -> None:
+    seats = (Seat("x", "a", 0), Seat("y", "b", 1))
+    epoch = Epoch(Stamp(0, 0, 0), 0, seats)
+    machine = AgentMachine("a", GroupPolicy("g", True), Term(0, 0, ("a", "b"), (0, 0)), epoch)
+    sent: list[str] = []
+    signals = ClosingSignals(machine, lambda node, *_: sent.append(node), lambda _: None)
+    signals.announce(0)
+    assert sent == []

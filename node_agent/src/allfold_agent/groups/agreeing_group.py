@@ -322,7 +322,9 @@ class AgreeingGroup(OpAttempts):
 
     def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
         for each in older:
-            self.epoch_table.take_in(each)
+            # One with nodes that were lost before this node came: its ops are none of this node's.
+            if each.nodes <= self.members.keys():
+                self.epoch_table.take_in(each)
         before, self.current = self.current, self.epoch_table.take_in(record)
         if record.layout != before.record.layout:
             what = describe_layout(self.current.plan)

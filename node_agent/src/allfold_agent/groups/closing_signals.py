@@ -43,7 +43,10 @@ class ClosingSignals:
     def announce(self, seq: int) -> None:
         """Tell the other nodes of an op's epoch that this one holds its part of the result."""
         machine = self._machine
-        stamp = machine.ops[seq].stamp
+        entry = machine.ops.get(seq)
+        if entry is None:
+            return  # the decision that let it be handed out has ended it on all nodes
+        stamp = entry.stamp
         assert stamp is not None  # it has run
         for node in machine.epochs[stamp].nodes:
             if node != machine.node:
