@@ -125,6 +125,7 @@ class Agent:
             lambda: self.terms.generation,
             self.draining.check,
         )
+        self.terms.let_in = self._joins.let_in
         offers = Offers()
         self._transfers = StateTransfers(offers, token)
         self._data = DataPort(

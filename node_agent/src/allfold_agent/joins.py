@@ -15,6 +15,7 @@ from allfold_agent.local.server import Admission
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import PeerMissing
+from allfold_core.survival.plans import joining_plan
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,26 @@ class Joins:
             if monotonic() >= deadline:
                 raise _always_ended(request)
 
+    def let_in(self, record: Mapping[str, Any]) -> None:
+        """Take part in a group from the moment in which a term says that this node votes in it.
+
+        The others wait for its word from then on, even if the rank that was to join is dead by now.
+        """
+        try:
+            entry = Entry(joining_plan(record), record)
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("the orchestrator announces a group that cannot be read: %s", error)
+            return
+        opening = entry.plan.group, entry.plan.epoch
+        if self._registry.look_for(*opening, 0.0) is None and not self._registry.is_over(*opening):
+            self._take_part(entry)
+
+    def _take_part(self, entry: Entry) -> Group:
+        group = self._registry.open(entry.plan, lambda: self._make(entry))
+        group.begin()
+        self._opened(group)
+        return group
+
     def _is_void(self, entry: Entry) -> bool:
         """Return True for a term of another life of the store than this node has registered with.
 
@@ -85,9 +106,7 @@ class Joins:
         """Return the way of a seated rank into its group; ``None`` if that is over before."""
         session = request["session"]
         try:
-            group = self._registry.open(entry.plan, lambda: self._make(entry))
-            group.begin()
-            self._opened(group)
+            group = self._take_part(entry)
             if session in entry.plan.sessions:
                 return Admission(group, group.epochs[0])
             epoch = await _first_epoch(group, session, deadline)

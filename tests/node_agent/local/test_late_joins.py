@@ -19,7 +19,7 @@ from allfold_agent.local.server import Admission
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import PeerMissing
 from allfold_core.plan import Plan
-from allfold_core.survival.plans import without_ranks
+from allfold_core.survival.plans import first_record, without_ranks
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import until
 
@@ -62,6 +62,7 @@ class Late:
         self.given_up: list[tuple[str, int, str, str]] = []
         self.ended: list[int] = []  # with each of those, the opening that is over
         self.generation = generation
+        self.registry, self.opened = Registry(), list[Group]()
         self.record: Mapping[str, Any] = RECORD
         self._plan, self._waits_for = plan, waits_for
         self.seats: Any = create_autospec(Seats, instance=True)
@@ -69,9 +70,9 @@ class Late:
         self.seats.give_up_seat.side_effect = self._give_up
         self._joins = Joins(
             self.seats,
-            Registry(),
+            self.registry,
             self._make,
-            lambda group: None,
+            lambda group: self.opened.append(group),
             lambda: self.generation,
             lambda: None,
         )
@@ -86,6 +87,10 @@ class Late:
     def _make(self, entry: Entry) -> Group:
         self.groups.append(Running(entry.plan, self._waits_for))
         return cast("Group", self.groups[-1])
+
+    def let_in(self) -> None:
+        """The orchestrator announces the term that has let the node in."""
+        self._joins.let_in(first_record(self._plan))
 
     def join(self, seconds: float = 5.0) -> asyncio.Task[Admission]:
         return asyncio.create_task(self._joins.join({**REQUEST, "init_timeout": seconds}))
@@ -182,24 +187,53 @@ def test_the_orchestrator_hears_which_opening_all_others_have_left() -> None:
     asyncio.run(run())
 
 
-def test_a_rank_whose_group_ends_each_time_hears_so_when_its_time_is_over() -> None:
+def test_a_rank_whose_group_ends_each_time_hears_so_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("allfold_agent.joins.monotonic", lambda: now[0])
+
     async def run() -> None:
         late = Late()
-        joining = late.join(0.3)
-
-        async def end_each() -> None:
-            number = 0
-            while True:
-                tell = await late.asks(number)
-                late.groups[number].evicted = PeerMissing("the group goes on without this node")
-                await heard(tell, None)
-                number += 1
-
-        ending = asyncio.create_task(end_each())
-        with pytest.raises(PeerMissing, match="ended before it was in, until its"):
+        joining = late.join(5.0)
+        for number in range(3):
+            tell = await late.asks(number)
+            late.groups[number].evicted = PeerMissing("the group goes on without this node")
+            now[0] = 2.5 * number
+            await heard(tell, None)
+        with pytest.raises(PeerMissing, match="ended before it was in, until its 5 s were over"):
             await joining
-        ending.cancel()
-        assert len(late.groups) < 10, "it does not ask as fast as it can"
+        assert len(late.given_up) == 3
+
+    asyncio.run(run())
+
+
+def test_a_node_takes_part_in_a_term_that_lets_it_in_before_its_rank_hears_of_it() -> None:
+    """The rank may be dead by then, and the others wait for the node's word all the same."""
+
+    async def run() -> None:
+        late = Late()
+        late.let_in()
+        (group,) = late.groups
+        assert group.begun == 1
+        assert late.opened == [cast("Group", group)]
+        late.let_in()  # announced again
+        joining = late.join()
+        await heard(await late.asks(), EPOCH)
+        assert (await joining).group is cast("Group", group)
+        assert late.groups == [group]
+        late.registry.remove(cast("Group", group))
+        late.let_in()
+        assert late.groups == [group], "that is over here"
+
+    asyncio.run(run())
+
+
+def test_a_term_that_cannot_be_read_lets_nobody_in() -> None:
+    async def run() -> None:
+        late = Late()
+        late._joins.let_in({"term": {}})
+        assert late.groups == []
 
     asyncio.run(run())
 

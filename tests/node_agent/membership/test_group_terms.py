@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from allfold_agent.membership.group_terms import GroupTerms
 
 
@@ -34,7 +36,7 @@ def terms_of(
 ) -> GroupTerms:
     registry: Any = SimpleNamespace(all=lambda: groups)
     reactor: Any = SimpleNamespace(call=call)
-    notices: Any = None
+    notices: Any = SimpleNamespace(apply=lambda *_: True)
     return GroupTerms("node0", registry, notices, reactor)
 
 
@@ -96,3 +98,32 @@ def test_an_answer_that_the_reactor_takes_late_is_about_the_opening_it_was_given
     terms.held()  # tells of the later opening
     queued.pop(0)()
     assert [len(each.errors) for each in groups] == [1, 0]
+
+
+NEWCOMER = {
+    "epoch": 3,
+    "term": {"voters": ["a", "node0"], "newcomers": [{"node": "b"}, {"node": "node0"}]},
+}
+OTHERS = {**NEWCOMER, "term": {"voters": ["a", "node0"], "newcomers": [{"node": "b"}]}}
+LEFT_OUT = {**NEWCOMER, "term": {**NEWCOMER["term"], "voters": ["a"]}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("generation", "record", "is_let_in"),
+    [
+        (2, NEWCOMER, True),
+        (1, NEWCOMER, False),
+        (2, OTHERS, False),
+        (2, LEFT_OUT, False),
+    ],
+    ids=["let in", "of an earlier store", "others are", "left out since"],
+)
+def test_a_term_that_lets_this_node_in_is_passed_on(
+    generation: int, record: dict[str, Any], is_let_in: bool
+) -> None:
+    terms, told = terms_of([]), list[Any]()
+    terms.held()
+    terms.registered(2, [])
+    terms.let_in = told.append
+    terms.term(generation, "train", record)
+    assert told == [record] * is_let_in

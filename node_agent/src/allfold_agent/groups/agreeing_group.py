@@ -119,8 +119,7 @@ class AgreeingGroup(OpAttempts):
 
     def begin(self) -> None:
         """Take part in the group, where this node has joined it while it runs."""
-        if self.agreement.machine.epoch is NO_EPOCH:
-            self.event(self.agreement.begin)
+        self.event(self.agreement.begin)
 
     # Epochs
 

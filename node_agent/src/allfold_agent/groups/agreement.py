@@ -28,7 +28,7 @@ from allfold_core.survival.instructions import (
     SendWishes,
 )
 from allfold_core.survival.policy import GroupPolicy
-from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report
 from allfold_core.wire.peer_link import LinkMessageType
 
@@ -142,7 +142,12 @@ class Agreement:
         self._leader.arrange(layout)
 
     def begin(self) -> None:
-        """Report to the term that has let this node in: it joins a group that runs."""
+        """Report to the term that has let this node in: it joins a group that runs.
+
+        Once: a report to a round that is over would keep the decision of the next one out.
+        """
+        if self.machine.epoch is not NO_EPOCH or self.machine.frozen:
+            return
         self._leader.begin_term(self.term, self.machine.epoch)
         self._follow(self.machine.begin())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,9 @@ class GroupTerms:
 
     Args:
         notices: keeps what comes for groups whose plan is on its way.
+
+    Attributes:
+        let_in: called with the record of a term that lets this node into a group.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class GroupTerms:
         self._registrations = 0
         self._generation = 0
         self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
+        self.let_in: Callable[[Mapping[str, Any]], None] = lambda _: None
 
     @property
     def generation(self) -> int:
@@ -103,8 +107,15 @@ class GroupTerms:
 
     def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
         """A term was announced, by a store of a generation."""
+        if generation == self._generation and self._is_let_in(record):
+            self.let_in(record)
         number = self._registrations
         self._reactor.call(partial(self._take, number, generation, group, record))
+
+    def _is_let_in(self, record: Mapping[str, Any]) -> bool:
+        term = record["term"]
+        known = {each["node"] for each in term.get("newcomers", ())}
+        return self._node in known.intersection(term["voters"])
 
     def _take(self, number: int, generation: int, name: str, record: Mapping[str, Any]) -> None:
         def take(group: Group) -> None:
