@@ -189,4 +189,4 @@ def test_a_large_odd_side_is_named_without_nodes() -> None:
 def test_a_plan_knows_the_node_of_each_rank() -> None:
     members = (Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2)))
     plan = Plan("g", 1, 4, members, (0, 1), LinkModel(), {}, 5.0)
-    assert [plan.node_of_rank(rank) for rank in range(4)] == ["a", "b", "b", "a"]
+    assert [plan.index_of_rank(rank) for rank in range(4)] == [0, 1, 1, 0]

@@ -149,10 +149,6 @@ class Plan:
         """The node index of the node that holds ``rank``."""
         return self._index_of_rank[rank]
 
-    def node_of_rank(self, rank: int) -> str:
-        """The name of the node that holds ``rank``."""
-        return self.members[self._index_of_rank[rank]].node
-
     @cached_property
     def _index_of_node(self) -> dict[str, int]:
         return {member.node: index for index, member in enumerate(self.members)}

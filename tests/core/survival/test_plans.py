@@ -93,7 +93,7 @@ def test_every_rank_that_is_left_is_on_its_node(gone: set[str]) -> None:
     ranks = sorted(rank for member in plan.members for rank in member.ranks)
     assert ranks == list(range(plan.world_size))
     for rank, seat in enumerate(epoch.seats):
-        assert plan.node_of_rank(rank) == seat.node
+        assert plan.members[plan.index_of_rank(rank)].node == seat.node
     assert sorted(plan.tree_order) == list(range(len(plan.members)))
 
 

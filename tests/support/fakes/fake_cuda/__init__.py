@@ -1,14 +1,12 @@
 """CUDA's driver without a GPU, for tests with real processes. How it behaves: ``fake_cuda.cpp``.
 
     subprocess.run(command, env=os.environ | fake_cuda.environment(devices=2))  # in a child
-    fake_cuda.load_here()  # in this process, before cuda.bindings looks for the driver
 
 The library is built once, by g++, and kept in a folder for temporary files.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import tempfile
@@ -109,23 +107,6 @@ def environment(**settings: Unpack[Settings]) -> dict[str, str]:
     }
 
 
-def load_here(**settings: Unpack[Settings]) -> None:
-    """Load the library into this process; its child processes inherit the settings.
-
-    Raises:
-        RuntimeError: a driver is loaded already, the real one or this one with other settings.
-    """
-    wanted = environment(**settings)
-    loaded = _loaded_driver()
-    if loaded is not None:
-        ours = Path(loaded).parent == library_folder()
-        if ours and all(os.environ.get(name) == value for name, value in wanted.items()):
-            return
-        raise RuntimeError(f"this process has loaded {loaded}, perhaps with other settings")
-    os.environ.update(wanted)
-    ctypes.CDLL(str(library_folder() / _NAME), mode=ctypes.RTLD_GLOBAL)
-
-
 # All are set, so that nothing of what surrounds the tests gets in.
 _DEFAULTS = {
     "DEVICES": 1,
@@ -141,14 +122,6 @@ _DEFAULTS = {
 
 def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _loaded_driver() -> str | None:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        name = line.rpartition(" ")[2]
-        if Path(name).name.startswith("libcuda.so"):
-            return name
-    return None
 
 
 def _cache() -> Path:
