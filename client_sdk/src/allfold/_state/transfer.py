@@ -178,24 +178,8 @@ def pull(
         "timeout": timeout,
     }
     transfer = Transfer(membership, start, None)
-    deadline = monotonic() + timeout + GRACE_SECONDS
-    landing: Landing | None = None
     try:
-        while True:
-            kind, data = transfer.receive(deadline)
-            if kind is TransferMessage.DONE:
-                assert landing is not None
-                log.info("state pulled: %s", data[1:].decode())
-                return landing
-            if kind is TransferMessage.READY:
-                size = json.loads(data[1:])
-                opened()
-                landing = Landing(size["head"], size["total"], places)
-            else:
-                assert landing is not None
-                block = Block.unpack(data)
-                landing.put(block.start, transfer.slot(block))
-                transfer.give_back(block)
+        return _receive(transfer, places, monotonic() + timeout + GRACE_SECONDS, opened)
     except TimeoutError as error:
         if isinstance(error, PeerMissing):
             raise
@@ -204,3 +188,24 @@ def pull(
         ) from None
     finally:
         transfer.close()
+
+
+def _receive(
+    transfer: Transfer, places: Places, deadline: float, opened: Callable[[], None]
+) -> Landing:
+    """Receive a state until the agent says that it is complete."""
+    landing: Landing | None = None
+    while True:
+        kind, data = transfer.receive(deadline)
+        if kind is TransferMessage.READY:
+            size = json.loads(data[1:])
+            opened()
+            landing = Landing(size["head"], size["total"], places)
+            continue
+        assert landing is not None
+        if kind is TransferMessage.DONE:
+            log.info("state pulled: %s", data[1:].decode())
+            return landing
+        block = Block.unpack(data)
+        landing.put(block.start, transfer.slot(block))
+        transfer.give_back(block)

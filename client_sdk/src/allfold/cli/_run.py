@@ -86,10 +86,7 @@ def run(
     """
     sockets = _sockets(nodes, agents)
     count = len(sockets) or nodes or 1
-    try:
-        first_node = place(count, nnodes, node_rank, group)
-    except InvalidArgument as error:
-        raise click.UsageError(error.message) from None
+    first_node = _first_node(count, nnodes, node_rank, group)
     if nnodes is not None and nnodes > 1 and not sockets:
         raise click.UsageError(
             "with --nnodes, give --agent: the machines' agents must be connected"
@@ -131,6 +128,14 @@ def _sockets(nodes: int | None, agents: tuple[str, ...]) -> list[str]:
         return [socket_path(agent) for agent in agents]
     # --nodes is explicit, the variable may be left over.
     return [socket_path(inherited)] if inherited and nodes is None else []
+
+
+def _first_node(count: int, nnodes: int | None, node_rank: int | None, group: str | None) -> int:
+    """Return the number of this machine's first node in the job."""
+    try:
+        return place(count, nnodes, node_rank, group)
+    except InvalidArgument as error:
+        raise click.UsageError(error.message) from None
 
 
 def _command(module: bool, script: str, arguments: tuple[str, ...]) -> list[str]:
