@@ -200,6 +200,26 @@ def test_a_state_that_is_loaded_drops_the_batch_in_hand() -> None:
         one.commit()
 
 
+@pytest.mark.parametrize(
+    ("members", "fits"),
+    [
+        (Members(elastic=True, joins="any"), False),
+        (Members(elastic=True, joins="commit"), True),
+        (Members(joins="any"), True),
+    ],
+    ids=["between any two ops", "at commits", "nobody joins"],
+)
+def test_a_group_whose_ranks_may_join_in_the_middle_of_a_step_is_refused(
+    members: Members, fits: bool
+) -> None:
+    batches = iter(sampler(4, 2, members))
+    if fits:
+        assert next(batches).size == 2
+    else:
+        with pytest.raises(allfold.InvalidArgument, match="takes in ranks between any two ops"):
+            next(batches)
+
+
 def test_a_rank_that_joins_in_a_step_counts_it_as_little_as_the_others() -> None:
     """They have split that step without it. The next one has all ranks."""
     old = Members(0, 1, epoch=3)

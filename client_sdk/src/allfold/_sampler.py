@@ -30,6 +30,10 @@ class Members(Protocol):
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def elastic(self) -> bool: ...
+    @property
+    def joins(self) -> str: ...
 
 
 class Split(NamedTuple):
@@ -47,7 +51,17 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, group: Members) -> Split:
-        """Return the split over the ranks that the group has now."""
+        """Return the split over the ranks that the group has now.
+
+        Raises:
+            InvalidArgument: ranks may come into the group in the middle of a step.
+        """
+        if group.elastic and group.joins == "any":
+            raise InvalidArgument(
+                f"group '{group.name}' takes in ranks between any two ops, so that one may come in "
+                'the middle of a step, and samples be used twice or never: open it with joins="'
+                'commit", or with state=, and call state.commit() or group.edge() after each step'
+            )
         return cls(group.rank, group.world_size, f"{group.name} {group.epoch}")
 
 
@@ -267,7 +281,8 @@ class ElasticSampler(Progress):
             when a batch is taken). In an elastic group, ranks have to join at commits.
 
     Raises:
-        InvalidArgument: an argument is too small.
+        InvalidArgument: an argument is too small. When the first batch is taken: ranks may join the
+            group between any two ops.
     """
 
     def __init__(

@@ -13,3 +13,5 @@ class Members:
     world_size: int = 1
     epoch: int = 0
     name: str = "g"
+    elastic: bool = False
+    joins: str = "any"
