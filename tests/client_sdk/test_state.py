@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,31 @@ def test_a_state_that_keeps_goes_back_to_its_last_commit() -> None:
     np.testing.assert_array_equal(weights, np.arange(100_000.0) + 1)
     state.commit()
     assert state._kept is kept  # the memory is used again
+
+
+def test_a_commit_that_would_end_what_newcomers_have_yet_to_get_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    state = allfold.State(step=0)
+    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, edge=lambda: True)
+    offering = SimpleNamespace(close=lambda: ended.append(group.next_op))
+    monkeypatch.setattr(allfold.State, "offer", lambda *_: offering)
+    state.commit(group)
+    with pytest.raises(allfold.InvalidArgument, match="without a collective of group 'train'"):
+        state.commit(group)
+    assert ended == [], "they still get it"
+    group.next_op = 8
+    state.commit(group)
+    assert ended == [8]
+
+
+def test_a_state_is_committed_as_often_as_one_likes_where_nobody_comes() -> None:
+    state = allfold.State(step=0)
+    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, edge=lambda: False)
+    for _ in range(2):
+        state.commit(group)
+    assert "2 commits" in repr(state)
 
 
 def test_without_a_commit_or_without_keeping_there_is_nothing_to_go_back_to() -> None:

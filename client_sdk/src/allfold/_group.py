@@ -106,6 +106,11 @@ class Group(Collectives):
         """The number of machines that the ranks are on."""
         return self.membership.view.nodes
 
+    @property
+    def next_op(self) -> int:
+        """The number of the next collective that this rank calls."""
+        return self._channel.next_op
+
     # Ranks that join and leave
 
     def edge(self, timeout: float | None = None) -> bool:

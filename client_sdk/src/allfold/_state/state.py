@@ -22,6 +22,11 @@ from allfold._state.tree import Flattened, Node, pair_tensors, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
 from allfold_core.wire.state_wire import MAX_SOURCES, spans
 
+_NO_OP_SINCE = (
+    "the state was committed twice without a collective of group '{}' in between: newcomers get "
+    "the state of the first commit, and that collective is what waits until they have it. Commit "
+    "once per step, behind the step's collectives"
+)
 _NOTHING_KEPT = (
     "nothing was kept to go back to: make the state with State(keep=True), and commit it before"
 )
@@ -62,6 +67,7 @@ class State:
         self._commits = 0
         self._lineage = _new_lineage()
         self._offering: Offering | None = None
+        self._offered_at = -1  # the next op of the group then
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -95,15 +101,21 @@ class State:
 
         Args:
             group: by default the first of the process, if it is in one.
+
+        Raises:
+            InvalidArgument: newcomers get the state of the last commit, and no collective of the
+                group has been called since, which waits until they have it.
         """
+        if group is None and len(registry):
+            group = registry.default()
+        if self._offering is not None and group is not None and group.next_op == self._offered_at:
+            raise InvalidArgument(_NO_OP_SINCE.format(group.name))
         self._end_offer()
         self._commits += 1
         if self._keep:
             image = self._image()
             kept, self._kept = self._kept, None  # an interrupted copy is none to go back to
             self._kept, self._kept_head = image.copy(kept), image.head
-        if group is None and len(registry):
-            group = registry.default()
         if group is not None and group.edge():
             self.meet_newcomers(group)
 
@@ -173,6 +185,7 @@ class State:
         """
         self._end_offer()
         self._offering = self.offer(group, _edge_tag(group))
+        self._offered_at = group.next_op
 
     def catch_up(self, group: Group, timeout: float | None = None) -> None:
         """Get the state of those who were in a group before this rank came into it.
