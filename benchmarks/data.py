@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from allfold.cli._bench_data import Array, Share
+from allfold.cli._bench.data import Array, Share
 from benchmarks.plan import DECODE
 
 LARGEST = 1000

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import allfold
-from allfold.cli._bench_data import Array
+from allfold.cli._bench.data import Array
 from benchmarks.data import count_wrong
 
 CPU, CUDA = "cpu", "cuda"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from allfold.cli._bench_kinds import KINDS as _COLLECTIVES
+from allfold.cli._bench.kinds import KINDS as _COLLECTIVES
 
 KIB, MIB = 1 << 10, 1 << 20
 BARRIER, DECODE, DDP = "barrier", "decode", "ddp"

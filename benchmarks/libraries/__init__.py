@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from allfold.cli._bench_data import Bench
+from allfold.cli._bench.data import Bench
 from benchmarks.devices import Operation, Tensor
 
 

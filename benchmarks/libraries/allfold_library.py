@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import allfold
 from allfold._options import Options
-from allfold.cli._bench_data import Bench
-from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench.data import Bench
+from allfold.cli._bench.kinds import KINDS
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Handle
 from benchmarks.plan import BARRIER, DECODE, OURS

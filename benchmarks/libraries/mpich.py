@@ -11,7 +11,7 @@ mpi4py.rc.thread_level = "funneled"
 
 from mpi4py import MPI  # noqa: E402
 
-from allfold.cli._bench_data import Array, Bench  # noqa: E402
+from allfold.cli._bench.data import Array, Bench  # noqa: E402
 from benchmarks.devices import Operation  # noqa: E402
 from benchmarks.libraries import Handle  # noqa: E402
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from allfold.cli._bench_data import Bench
+from allfold.cli._bench.data import Bench
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Handle
 from benchmarks.plan import BARRIER, DECODE

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allfold._options import Options
-from allfold.cli._bench_data import Array, Bench
-from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench.data import Array, Bench
+from allfold.cli._bench.kinds import KINDS
 from benchmarks.data import RandomShare
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Library

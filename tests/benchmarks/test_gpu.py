@@ -43,7 +43,7 @@ def test_a_wrong_element_is_found_and_so_is_nan(device: Device) -> None:
 
 ALONE = """
 import sys
-from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench.kinds import KINDS
 from benchmarks.devices import CPU, TorchDevice
 from benchmarks.libraries.torch_library import join
 from benchmarks.plan import BARRIER, DECODE, Case

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from allfold._options import Options
-from allfold.cli._bench_data import Bench
-from allfold.cli._bench_kinds import KINDS as COLLECTIVES
+from allfold.cli._bench.data import Bench
+from allfold.cli._bench.kinds import KINDS as COLLECTIVES
 from benchmarks import options, requirements, runs
 from benchmarks.conductor import most_ops
 from benchmarks.data import LARGEST, RandomShare, count_wrong

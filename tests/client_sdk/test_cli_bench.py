@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from allfold.cli._bench import bench
-from allfold.cli._bench_data import DTYPES, OPS, Array, fold, values
-from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench.command import bench
+from allfold.cli._bench.data import DTYPES, OPS, Array, fold, values
+from allfold.cli._bench.kinds import KINDS
 from allfold_core.schedules.registry import STRATEGIES
 from tests.support.processes.cli import Commands, commands
 from tests.support.processes.fixtures import services_with
@@ -25,7 +25,7 @@ FLOATS = [dtype for dtype in DTYPES if "float" in dtype]
 SABOTAGED = """
 import sys
 import allfold
-from allfold.cli import _bench_rank
+from allfold.cli._bench import rank
 
 all_reduce = allfold.Group.all_reduce
 
@@ -40,7 +40,7 @@ def spoiled(group, tensor, *arguments, **options):
 allfold.Group.all_reduce = spoiled
 sys.argv += "--kind=all_reduce --op={op} --dtype=float32 --strategy=auto --wire=native".split()
 sys.argv += "--min-bytes=64 --max-bytes=64 --factor=2 --iterations=1".split()
-_bench_rank.main()
+rank.main()
 """
 
 

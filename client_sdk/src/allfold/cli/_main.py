@@ -21,7 +21,7 @@ FAILED, USAGE, UNREACHABLE = 1, 2, 3
 # Command: (module, what it does). The text stands here so that --help imports no command.
 _COMMANDS = {
     "run": ("_run", "Run a script as the ranks of a job."),
-    "bench": ("_bench", "Measure and check the collectives."),
+    "bench": ("_bench.command", "Measure and check the collectives."),
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
     "drain": ("_drain", "Have the ranks of a node leave."),

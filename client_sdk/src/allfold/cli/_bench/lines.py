@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from allfold._options import Options
-from allfold.cli._bench_data import Bench
-from allfold.cli._bench_kinds import KINDS
+from allfold.cli._bench.data import Bench
+from allfold.cli._bench.kinds import KINDS
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument

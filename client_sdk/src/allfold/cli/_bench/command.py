@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from allfold.cli._bench_against import become_suite, refuse
-from allfold.cli._bench_data import DTYPES, OPS
-from allfold.cli._bench_kinds import KINDS
-from allfold.cli._bench_lines import Wanted, sizes
+from allfold.cli._bench.against import become_suite, refuse
+from allfold.cli._bench.data import DTYPES, OPS
+from allfold.cli._bench.kinds import KINDS
+from allfold.cli._bench.lines import Wanted, sizes
 from allfold.cli._parameters import Size, Strategy
 from allfold.cli._run import run
 from allfold_core.codecs import Wire
@@ -25,7 +25,7 @@ _AS_RANKS: dict[str, Any] = {
     "quiet_others": True,
     "no_prefix": True,
     "module": True,
-    "script": "allfold.cli._bench_rank",
+    "script": "allfold.cli._bench.rank",
 }
 
 

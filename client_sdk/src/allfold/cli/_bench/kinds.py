@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import allfold
-from allfold.cli._bench_data import Array, Bench, Share
+from allfold.cli._bench.data import Array, Bench, Share
 
 
 def _whole(share: Share) -> int:

@@ -16,7 +16,7 @@ import click
 
 from allfold_core.operations import AUTO
 
-_ROOT = Path(__file__).parents[4]
+_ROOT = Path(__file__).parents[5]
 _SUITE = "benchmarks"
 # It starts all ranks itself, and measures float32 sums.
 _ONLY: Mapping[str, object] = {

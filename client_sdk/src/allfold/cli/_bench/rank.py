@@ -11,9 +11,9 @@ from time import perf_counter
 import numpy as np
 
 import allfold
-from allfold.cli._bench_data import Array, Bench, Share
-from allfold.cli._bench_kinds import KINDS
-from allfold.cli._bench_lines import Wanted, sizes
+from allfold.cli._bench.data import Array, Bench, Share
+from allfold.cli._bench.kinds import KINDS
+from allfold.cli._bench.lines import Wanted, sizes
 from allfold_core.codecs import Wire
 
 # More than what is moved ever is.
