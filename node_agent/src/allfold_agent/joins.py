@@ -28,7 +28,8 @@ class Joins:
     Args:
         make: makes a group on this node.
         opened: called when a group is open here.
-        generation: returns that of the store with which this node has registered last.
+        generation: returns that of the store with which this node has registered last; 0 while it
+            does so anew.
         check: raises the error of a node that takes no more ranks.
     """
 

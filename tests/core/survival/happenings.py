@@ -186,7 +186,8 @@ def _orchestrator(w: World) -> Iterator[Action]:
     if w.record is None:
         return
     for n in sorted(w.voters(w.record)):
-        if w.recalled and _some_are_late(w) and n not in w.reported:
+        is_awaited = w.recalled and _some_are_late(w) and n not in w.reported
+        if is_awaited and w.mutant.grace:
             continue
         gone = not w.alive[n] or (w.agents[n].out and w.mutant.out_is_proof)
         if gone and len(w.voters(w.record)) > 1:
@@ -241,7 +242,7 @@ def _meet(w: World, n: int, t: int) -> None:
         both = tuple(v for v in w.terms[w.record].voters if v in w.terms[t].voters)
         if both:
             _add_term(w, (w.record, t), both)
-        else:
+        elif w.mutant.strangers_are_out:
             w.agents[n].out = True
 
 

@@ -265,10 +265,10 @@ JUDGED = "one all-reduce, verdict, false suspicion"
 ORDER = "another order, raise"
 BACK_AGAIN = "a node is evicted, and joins again"
 RECALL = "one all-reduce, record lost, false suspicions"
-# Two rules are not here, as only nodes that join make them necessary: the grace after the loss of
+# Two rules are not here, as they need nodes that join and long ways: the grace after the loss of
 # the record, and that a node whose term has no voter in common with the record's is out. As long
 # as nobody joins, every living node of a newer term is a voter of each older one, which therefore
-# waits for its report.
+# waits for its report. ``Mutant.grace`` and ``Mutant.strangers_are_out`` switch them off.
 CASES = {
     "frozen agents claim": of_agent(SUM, ClaimsWhileFrozen),
     "frozen agents take fetched results": Case(

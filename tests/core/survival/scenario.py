@@ -109,6 +109,8 @@ class Mutant:
     generation: bool = True
     out_is_proof: bool = True
     siblings_meet: bool = True
+    grace: bool = True
+    strangers_are_out: bool = True
 
 
 FAITHFUL = Mutant()

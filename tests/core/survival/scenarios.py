@@ -250,6 +250,16 @@ JOINS = [
         false=1,
     ),
     Scenario(
+        "a node joins, record lost, false suspicion, crash",
+        kinds=("ar",),
+        joiners=(2,),
+        max_world=3,
+        late=((0, 0), (1, 0)),
+        crashes=1,
+        false=1,
+        losses=1,
+    ),
+    Scenario(
         "a node joins at a commit",
         nodes=2,
         rank_node=(0, 1),

@@ -43,3 +43,8 @@ def test_a_node_that_the_newest_epoch_cannot_have_is_reported_as_the_term_has_it
 
 def test_a_node_that_is_not_in_the_group_yet_reports_the_others_as_the_term_has_them() -> None:
     assert seats(NO_EPOCH, "c", "s2") == ["s0", "s1", "s2"]
+
+
+def test_ranks_of_a_node_that_a_term_has_left_out_are_not_reported() -> None:
+    epoch = epoch_of(1, ("s0", "a"), ("lost", "x"), ("before", "c"))
+    assert seats(epoch, "a", "s0") == ["s0", "s2"], "nor those of the earlier life of a node"

@@ -127,3 +127,13 @@ def test_a_term_that_lets_this_node_in_is_passed_on(
     terms.let_in = told.append
     terms.term(generation, "train", record)
     assert told == [record] * is_let_in
+
+
+def test_a_rank_is_to_ask_anew_that_comes_between_a_report_and_its_answer() -> None:
+    terms = terms_of([Noted(3)])
+    terms.registered(2, [])
+    assert terms.generation == 2
+    terms.held()
+    assert terms.generation == 0, "the report does not name the rank"
+    terms.registered(2, [])
+    assert terms.generation == 2

@@ -89,7 +89,7 @@ def _mistake(w: StoreWorld, n: int) -> None:
 def _registrations(w: StoreWorld, n: int) -> Iterator[Action]:
     if n in w.asked:
         yield f"the orchestrator answers node {n}", False, _do(StoreWorld.answer, n)
-    elif n not in w.linked or n in w.unsaid or w.is_missed(n):
+    elif n not in w.linked or w.is_missed(n):
         yield f"node {n} says what it holds", False, _do(StoreWorld.ask, n)
 
 

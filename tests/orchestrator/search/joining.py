@@ -67,9 +67,12 @@ def _ask(w: StoreWorld, rank: int) -> None:
 
 
 def _entry(w: StoreWorld, rank: int, n: int) -> Iterator[Action]:
-    """A rank has a seat; its node takes no term of a store with which it has not registered."""
+    """A rank has a seat; its node takes no term of a store with which it has not registered.
+
+    Nor does a rank come while its node registers: what that has said does not name it.
+    """
     record, me = w.entries[rank], w.agents[n]
-    if record.generation != me.generation:
+    if record.generation != me.generation or n in w.asked:
         yield f"rank {rank} is to ask again", False, do(_drop, rank)
     else:
         yield f"rank {rank} comes with term {record.term.number}", False, do(_come, rank, n)
@@ -84,8 +87,6 @@ def _come(w: StoreWorld, rank: int, n: int) -> None:
     if n not in w.live():
         w.granted[rank] = w.life(n, w.terms.index(record.term))
         w.held[n], w.heard_in[n] = record, record.generation
-        if n in w.asked:
-            w.unsaid |= {n}
         joining.come(w, n, record.term)
     w.granted[rank] = w.life(n, w.term_of(n))
     joining.become_ready(w, rank, n)

@@ -96,7 +96,6 @@ class StoreWorld(World):
         linked: the nodes that have registered since they had to the last time.
         asked: what a node has said of itself in a registration that is not answered yet; ``None``
             where it is not in the group.
-        unsaid: the nodes that have come into the group during a registration.
         lives: of each node, the number of its incarnation.
         entries: the records that ranks are given with their seats, on their way to them.
         held: of each node, the record of its term.
@@ -122,7 +121,6 @@ class StoreWorld(World):
         self.announced_to: set[tuple[int, int, int]] = set()
         self.linked = frozenset(range(scenario.nodes))
         self.asked: dict[int, Registration | None] = {}
-        self.unsaid: frozenset[int] = frozenset()
         self.lives = [1] * scenario.nodes
         self.entries: dict[int, TermRecord] = {}
         self.held = [first] * scenario.nodes
@@ -152,7 +150,7 @@ class StoreWorld(World):
             ),
             tuple(self.heard_in),
             frozenset(self.done_in),
-            (self.unsaid, tuple(self.lives)),
+            tuple(self.lives),
             frozenset((rank, r.term, r.generation) for rank, r in self.entries.items()),
         )
 
@@ -239,7 +237,6 @@ class StoreWorld(World):
             self.asked[n] = None
             return
         me.registers()
-        self.unsaid -= {n}
         held = self.held[n] if self.s.max_world is None else self._with_seats(n)
         self.asked[n] = Registration(self.life_of(n), me.generation, held, me.out)
 
@@ -375,6 +372,22 @@ class StoreWorld(World):
                 raise Violation(f"I4: node {n} is gone, and a voter for ever")
             if self.agents[n].term != record.term:
                 raise Violation(f"I4: node {n} never comes to term {record.term}")
+        if self.s.max_world is not None:
+            self._check_seats(record, self.s.max_world)
+
+    def _check_seats(self, record: TermRecord, most: int) -> None:
+        """The record has a seat for every rank that lives, and for nobody else."""
+        seated = {int(seat.session[1:]) for seat in record.seats}
+        gone = self.dead | self.left
+        for rank, n in enumerate(self.s.rank_node):
+            if rank in seated and (rank in gone or n not in self.live()):
+                raise Violation(f"rank {rank} is gone, and has a seat for ever")
+            is_there = n in self.live() and rank in {*self.s.founders, *self.ready} - gone
+            if is_there and rank not in seated:
+                raise Violation(f"rank {rank} is in the group, and has no seat")
+            waits = self.alive[n] and rank in self.s.joiners and rank not in self.ready | gone
+            if waits and len(seated) < most:
+                raise Violation(f"I4: rank {rank} never gets a seat")
 
 
 def _digest(state: GroupState, record: TermRecord | None) -> object:

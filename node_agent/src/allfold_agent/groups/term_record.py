@@ -30,6 +30,8 @@ def with_seats(
 ) -> Mapping[str, Any]:
     """Return a record with the seats that are taken now; some have come or gone since the term.
 
+    Those of nodes that the term has left out are taken no more.
+
     Args:
         epoch: the newest one. It cannot have the ranks of nodes that have joined after it.
         node: this one.
@@ -40,12 +42,10 @@ def with_seats(
     seats = [
         [seat.session, seat.node]
         for seat in epoch.seats
-        if seat.node != node or seat.session in sessions
+        if (seat.session in sessions if seat.node == node else seat.node in joined)
     ]
-    seats += [
-        [session, other]
-        for session, other in record["seats"]
-        if other != node and joined.get(other, 0) > epoch.stamp.term
-    ]
+    new = {other for other, number in joined.items() if number > epoch.stamp.term}
+    seats = [seat for seat in seats if seat[1] == node or seat[1] not in new]
+    seats += [[seat, other] for seat, other in record["seats"] if other != node and other in new]
     joining = sorted(set(sessions) - epoch.sessions)
     return {**record, "seats": [*seats, *([session, node] for session in joining)]}

@@ -42,14 +42,18 @@ class GroupTerms:
         self._reactor = reactor
         self._lock = make_lock("terms")
         self._registrations = 0
+        self._is_registering = False
         self._generation = 0
         self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
         self.let_in: Callable[[Mapping[str, Any]], None] = lambda _: None
 
     @property
     def generation(self) -> int:
-        """That of the store with which this node has registered last."""
-        return self._generation
+        """That of the store with which this node has registered last; 0 while it registers anew.
+
+        What it has said of its groups is on the way then, and a rank that came would not be in it.
+        """
+        return 0 if self._is_registering else self._generation
 
     def opened(self, group: Group) -> None:
         """Let a new group know with which store this node has registered."""
@@ -74,6 +78,7 @@ class GroupTerms:
         """Return what a registration says of the groups; announcements under way are void."""
         with self._lock:
             self._registrations += 1
+            self._is_registering = True
             newest = self._newest()
             self._said = {name: group.opening for name, group in newest.items()}
         records = {name: group.registers() for name, group in newest.items()}
@@ -88,7 +93,7 @@ class GroupTerms:
         Args:
             out: the groups that go on without this node.
         """
-        self._generation = generation
+        self._generation, self._is_registering = generation, False
         over = {(name, self._said[name]) for name in out if name in self._said}
         self._reactor.call(partial(self._registered, self._registrations, generation, over))
 

@@ -141,8 +141,11 @@ def _with_record(state: GroupState, record: TermRecord | None, reporter: str) ->
 
 def _knows_more(record: TermRecord, current: Epoch) -> bool:
     """Return True if ranks have a seat that the epoch does not have."""
-    known = {seat.session for seat in current.seats.values()}
-    return not _has_seats(current, record) or not {s.session for s in record.seats} <= known
+    if not _has_seats(current, record):
+        return True
+    known = {(seat.session, seat.life) for seat in current.seats.values()}
+    lives = {node: (node, voter.incarnation) for node, voter in record.voters.items()}
+    return any((seat.session, lives.get(seat.node)) not in known for seat in record.seats)
 
 
 def _end_of(seat: RankSeat, record: TermRecord | None, reporter: str) -> Reason | None:
