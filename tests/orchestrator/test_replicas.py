@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import background, service
+from allfold_orchestrator import background, plan_waits
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.store import keys, redis_client
 from allfold_orchestrator.store import notifications as notifications
@@ -51,7 +51,7 @@ async def listening(real: Real, replicas: int) -> None:
 async def test_a_long_poll_on_one_replica_is_woken_by_a_join_on_another(
     replicas: list[ApiClient], real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "RECHECK_SECONDS", 30)
+    monkeypatch.setattr(plan_waits, "RECHECK_SECONDS", 30)
     await listening(real, 2)
     one, other = replicas
     await one.register("a")
@@ -191,8 +191,8 @@ async def test_of_many_who_wait_only_the_first_looks_again_and_all_are_told(
         await asyncio.Event().wait()
 
     monkeypatch.setattr("allfold_orchestrator.store.store.relay", deaf)
-    monkeypatch.setattr(service, "RECHECK_SECONDS", 0.05)
-    monkeypatch.setattr(service, "RECHECK_MAX_AGE", 0.01)
+    monkeypatch.setattr(plan_waits, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(plan_waits, "RECHECK_MAX_AGE", 0.01)
     ranks, looks = 40, 0
     async with (
         serving(store=Store(real.client(), LONG_LEASE)) as one,

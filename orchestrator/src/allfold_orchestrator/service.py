@@ -7,15 +7,13 @@ import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 
-from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
 from allfold_orchestrator import wire
 from allfold_orchestrator.draining import drain
 from allfold_orchestrator.membership.group_state import (
-    Epoch,
     Event,
     GroupParams,
     GroupState,
@@ -35,12 +33,10 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.membership.recent_nodes import RecentNodes
-from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.membership.term_record import TermRecord
+from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.groups import EventOf, Guard
 from allfold_orchestrator.store.store import Store
@@ -54,12 +50,6 @@ _DEPARTURES = {
     Reason.LOST: "ranks lost: they ended without leaving the group",
     Reason.NODE_LOST: "ranks lost with their node",
 }
-
-# How often the first waiter of a group reads it again without a notification, and how old the
-# state may be that it reads. It notifies the other waiters: if each of them read every second, the
-# service would do nothing else.
-RECHECK_SECONDS = 1.0
-RECHECK_MAX_AGE = 0.5
 
 
 class Orchestrator:
@@ -210,36 +200,8 @@ class Orchestrator:
     async def plan(
         self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
     ) -> Plan | TermRecord | GroupState:
-        """Return the plan of the caller's epoch once it is complete, else the group as it forms.
-
-        To a rank that joins a group while it runs, return the record of its term.
-
-        Waits for at most ``wait`` seconds.
-
-        Args:
-            max_age: of the state that is read first; a caller that was seated by this very replica
-                need not ask the store again.
-
-        Raises:
-            Refusal: 410, the session has no seat in that epoch or a later one.
-            ServiceError: the group runs already, and the rank can join it.
-        """
-        deadline = monotonic() + wait
-        notifications = self._store.notifications
-        seen: GroupState | None = None
-        with notifications.listen(group) as changed:
-            while True:
-                changed.clear()
-                state = await self._store.groups.read(group, RECHECK_MAX_AGE if seen else max_age)
-                found = _find(state, epoch, session, self._store.groups.finders(group))
-                remaining = deadline - monotonic()
-                if not isinstance(found, GroupState) or remaining <= 0 or notifications.stopping:
-                    return found
-                looks_again = notifications.is_first(group, changed)
-                if looks_again and seen is not None and _concerns_waiters(seen, state):
-                    notifications.notify(group)
-                seen = state
-                await _wait(changed, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
+        """Return the plan of the caller's epoch; see :func:`~.plan_waits.await_plan`."""
+        return await await_plan(self._store, group, epoch, session, wait, max_age=max_age)
 
     # Groups
 
@@ -301,53 +263,6 @@ def _page(names: Sequence[str], after: str, limit: int) -> tuple[Sequence[str], 
     return names[begin : begin + limit], begin + limit < len(names)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
-
-
-def _find(
-    state: GroupState, epoch: int, session: str, finders: Finders
-) -> Plan | TermRecord | GroupState:
-    """Return the plan in which the session has a seat, or the group if it has one in its formation.
-
-    The record of the term, if it has come since. The number of a forming epoch may rise while it
-    forms (see ``NodeHolds``), never fall.
-    """
-    current, forming, term = state.current, state.forming, term_record(state)
-    if current is not None and current.plan.epoch >= epoch:
-        rank = finders.current.rank_of(current.seats, session)
-        if rank is not None and not _is_lost(current, rank):
-            is_of_opening = current.plan.sessions[rank : rank + 1] == (session,)
-            return current.plan if is_of_opening or term is None else term
-    if current is None and term is not None and any(s.session == session for s in term.seats):
-        return term
-    if forming is not None and forming.epoch >= epoch:
-        rank = finders.forming.rank_of(forming.seats, session)
-        if rank is not None:
-            return state
-    if takes_in(state):
-        raise ServiceError(f"group {state.group} runs, as its nodes have reported: join it again")
-    raise Refusal(410, _seat_gone(state.group, epoch, session))
-
-
-def _is_lost(epoch: Epoch, rank: int) -> bool:
-    reason = epoch.departed.get(rank)
-    return reason is not None and reason.is_loss
-
-
-def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
-    """Return True if more has changed than that further ranks took their seats."""
-    if before is now:
-        return False
-    if before.current is not now.current or before.forming is None or now.forming is None:
-        return True
-    return before.forming.departed is not now.forming.departed
-
-
 def _canonical(strategies: dict[str, str]) -> dict[str, str]:
     """Return the overrides in one spelling, so that ``tree`` and ``tree(2)`` agree."""
     canonical: dict[str, str] = {}
@@ -388,14 +303,4 @@ def _another_incarnation(node: str) -> LocalError:
         f"node {node} was registered in another incarnation, and only the node itself knows it; "
         "an operator removes a node with force=true and the admin token",
         node=node,
-    )
-
-
-def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:
-    return PeerLost(
-        f"this process is not registered in epoch {epoch} of group {group} (any more): it left, or "
-        "the lease of its node ended while the group was forming; register again",
-        group=group,
-        epoch=epoch,
-        session=session,
     )

@@ -60,7 +60,7 @@ async def test_a_wait_that_is_over_says_who_came_and_gave_up(api: ApiClient) -> 
 async def test_a_waiting_rank_is_woken_when_the_last_one_comes(
     api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allfold_orchestrator.service.RECHECK_SECONDS", 30)
+    monkeypatch.setattr("allfold_orchestrator.plan_waits.RECHECK_SECONDS", 30)
     await api.register("a")
     await api.join(0)
     waiting = asyncio.create_task(api.plan("s0", wait=30))
@@ -76,7 +76,7 @@ async def test_ranks_of_one_replica_are_woken_even_if_announcements_do_not_come(
         await asyncio.Event().wait()
 
     monkeypatch.setattr("allfold_orchestrator.store.store.relay", deaf)
-    monkeypatch.setattr("allfold_orchestrator.service.RECHECK_SECONDS", 30)
+    monkeypatch.setattr("allfold_orchestrator.plan_waits.RECHECK_SECONDS", 30)
     async with serving() as api:
         await api.register("a")
         await api.join(0)

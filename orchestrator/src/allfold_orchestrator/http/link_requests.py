@@ -22,7 +22,8 @@ from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.link import Link
 from allfold_orchestrator.membership.group_state import Leave, Reason
-from allfold_orchestrator.service import RECHECK_MAX_AGE, Orchestrator
+from allfold_orchestrator.plan_waits import RECHECK_MAX_AGE
+from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,117 @@
+"""Waits for the plan of a group as it forms, or for the term that admits a rank."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from allfold_core.errors import PeerLost, ServiceError
+from allfold_core.plan import Plan
+from allfold_orchestrator.membership.group_state import (
+    Epoch,
+    GroupState,
+)
+from allfold_orchestrator.membership.joining import takes_in
+from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.seat_finder import Finders
+from allfold_orchestrator.membership.term_record import TermRecord
+from allfold_orchestrator.store.failures import Refusal
+from allfold_orchestrator.store.store import Store
+
+# How often the first waiter of a group reads it again without a notification, and how old the
+# state may be that it reads. It notifies the other waiters: if each of them read every second, the
+# service would do nothing else.
+RECHECK_SECONDS = 1.0
+RECHECK_MAX_AGE = 0.5
+
+
+async def await_plan(
+    store: Store, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
+) -> Plan | TermRecord | GroupState:
+    """Return the plan of the caller's epoch once it is complete, else the group as it forms.
+
+    To a rank that joins a group while it runs, return the record of its term.
+
+    Waits for at most ``wait`` seconds.
+
+    Args:
+        max_age: of the state that is read first; a caller that was seated by this very replica
+            need not ask the store again.
+
+    Raises:
+        Refusal: 410, the session has no seat in that epoch or a later one.
+        ServiceError: the group runs already, and the rank can join it.
+    """
+    deadline = monotonic() + wait
+    notifications = store.notifications
+    seen: GroupState | None = None
+    with notifications.listen(group) as changed:
+        while True:
+            changed.clear()
+            state = await store.groups.read(group, RECHECK_MAX_AGE if seen else max_age)
+            found = _find(state, epoch, session, store.groups.finders(group))
+            remaining = deadline - monotonic()
+            if not isinstance(found, GroupState) or remaining <= 0 or notifications.stopping:
+                return found
+            looks_again = notifications.is_first(group, changed)
+            if looks_again and seen is not None and _concerns_waiters(seen, state):
+                notifications.notify(group)
+            seen = state
+            await _wait(changed, min(RECHECK_SECONDS, remaining) if looks_again else remaining)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _find(
+    state: GroupState, epoch: int, session: str, finders: Finders
+) -> Plan | TermRecord | GroupState:
+    """Return the plan in which the session has a seat, or the group if it has one in its formation.
+
+    The record of the term, if it has come since. The number of a forming epoch may rise while it
+    forms (see ``NodeHolds``), never fall.
+    """
+    current, forming, term = state.current, state.forming, term_record(state)
+    if current is not None and current.plan.epoch >= epoch:
+        rank = finders.current.rank_of(current.seats, session)
+        if rank is not None and not _is_lost(current, rank):
+            is_of_opening = current.plan.sessions[rank : rank + 1] == (session,)
+            return current.plan if is_of_opening or term is None else term
+    if current is None and term is not None and any(s.session == session for s in term.seats):
+        return term
+    if forming is not None and forming.epoch >= epoch:
+        rank = finders.forming.rank_of(forming.seats, session)
+        if rank is not None:
+            return state
+    if takes_in(state):
+        raise ServiceError(f"group {state.group} runs, as its nodes have reported: join it again")
+    raise Refusal(410, _seat_gone(state.group, epoch, session))
+
+
+def _is_lost(epoch: Epoch, rank: int) -> bool:
+    reason = epoch.departed.get(rank)
+    return reason is not None and reason.is_loss
+
+
+def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
+    """Return True if more has changed than that further ranks took their seats."""
+    if before is now:
+        return False
+    if before.current is not now.current or before.forming is None or now.forming is None:
+        return True
+    return before.forming.departed is not now.forming.departed
+
+
+def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:
+    return PeerLost(
+        f"this process is not registered in epoch {epoch} of group {group} (any more): it left, or "
+        "the lease of its node ended while the group was forming; register again",
+        group=group,
+        epoch=epoch,
+        session=session,
+    )
