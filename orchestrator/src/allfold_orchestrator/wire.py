@@ -232,8 +232,7 @@ class JoinGroup(Request):
     )
     join_timeout: Seconds = Field(
         default=60.0,
-        description="How long ops wait for ranks to join, where fewer than min_world are left; as "
-        "the first rank has it.",
+        description="How long ops wait for ranks to join below min_world; the first rank's counts.",
     )
 
 
