@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from tests.core.survival.scenario import FAITHFUL, Mutant, Scenario
 from tests.orchestrator.search.happenings import actions, follow
-from tests.orchestrator.search.world import Losses, StoreWorld
+from tests.orchestrator.search.losses import Losses
+from tests.orchestrator.search.world import StoreWorld
 from tests.support.state_search import Game
 
 

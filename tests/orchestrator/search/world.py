@@ -7,7 +7,7 @@ last, or everything. Nodes register in two steps: what a node holds is on its wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 from allfold_agent.groups.term_record import with_seats
@@ -33,6 +33,7 @@ from allfold_orchestrator.membership.terms import first_term, may_evict, outgrow
 from tests.core.survival.scenario import Mutant, Scenario, name, number
 from tests.core.survival.world import World
 from tests.orchestrator.builders import GROUP, join, node, play
+from tests.orchestrator.search.losses import Losses
 from tests.support.state_search import Violation
 
 UNTIL = 100.0
@@ -49,25 +50,6 @@ class Saved(NamedTuple):
 
     state: GroupState
     over: frozenset[Life]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The number of times that each of these faults may happen in a scenario.
-
-    Attributes:
-        back: the store goes back to an earlier snapshot.
-        empty: the store loses everything, but the orchestrator goes on.
-        restarts: the orchestrator and its store are restarted, with nothing in them.
-        relinks: all control links break.
-        anew: a node is restarted.
-    """
-
-    back: int = 0
-    empty: int = 0
-    restarts: int = 0
-    relinks: int = 0
-    anew: int = 0
 
 
 def join_of(scenario: Scenario, rank: int, incarnation: int) -> Join:
