@@ -11,7 +11,8 @@ import pytest
 from allfold_core.errors import MismatchError
 from tests.conformance import programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support.processes.ranks import Call, Job, RankPool, failures
+from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures
+from tests.support.processes.services import Services
 
 # Generous, because the machine may be busy; what was measured is printed.
 SECONDS = 5.0
@@ -56,6 +57,22 @@ def options_of(common: Options, own: Options) -> Options:
     return own if "kind" in own else common | own
 
 
+def call_with_the_odd_one_last(
+    job: Job, services: Services, odd: int, common: Options, own: Options
+) -> list[Call]:
+    """Begin the calls of an op; the odd one when the agents have got all the others.
+
+    It is judged as soon as two calls differ: before the third is there, either may be the odd one.
+    """
+    last = services.group_status(job.nodes[0], job.name)["last_seq"]["0"]
+    others = [rank for rank in range(job.world_size) if rank != odd]
+    calls = {rank: job.start(rank, programs.call, **common) for rank in others}
+    for rank in others:
+        await_called(services, job, int(last) + 1, rank)
+    calls[odd] = job.start(odd, programs.call, **options_of(common, own))
+    return [calls[rank] for rank in range(job.world_size)]
+
+
 def agree_on_an_error(calls: list[Call], odd: list[int]) -> MismatchError:
     """All calls fail with one and the same mismatch, soon after the last of them was made."""
     found = failures(calls)
@@ -80,14 +97,13 @@ def works(job: Job) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_is_told_at_once_who_is_odd_and_both_sides(job: Job, case: str) -> None:
+def test_every_rank_is_told_at_once_who_is_odd_and_both_sides(
+    job: Job, services: Services, case: str
+) -> None:
     """Whichever rank is the odd one; and the op after it works."""
     common, own, expected, got = CASES[case]
     for odd in range(job.world_size):
-        calls = [
-            job.start(rank, programs.call, **(options_of(common, own) if rank == odd else common))
-            for rank in range(job.world_size)
-        ]
+        calls = call_with_the_odd_one_last(job, services, odd, common, own)
         error = agree_on_an_error(calls, [odd])
         assert f"rank {odd} (node {job.nodes[odd]}) called" in error.message
         assert expected in error.message
@@ -96,13 +112,14 @@ def test_every_rank_is_told_at_once_who_is_odd_and_both_sides(job: Job, case: st
 
 
 @pytest.mark.parametrize("arena", [False, True])
-def test_the_tensors_of_a_failed_op_are_as_they_were(job: Job, arena: bool) -> None:
+def test_the_tensors_of_a_failed_op_are_as_they_were(
+    job: Job, services: Services, arena: bool
+) -> None:
     """The program checks it, bit for bit; here the result would come in place."""
     for odd in range(job.world_size):
-        calls = [
-            job.start(rank, programs.call, shape=[100 + (rank == odd)], arena=arena)
-            for rank in range(job.world_size)
-        ]
+        calls = call_with_the_odd_one_last(
+            job, services, odd, {"shape": [100], "arena": arena}, {"shape": [101]}
+        )
         agree_on_an_error(calls, [odd])
     works(job)
 
