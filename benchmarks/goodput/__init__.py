@@ -1,1 +1,1 @@
-"""What is left of a training's speed when ranks die and are replaced again and again."""
+"""Goodput: the part of a training's speed that is left when ranks die and are replaced."""

@@ -37,16 +37,16 @@ _HEADER = _LINE.format(
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """The options of a measurement.
 
     Attributes:
-        seconds: of the part with faults.
+        seconds: the length of the part with faults.
         every: seconds from one fault to the next.
-        undisturbed: seconds of the part without faults, which comes first.
-        nodes: each has an agent and a rank.
-        kill: who is killed: ``rank``, or ``agent``, with its rank.
-        step_ms: what a step computes.
-        kib: of its all-reduce.
+        undisturbed: the length in seconds of the part without faults, which comes first.
+        nodes: the number of nodes, each with an agent and a rank.
+        kill: ``rank``, or ``agent`` for an agent with its rank.
+        step_ms: the computation in a step, in milliseconds.
+        kib: the size of a step's all-reduce in KiB.
     """
 
     seconds: float

@@ -124,7 +124,7 @@ def _redone(logs: Iterable[Log]) -> int:
 
 @dataclass(frozen=True)
 class Stalls:
-    """How much longer than a step the slowest survivor took to its next commit, in steps.
+    """The delays of the slowest survivor's next commit after a change, in steps.
 
     Attributes:
         kills: where the step has fewer ranks than the one before, for each such step.

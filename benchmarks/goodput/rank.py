@@ -23,13 +23,13 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is to do.
+    """The arguments of a rank.
 
     Attributes:
         seat: the number it would have in a group that does not change.
-        world: ranks with which the group opens, and the most that it has.
-        compute_seconds: from the begin of a step to its all-reduce.
-        nbytes: of the all-reduce.
+        world: the number of ranks with which the group opens, and its maximum.
+        compute_seconds: from the beginning of a step to its all-reduce.
+        nbytes: the size of the all-reduce.
         log: the file for the steps.
     """
 

@@ -239,7 +239,7 @@ Outcome = tuple[dict[str, np.ndarray], float]
 
 @pytest.fixture(scope="module")
 def undisturbed(start: Start, nodes: Nodes) -> Outcome:
-    """What four ranks have in the end, and its accuracy."""
+    """Return the final state of four ranks, and its accuracy."""
     training = start("undisturbed", nodes.start(4), [])
     return training.end(), training.accuracy()
 

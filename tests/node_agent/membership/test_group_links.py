@@ -1,4 +1,4 @@
-"""What goes from groups to links, and from links to groups."""
+"""Messages from groups to links, and from links to groups."""
 
 from __future__ import annotations
 

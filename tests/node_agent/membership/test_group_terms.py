@@ -1,4 +1,4 @@
-"""What the orchestrator says of a node's groups reaches those that it is meant for."""
+"""Terms from the orchestrator reach the groups of a node that they are meant for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica could not hear is held against nobody."""
+"""Silence while the replica itself could not hear counts against nobody."""
 
 from __future__ import annotations
 

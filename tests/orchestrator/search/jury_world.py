@@ -321,7 +321,7 @@ class JuryWorld:
             raise Violation(f"of the ends of {self.trial.cuts} too many are evicted: {wrong}")
 
     def check_end(self) -> None:
-        """Who is gone, or behind a link that stays dead, is evicted by now."""
+        """Check that all nodes that are gone, or behind a dead link, have been evicted."""
         if self.tick < LAST_TICK:
             return
         members = self.members()

@@ -13,7 +13,7 @@ from tests.support.state_search import Game
 
 @dataclass(frozen=True)
 class StoreScenario:
-    """What there is, and how much may go wrong with nodes and with the store."""
+    """A scenario of nodes and ranks, with faults of the nodes and of the store."""
 
     nodes: Scenario
     losses: Losses = field(default_factory=Losses)

@@ -223,7 +223,7 @@ class StoreWorld(World):
         self.asked[n] = Registration(self.life_of(n), me.generation, held, me.out)
 
     def _with_seats(self, n: int) -> TermRecord:
-        """What a node holds, with the seats that are taken now."""
+        """Return the record that a node holds, with the seats that are taken now."""
         ranks = {*self.s.founders, *self.ready} - self.dead - self.left
         here = {f"r{rank}" for rank in ranks if self.s.rank_node[rank] == n}
         record = self.held[n].to_dict()
