@@ -19,10 +19,11 @@ FEW = st.integers(0, 2)
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Four to six nodes, some with a second rank that may die."""
+    """Four to six nodes, some with a second rank that may die; the last ranks may come later."""
     nodes = draw(st.integers(4, 6))
     more = draw(st.lists(st.integers(0, nodes - 1), max_size=2))
     ranks = (*range(nodes), *more)
+    joiners = tuple(range(len(ranks) - draw(FEW), len(ranks)))
     calls = [(rank, seq) for rank in range(len(ranks)) for seq in range(OPS)]
     late: Any = draw(st.sets(st.sampled_from(calls), max_size=6))
     # A rank calls its ops in order, so what follows a late call is late, too.
@@ -44,6 +45,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         verdicts=draw(FEW),
         again=draw(FEW),
         orch_crashes=draw(st.integers(0, 1)),
+        joiners=joiners,
+        max_world=len(ranks) if joiners else None,
+        commits=(1, 3) if joiners and draw(st.booleans()) else (),
     )
 
 
