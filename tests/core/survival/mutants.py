@@ -35,7 +35,7 @@ from allfold_core.survival.reports import (
 )
 from allfold_core.survival.round_evidence import Evidence
 from tests.core.survival.scenario import FAITHFUL, Mutant
-from tests.core.survival.scenarios import SCENARIOS
+from tests.core.survival.scenarios import DEEP, SCENARIOS
 from tests.core.survival.search import explore, walk
 from tests.support.state_search import Found
 
@@ -121,6 +121,13 @@ class BeginsWithoutTheRoot(AgentMachine):
         return super()._may_begin(entry, epoch) or any(
             call.root and call.root not in epoch.sessions for call in calls
         )
+
+
+class StaysForTheNextEdge(AgentMachine):
+    """Its ranks stay at an edge while there is any, and not while it is the one they came to."""
+
+    def _leave_edge(self) -> Instructions:
+        return [] if self.epoch.edge else super()._leave_edge()
 
 
 class OldViewsFit(GroupPolicy):
@@ -258,7 +265,7 @@ def of_decision(scenario: str, target: object, name: str, instead: object) -> Ca
     return Case(scenario, changes=((target, name, instead),))
 
 
-BY_NAME = {each.name: each for each in SCENARIOS}
+BY_NAME = {each.name: each for each in SCENARIOS + DEEP}
 SUM, PARTS = "one all-reduce, crash", "one reduce-scatter, crash"
 LATE = "one late all-reduce, verdict, crash"
 JUDGED = "one all-reduce, verdict, false suspicion"
@@ -296,6 +303,9 @@ CASES = {
     ),
     "newcomers have a part in what has begun": of_decision(
         "a node joins", Evidence, "first_untouched", right_after_the_floor
+    ),
+    "the end of an edge is missed": Case(
+        "deep: commits, leaving", Mutant(agent=StaysForTheNextEdge), seed=1
     ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),
