@@ -28,6 +28,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     late: Any = draw(st.sets(st.sampled_from(calls), max_size=6))
     # A rank calls its ops in order, so what follows a late call is late, too.
     late = {(r, k) for r, k in calls if any(r == other and k >= seq for other, seq in late)}
+    commits = draw(st.booleans()) and bool(joiners)
     return Scenario(
         "any",
         nodes,
@@ -47,7 +48,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         orch_crashes=draw(st.integers(0, 1)),
         joiners=joiners,
         max_world=len(ranks) if joiners else None,
-        commits=(1, 3) if joiners and draw(st.booleans()) else (),
+        commits=(1, 3) if commits else (),
     )
 
 
