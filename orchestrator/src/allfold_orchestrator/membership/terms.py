@@ -198,12 +198,12 @@ def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
 
     A node does not know of all ranks that others have taken in.
     """
-    if met is record or record.recall is None or met.epoch != record.epoch:
+    if met == record or record.recall is None or met.epoch != record.epoch:
         return met
-    known = record.recall.registered
-    seats = [seat for seat in met.seats if seat.node not in known]
-    seats += [seat for seat in record.seats if seat.node in known and seat.node in met.voters]
-    return replace(met, seats=tuple(seats))
+    known = record.recall.registered & met.voters.keys()
+    told = [seat for seat in record.seats if seat.node in known]
+    kept = [seat for seat in met.seats if seat.node not in known or seat in told]
+    return replace(met, seats=(*kept, *(seat for seat in told if seat not in kept)))
 
 
 def _noted(record: TermRecord, report: Registration) -> Registered:
