@@ -97,8 +97,12 @@ def train(
             (loss / batch.size).backward()
             used[:] = 0
             used[batch.indices] = 1
-            group.all_reduce(gradients)
-            group.all_reduce(used)
+            try:
+                group.all_reduce(gradients)
+                group.all_reduce(used)
+            except allfold.PeerLost as error:  # below --min-world: the next op waits
+                print(error, flush=True)
+                continue
             # False if a rank has come or gone in this step: then its batch comes again.
             if state.sampler.commit():
                 state.optimizer.step()

@@ -46,7 +46,7 @@ def test_a_rank_stops_once_at_an_edge_of_which_it_has_heard() -> None:
     assert epochs.edge == 0
     epochs.announce_edge(1)
     assert epochs.edge == 1
-    epochs.announce({"epoch": 1, "rank": 0, "world_size": 3, "nodes": 2})
+    epochs.announce({"epoch": 1, "rank": 0, "world_size": 3, "nodes": 2, "edge": 0})
     epochs.pass_edge(1, 1)
     assert (epochs.edge, epochs.view.world_size) == (0, 3)
     epochs.announce_edge(1)  # with an outcome that is waited for later

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import allfold
-from allfold_core.errors import WorldChanged
+from allfold_core.errors import PeerLost, WorldChanged
 from tests.support.processes import rank_worker
 
 
@@ -126,18 +126,25 @@ STATES: dict[str, allfold.State] = {}
 def train_with_state(group: allfold.Group, folder: str, me: int, steps: int) -> list[float]:
     """Add one to all weights in each step; return the step and the weights' extremes at the end.
 
-    The last step is not done before a file says so.
+    The last step is not done before a file says so. A step that fails is done again.
     """
-    state, path = STATES[group.name], Path(folder)
+    state = STATES[group.name]
     while state.step < steps:
-        step, weights = state.step, state.weights
-        assert (weights == step).all(), "the state is that of the step"
-        mark = 1.0 if step + 1 < steps or (path / "stop").exists() else 0.0
-        gradient = np.append(np.ones_like(weights), mark)
-        group.all_reduce(gradient, "mean")
-        if gradient[-1] == 1.0:
-            weights += gradient[:-1]
-            state.step += 1
-        (path / f"{me}.{group.world_size}.{group.epoch}").touch()
-        state.commit()
+        with suppress(PeerLost):
+            _train_a_step(group, state, Path(folder), me, steps)
     return [state.step, float(state.weights.min()), float(state.weights.max())]
+
+
+def _train_a_step(
+    group: allfold.Group, state: allfold.State, path: Path, me: int, steps: int
+) -> None:
+    step, weights = state.step, state.weights
+    assert (weights == step).all(), "the state is that of the step"
+    mark = 1.0 if step + 1 < steps or (path / "stop").exists() else 0.0
+    gradient = np.append(np.ones_like(weights), mark)
+    group.all_reduce(gradient, "mean")
+    if gradient[-1] == 1.0:
+        weights += gradient[:-1]
+        state.step += 1
+    (path / f"{me}.{group.world_size}.{group.epoch}").touch()
+    state.commit()

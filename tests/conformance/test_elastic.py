@@ -253,16 +253,66 @@ def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
         del waiting
 
 
+def enter_with_state(
+    job: Job, services: Services, rank: int, *, numel: int = 1000, **options: Any
+) -> Call:
+    return job.ranks[rank].start(
+        programs.join_with_state,
+        name=job.name,
+        agent=services.socket_of(job.nodes[rank]),
+        numel=numel,
+        **{**SHRINK, "world_size": 2, **options},
+    )
+
+
+@pytest.mark.parametrize("on_loss", ["raise", "shrink"])
+@pytest.mark.parametrize("least", [2, 3])
+def test_whoever_joins_too_few_gets_their_state(
+    pool: RankPool, services: Services, tmp_path: Path, least: int, on_loss: str
+) -> None:
+    options: dict[str, Any] = {"on_loss": on_loss, "min_world": least, "world_size": least}
+    train: dict[str, Any] = {"folder": str(tmp_path), "steps": 30}
+    first, lost, newcomers = [0], [*range(1, least)], [*range(least, 2 * least - 1)]
+    with pool.unregistered((0, *([1] * (least - 1)), *newcomers)) as job:
+        results([enter_with_state(job, services, rank, **options) for rank in (*first, *lost)])
+        calls = {
+            rank: job.start(rank, programs.train_with_state, me=rank, **train)
+            for rank in (*first, *lost)
+        }
+        await_size(tmp_path, 0, least)
+        for rank in lost:
+            job.ranks[rank].kill()
+        for rank in newcomers:
+            _, world_size, step = enter_with_state(job, services, rank, **options).result()
+            assert world_size <= least
+            assert step > 0, "it has the state of those who wait"
+            calls[rank] = job.start(rank, programs.train_with_state, me=rank, **train)
+        await_size(tmp_path, newcomers[-1], least)
+        (tmp_path / "stop").touch()
+        told = results([calls[rank] for rank in (*first, *newcomers)])
+        assert told == [[30, 30.0, 30.0]] * least
+
+
+def test_too_few_ranks_that_commit_wait_for_others_for_as_long_as_for_an_opening(
+    pool: RankPool, services: Services, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"min_world": 2, "init_timeout": 1.0}
+    with pool.unregistered((0, 1)) as job:
+        results([enter_with_state(job, services, rank, **options) for rank in (0, 1)])
+        job.ranks[1].kill()
+        for said in ("1 ranks are left and min_world is 2", "no others have joined within 1 s"):
+            error = job.start(0, programs.reduce_once).failure().error
+            assert type(error) is BelowMinWorld
+            assert said in error.message
+
+
 @pytest.mark.parametrize("numel", [1000, 3_000_000], ids=["short", "long"])
 def test_a_rank_that_joins_goes_on_from_the_state_of_the_others(
     pool: RankPool, services: Services, tmp_path: Path, numel: int
 ) -> None:
     def enter(job: Job, rank: int) -> Call:
-        agent = services.socket_of(job.nodes[rank])
-        program = programs.join_with_state
-        return job.ranks[rank].start(program, name=job.name, agent=agent, numel=numel, **options)
+        return enter_with_state(job, services, rank, numel=numel)
 
-    options: dict[str, Any] = {**SHRINK, "world_size": 2}
     with pool.unregistered((0, 1, 2, 1)) as job:
         assert sorted(results([enter(job, 0), enter(job, 1)])) == [[0, 2, 0], [1, 2, 0]]
         train: dict[str, Any] = {"folder": str(tmp_path), "steps": 30}

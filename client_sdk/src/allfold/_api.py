@@ -124,6 +124,7 @@ def init(
 def _share(state: State, group: Group) -> None:
     """Give a rank that has come into a group the state of the others; it leaves where it cannot."""
     try:
+        group.on_joined = state.meet_newcomers
         if group.epoch:
             state.catch_up(group)
         else:

@@ -44,7 +44,7 @@ class Epochs:
         self.held_for = 0.0
         self.waits_for = ""
         self._upcoming: dict[int, EpochView] = {}
-        self._edge = self._passed_edge = 0
+        self._edge, self._passed_edge = view.edge, 0
         self._entering = Lock()
         self._has_warned = False
 
@@ -53,7 +53,12 @@ class Epochs:
         if self._fixed:
             return
         self._upcoming[body["epoch"]] = EpochView(
-            self.view.group, body["rank"], body["world_size"], body["epoch"], body["nodes"]
+            self.view.group,
+            body["rank"],
+            body["world_size"],
+            body["epoch"],
+            body["nodes"],
+            body["edge"],
         )
 
     @property
@@ -73,6 +78,7 @@ class Epochs:
                 log.error("group '%s': unknown epoch %d in an outcome", before.group, ordinal)
                 return
             self.view = view
+            self.announce_edge(view.edge)
             for older in [each for each in self._upcoming if each <= ordinal]:
                 del self._upcoming[older]
         _log_change(before, view)
@@ -84,8 +90,13 @@ class Epochs:
         """The number of the edge that this rank has to come to; 0 while nobody waits there."""
         return self._edge if self._edge > self._passed_edge else 0
 
+    @property
+    def awaits_others(self) -> bool:
+        """True while too few ranks are left, and this one has yet to come to the edge for that."""
+        return self.view.edge > self._passed_edge
+
     def announce_edge(self, edge: int) -> None:
-        """Note the edge that was announced with the outcome of an op."""
+        """Note the edge that was announced with the outcome of an op, or an epoch."""
         self._edge = max(edge, self._edge)
 
     def pass_edge(self, edge: int, ordinal: int) -> None:

@@ -19,7 +19,14 @@ from allfold._membership import Membership
 from allfold._options import agreed, checked_seconds
 from allfold._parting import Parting, by_call
 from allfold._settings import GroupSettings
-from allfold_core.errors import AllfoldError, InvalidArgument, MultipleUnregister
+from allfold_core.errors import (
+    AllfoldError,
+    BelowMinWorld,
+    InvalidArgument,
+    MultipleUnregister,
+    PeerMissing,
+    WorldChanged,
+)
 
 log = logging.getLogger("allfold")
 
@@ -73,6 +80,9 @@ class Group(Collectives):
         self.on_loss = settings.on_loss
         self.elastic = settings.elastic
         self.joins = settings.joins
+        # Called when others have come in for whom too few ranks had waited.
+        self.on_joined: Callable[[Group], None] = lambda _: None
+        self._init_timeout, self._min_world = settings.init_timeout, settings.min_world
         self._wants_to_leave = False
         self.membership = membership
         self._draining = draining
@@ -135,6 +145,33 @@ class Group(Collectives):
         if not self.membership.come_to_edge(self._channel.next_op, self._seconds(timeout)):
             self._draining.leave()
         return self.epoch != before
+
+    def _await_others(self) -> None:
+        """Wait at an edge for others to join, as too few are left, and have them get the state.
+
+        Raises:
+            WorldChanged: they have come; the caller's step was begun without them.
+            BelowMinWorld: nobody has come in time.
+        """
+        size, seconds = self.world_size, self._init_timeout
+        try:
+            has_changed = self.edge(seconds)
+        except PeerMissing as error:
+            raise BelowMinWorld(
+                f"group '{self.name}' has {size} ranks left, min_world is {self._min_world}, and "
+                f"no others have joined within {seconds:g} s; start some and call it again, or "
+                "give them more time with ALLFOLD_INIT_TIMEOUT or init_timeout=",
+                group=self.name,
+                left=size,
+                min_world=self._min_world,
+            ) from error
+        if has_changed:
+            self.on_joined(self)
+            raise WorldChanged(
+                f"group '{self.name}' has {self.world_size} ranks now: others have joined the "
+                f"{size} that were too few. Nothing was sent; begin the step again, with them",
+                group=self.name,
+            )
 
     @property
     def _is_to_leave(self) -> bool:
@@ -281,6 +318,8 @@ class Group(Collectives):
         """Start a collective, and wait for it unless the caller wants to do so."""
         if self._is_to_leave:
             self._leave_or_ask_to()
+        if self.membership.epochs.awaits_others:
+            self._await_others()
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
         fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)

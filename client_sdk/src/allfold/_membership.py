@@ -56,7 +56,12 @@ class Membership:
         self._connection = session.connection
         self.epochs = Epochs(
             EpochView(
-                seat.group, answer["rank"], answer["world_size"], answer["epoch"], answer["nodes"]
+                seat.group,
+                answer["rank"],
+                answer["world_size"],
+                answer["epoch"],
+                answer["nodes"],
+                answer["edge"],
             ),
             fixed=fixed,
         )

@@ -39,6 +39,7 @@ def node_actions(w: World) -> Iterator[Action]:
         if w.s.rank_node[rank] in live and w.may_call(rank, seq):
             yield f"rank {rank} calls op {seq}", False, do(World.call, rank, seq)
     yield from joining.commits(w)
+    yield from joining.waits_for_others(w)
     for n in live:
         yield from data_actions(w, n)
         yield from _rounds(w, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.instructions import Start
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import may_shrink
@@ -98,7 +99,7 @@ def _check_seats(w: World, survivors: list[int]) -> None:
 
 def _waits_for_ranks(w: World, epoch: Epoch) -> bool:
     """Return True if ops wait until others join, or their deadline passes."""
-    return w.s.max_world is not None and len(epoch.seats) < w.s.min_world
+    return w.policy.waits_in_ops(epoch)
 
 
 def _takes_in(w: World, epoch: Epoch) -> bool:
@@ -130,5 +131,6 @@ def check_end(w: World) -> None:
             if mine and f"r{rank}" not in me.epoch.sessions and _takes_in(w, me.epoch):
                 raise Violation(f"I4: rank {rank} on node {n} waits for ever to join")
         for rank in w.at_edge:
-            if w.s.rank_node[rank] == n and rank not in w.dead:
+            mine = w.s.rank_node[rank] == n and rank not in w.dead
+            if mine and OTHERS not in me.epoch.waiting:
                 raise Violation(f"I4: rank {rank} on node {n} never goes on after a commit")

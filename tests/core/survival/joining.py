@@ -100,6 +100,19 @@ def commits(w: World) -> Iterator[Action]:
                 yield f"rank {rank} commits before op {seq}", False, do(_commit, rank, n, seq)
 
 
+def waits_for_others(w: World) -> Iterator[Action]:
+    """Ranks that know that too few are left stop before their next op, wherever that is."""
+    live = w.live()
+    for rank, n in enumerate(w.s.rank_node):
+        if n not in live or rank in w.dead | w.left | w.at_edge.keys():
+            continue
+        called = [seq for at, seq in w.called if at == rank]
+        seq = max(called, default=w.first_op(rank) - 1) + 1
+        is_next = seq < len(w.s.kinds) and (rank, seq) not in w.passed
+        if is_next and w.edge_of_too_few(rank):
+            yield f"rank {rank} waits for others before op {seq}", False, do(_commit, rank, n, seq)
+
+
 def _leave(w: World, rank: int, n: int) -> None:
     w.wanted = w.wanted | {rank}
     w.carry_out(n, w.agents[n].wish_to_leave(f"r{rank}"))

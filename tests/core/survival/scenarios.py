@@ -323,6 +323,7 @@ JOIN_DEEP = [
         ("joins, raise", ("ar", "ga", "ar"), True, True, 1, 6, (), ()),
         ("joins, min_world", ("ar", "rs", "ar"), False, False, 3, 5, (), ()),
         ("commits", ("ar", "ar", "ar", "ar"), False, False, 1, 6, (1, 2, 3), ()),
+        ("commits, min_world", ("ar", "rs", "ar", "ar"), False, False, 3, 5, (1, 2, 3), (1,)),
         ("commits, leaving", ("ar", "rs", "bc", "ar"), False, True, 1, 6, (1, 2, 3), (1, 3)),
         ("commits, raise", ("ar", "ag", "ar", "ar"), True, False, 2, 6, (1, 3), (1,)),
     ]

@@ -11,6 +11,7 @@ from allfold_core.survival.admission import (
     is_due,
     possible_change,
     waiting_sessions,
+    with_others_awaited,
 )
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
@@ -114,10 +115,23 @@ def test_a_rank_that_leaves_makes_room() -> None:
     assert change == Change((("n1", "c"),), frozenset({"s1"}), at_edge=5)
 
 
-def test_too_few_ranks_come_to_no_edge_so_others_come_in_at_once() -> None:
+def test_too_few_ranks_stop_at_an_edge_before_anybody_has_come_to_join_them() -> None:
     few = replace(COMMIT, min_world=3)
-    assert possible_change(few, TERM, EPOCH, JOINS) == Change((("n0", "a"), ("n1", "c")))
-    assert waiting_sessions(few, TERM, EPOCH, JOINS) == ()
+    waiting = with_others_awaited(few, EPOCH)
+    assert (EPOCH.edge, waiting.edge) == (0, 1)
+    assert not is_due(few, TERM, waiting, at_edge(5, 5))
+    assert with_others_awaited(few, waiting) == waiting
+    announced = announce(waiting, waiting_sessions(few, TERM, waiting, JOINS))
+    assert announced.edge == 1
+    change = possible_change(few, TERM, announced, {"c": JOINS["c"]} | at_edge(5, 5))
+    assert change == Change((("n1", "c"),), at_edge=5)
+
+
+def test_a_group_that_is_over_or_has_no_edges_does_not_stop_at_one() -> None:
+    few = replace(COMMIT, min_world=3)
+    assert with_others_awaited(few, replace(EPOCH, seats=())).edge == 0
+    assert with_others_awaited(replace(few, max_world=None), EPOCH).edge == 0
+    assert with_others_awaited(replace(few, at_commits=False), EPOCH).edge == 0
 
 
 # The epoch after a change

@@ -35,7 +35,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ranks,
         tuple(draw(st.lists(st.sampled_from(list(KINDS)), min_size=OPS, max_size=OPS))),
         raises=draw(st.booleans()),
-        min_world=draw(st.sampled_from([1, 1, nodes - 1])),
+        min_world=draw(st.sampled_from([1, 1, min(nodes - 1, len(ranks) - len(joiners))])),
         mortal=tuple(range(nodes, len(ranks))),
         late=tuple(sorted(late, key=lambda each: (each[1], each[0]))),
         slow=draw(st.booleans()),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allfold_core.survival.admission import is_due
+from allfold_core.survival.admission import (
+    announce,
+    is_due,
+    waiting_sessions,
+    with_others_awaited,
+)
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Evicted, LeaveEdge
 from allfold_core.survival.policy import GroupPolicy
@@ -54,6 +59,9 @@ def test_a_node_that_has_joined_anew_is_no_member_of_epochs_from_before() -> Non
     assert anew.members_of(replace(FIRST, stamp=Stamp(3, 0, 0))) == {"a", "b"}
 
 
-def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_no_rounds() -> None:
-    small = replace(POLICY, min_world=3)
-    assert not is_due(small, TERM, FIRST, {"a": Wishes(leave=("r0",))})
+def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_one_round() -> None:
+    small, wishes = replace(POLICY, min_world=3), {"a": Wishes(leave=("r0",))}
+    waiting = with_others_awaited(small, FIRST)
+    assert is_due(small, TERM, waiting, wishes)
+    announced = announce(waiting, waiting_sessions(small, TERM, waiting, wishes))
+    assert not is_due(small, TERM, announced, wishes)

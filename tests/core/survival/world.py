@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from allfold_core.errors import AllfoldError, PeerMissing
 from allfold_core.survival import instructions as agent
+from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
@@ -250,7 +251,15 @@ class World:
             for (at, seq), outcome in self.told.items()
             if at == n and (rank, seq) in self.called and outcome[0] == "result"
         ]
-        return self.epochs[max(got)[1]].edge if got else 0
+        return max(self.epochs[max(got)[1]].edge if got else 0, self.edge_of_too_few(rank))
+
+    def edge_of_too_few(self, rank: int) -> int:
+        """The edge at which a rank waits for others, as it knows an epoch with too few; 0: none."""
+        view = self.view(rank)
+        return max(
+            (e.edge for e in self.epochs.values() if e.ordinal == view and OTHERS in e.waiting),
+            default=0,
+        )
 
     def may_call(self, rank: int, seq: int) -> bool:
         """Return True if an op is the next one of a rank, and no commit before it holds it up."""
@@ -259,7 +268,8 @@ class World:
         first = self.first_op(rank)
         if seq < first or not all((rank, each) in self.called for each in range(first, seq)):
             return False
-        return seq not in self.s.commits or (rank, seq) in self.passed
+        waits = seq in self.s.commits or self.edge_of_too_few(rank)
+        return not waits or (rank, seq) in self.passed
 
     def may_commit(self, rank: int, seq: int) -> bool:
         """Return True if a rank can come to the commit before an op: nothing is in flight there."""

@@ -55,7 +55,15 @@ class FakeAgent:
         asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
         if as_rank is not None and of_ranks is not None:
             asked |= {"rank": as_rank, "world_size": of_ranks}
-        seat = {**asked, "number": number, "opening": 1, "epoch": 0, "nodes": 1, "first": 0}
+        seat = {
+            **asked,
+            "number": number,
+            "opening": 1,
+            "epoch": 0,
+            "nodes": 1,
+            "edge": 0,
+            "first": 0,
+        }
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
         return request
 
@@ -91,7 +99,7 @@ class FakeAgent:
 
     def announce(self, epoch: int, rank: int, world_size: int, number: int = 0) -> None:
         """Tell of a new epoch."""
-        view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1}
+        view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1, "edge": 0}
         self._send(pack_epoch(number, view))
 
     def hold(self, seconds: float, number: int = 0) -> None:

@@ -48,10 +48,12 @@ class EpochView(Seat):
     Attributes:
         epoch: how many epochs the group had before the one that these numbers belong to.
         nodes: how many machines the ranks are on.
+        edge: the edge to which ranks come in this epoch, as too few of them are left; 0 for none.
     """
 
     epoch: int
     nodes: int
+    edge: int = 0
 
 
 # Calls are made for every op, and what is frozen takes three times as long to make.

@@ -3,7 +3,7 @@
 Ranks join between two ops: before any op, or only where all ranks commit their state. In the second
 case a round first announces that somebody waits, every rank hears of it with the outcome of the
 same op, and stops at its next commit, an *edge*; when all of them have come there, a round changes
-the members.
+the members. Where too few ranks are left to go on, they all stop at an edge, and wait for others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Wishes
 from allfold_core.verdict import LEFT
+
+# Waits beside the sessions of an epoch with too few ranks: whoever may come to join them.
+OTHERS = "*"
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def possible_change(
     newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
     if not (newcomers or leavers):
         return None
-    if not _needs_edge(policy, epoch):
+    if not policy.at_commits:
         return Change(newcomers) if newcomers else None
     edges = {session: seq for each in wishes.values() for session, seq in each.at_edge.items()}
     if not epoch.waiting or not epoch.sessions <= edges.keys():
@@ -92,11 +95,12 @@ def waiting_sessions(
     dead: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the sessions for which all ranks are to stop at their next commit."""
-    if not _needs_edge(policy, epoch):
+    if not policy.at_commits:
         return ()
     leavers = _leavers(policy, epoch, wishes)
     newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
-    return (*(session for session, _ in newcomers), *sorted(leavers.difference(dead)))
+    sessions = (*(session for session, _ in newcomers), *sorted(leavers.difference(dead)))
+    return (*sessions, OTHERS) if _awaits_others(policy, epoch) else sessions
 
 
 def is_due(policy: GroupPolicy, term: Term, epoch: Epoch, wishes: Mapping[str, Wishes]) -> bool:
@@ -113,12 +117,16 @@ def announce(epoch: Epoch, waiting: tuple[str, ...]) -> Epoch:
     return replace(epoch, waiting=waiting, edges=epoch.edges + begins)
 
 
-def _needs_edge(policy: GroupPolicy, epoch: Epoch) -> bool:
-    """Return True if the members change at an edge only.
+def with_others_awaited(policy: GroupPolicy, epoch: Epoch) -> Epoch:
+    """Return an epoch whose ranks stop at their next edge if they are too few to go on."""
+    if OTHERS in epoch.waiting or not _awaits_others(policy, epoch):
+        return epoch
+    return announce(epoch, (*epoch.waiting, OTHERS))
 
-    Where too few are left they do not come to one: their next op waits for others to join.
-    """
-    return policy.at_commits and len(epoch.seats) >= policy.min_world
+
+def _awaits_others(policy: GroupPolicy, epoch: Epoch) -> bool:
+    is_small = bool(epoch.seats) and policy.is_too_small(epoch)
+    return policy.is_elastic and policy.at_commits and is_small
 
 
 def _leavers(policy: GroupPolicy, epoch: Epoch, wishes: Mapping[str, Wishes]) -> frozenset[str]:

@@ -20,7 +20,11 @@ from dataclasses import dataclass, field, replace
 
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Layout
-from allfold_core.survival.admission import possible_change, waiting_sessions
+from allfold_core.survival.admission import (
+    possible_change,
+    waiting_sessions,
+    with_others_awaited,
+)
 from allfold_core.survival.losses import (
     below_min_world,
     cannot_go_on,
@@ -90,7 +94,7 @@ def decide(
         outcomes = round_.outcomes()
     elif change is not None:
         first = max(change.at_edge, evidence.first_untouched(outcomes))
-        epoch = change.apply(policy, base, stamp, first)
+        epoch = with_others_awaited(policy, change.apply(policy, base, stamp, first))
         epoch = epoch if layout is None else replace(epoch, layout=layout)
         round_ = _Round(evidence, epoch)
         outcomes = {seq: each for seq, each in outcomes.items() if seq < first}
@@ -259,12 +263,12 @@ class _Round:
             return Run(epoch.stamp) if is_whole else self._run_with_those_left(seq, epoch)
         if not self._is_too_small(self.epoch):
             return Run(self.epoch.stamp)
-        if evidence.policy.is_elastic and not evidence.has_lost:
+        if evidence.policy.waits_in_ops(self.epoch) and not evidence.has_lost:
             return None
         return self._fail(self._too_small(seq, len(self.epoch.seats)))
 
     def _is_too_small(self, epoch: Epoch) -> bool:
-        return len(epoch.seats) < self.evidence.policy.min_world
+        return self.evidence.policy.is_too_small(epoch)
 
     def _too_small(self, seq: int, left: int) -> AllfoldError:
         policy = self.evidence.policy

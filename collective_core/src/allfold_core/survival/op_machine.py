@@ -233,7 +233,7 @@ class OpMachine:
         ours = epoch.sessions_on(self.node)
         if not ours or not ours <= entry.calls.keys():
             return []  # some rank here has yet to call it, or none is in the epoch
-        if self.waits_for_ranks(epoch):
+        if self.policy.waits_in_ops(epoch):
             return []
         if not self._may_begin(entry, epoch):
             if entry.doubted:
@@ -250,11 +250,7 @@ class OpMachine:
                 return False
             if call.root and call.root not in epoch.sessions:
                 return False
-        return len(epoch.seats) >= self.policy.min_world
-
-    def waits_for_ranks(self, epoch: Epoch) -> bool:
-        """Return True if too few ranks are left, and others may join."""
-        return self.policy.is_elastic and len(epoch.seats) < self.policy.min_world
+        return not self.policy.is_too_small(epoch)
 
     def _takers(self, seq: int, entry: OpEntry) -> frozenset[str]:
         """The local ranks that a fetched result is for: those that live and call the op."""

@@ -31,6 +31,17 @@ class GroupPolicy:
         """True if ranks may join while the group runs."""
         return self.max_world is not None
 
+    def is_too_small(self, epoch: Epoch) -> bool:
+        """Return True if too few ranks are left to run any op."""
+        return len(epoch.seats) < self.min_world
+
+    def waits_in_ops(self, epoch: Epoch) -> bool:
+        """Return True if ops wait for others to join: too few are left.
+
+        Where others come in at edges alone, ops fail instead, and the ranks wait at an edge.
+        """
+        return self.is_elastic and not self.at_commits and self.is_too_small(epoch)
+
     def is_stale(self, call: Call, epoch: Epoch) -> bool:
         """Return True if a call relies on another membership than that of an epoch.
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from allfold_core.errors import AllfoldError
 from allfold_core.plan import Layout
-from allfold_core.survival.admission import announce
+from allfold_core.survival.admission import announce, with_others_awaited
 from allfold_core.survival.losses import NODE_LOST, describe_change, packed
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import (
@@ -91,7 +91,8 @@ class Evidence:
         base = self.base
         epoch = announce(base if layout is None else replace(base, layout=layout), waiting)
         if self.has_lost:
-            epoch = self.without_the_lost(epoch, base.ordinal + 1)
+            left = self.without_the_lost(epoch, base.ordinal + 1)
+            epoch = with_others_awaited(self.policy, left)
         return base if epoch == base else replace(epoch, stamp=stamp)
 
     def without_the_lost(self, epoch: Epoch, ordinal: int) -> Epoch:

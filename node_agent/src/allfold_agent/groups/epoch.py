@@ -24,6 +24,7 @@ from allfold_core.operations import Kind
 from allfold_core.plan import Member, Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.survival import records
+from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.plans import plan_of
 from allfold_core.survival.reports import Call
 from allfold_core.wire.local_wire import OpMessage, check_timeout
@@ -153,6 +154,7 @@ class Epoch:
             "epoch": self.ordinal,
             "rank": self.rank_of(session),
             "world_size": self.plan.world_size,
+            "edge": self.record.edge if OTHERS in self.record.waiting else 0,
             "nodes": len(self.plan.members),
         }
 

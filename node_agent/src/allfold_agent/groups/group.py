@@ -311,7 +311,7 @@ class Group(AgreeingGroup):
 
     def _shortened_patience(self) -> float:
         """Return how much earlier ops give up that wait for ranks to join."""
-        if not self.agreement.machine.waits_for_ranks(self.current.record):
+        if not self.agreement.machine.policy.waits_in_ops(self.current.record):
             return 0.0
         return max(0.0, self.plan.timeout - self.plan.join_timeout)
 
