@@ -196,7 +196,7 @@ class BelowMinWorld(PeerLost):
     """Fewer ranks are left than ``min_world``."""
 
     code = "AF307"
-    advice = "Start other ranks, for which an elastic group waits; or restart it with a smaller min_world."
+    advice = "Start more ranks, if the group is elastic; or restart it with a smaller min_world."
 
 
 class PeerMissing(PeerError, TimeoutError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from allfold_core.operations import Kind
 from allfold_core.survival.admission import (
     announce,
     is_due,
@@ -11,10 +12,12 @@ from allfold_core.survival.admission import (
     with_others_awaited,
 )
 from allfold_core.survival.agent_machine import AgentMachine
-from allfold_core.survival.instructions import Evicted, LeaveEdge
+from allfold_core.survival.decision import decide
+from allfold_core.survival.instructions import Evicted, LeaveEdge, SendDoubt, SendReport
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
-from allfold_core.survival.reports import Install, Wishes
+from allfold_core.survival.reports import Doubt, Fail, Install, Reason, Report, Wishes
+from tests.core.survival.calls import call_of
 
 SEATS = (Seat("r0", "a"), Seat("r1", "b", 1))
 FIRST = Epoch(Stamp(1, 0, 0), 0, SEATS, seated=2)
@@ -65,3 +68,28 @@ def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_one_round() 
     assert is_due(small, TERM, waiting, wishes)
     announced = announce(waiting, waiting_sessions(small, TERM, waiting, wishes))
     assert not is_due(small, TERM, announced, wishes)
+
+
+def test_too_few_ranks_wait_in_their_ops_where_others_come_in_anywhere() -> None:
+    small = replace(POLICY, min_world=3, at_commits=False)
+    machine = AgentMachine("a", small, TERM, FIRST)
+    assert machine.call(4, "r0", call_of(Kind.ALL_REDUCE)) == []
+    (told,) = machine.freeze(1, 1)
+    assert isinstance(told, SendReport)
+    other = Report("b", TERM, 1, FIRST, (), {}, -1, {}, {})
+    reports = {"a": told.report, "b": other}
+    assert decide(small, TERM, 1, reports, {}, lambda *_: None).outcomes == {}
+
+
+def test_too_few_ranks_call_nothing_where_others_come_in_at_edges() -> None:
+    """They are told so by the failure of what they have called already."""
+    small = replace(POLICY, min_world=3)
+    machine = AgentMachine("a", small, TERM, FIRST)
+    assert machine.call(4, "r0", call_of(Kind.ALL_REDUCE)) == [SendDoubt(Doubt(4, Reason.STALE))]
+    (told,) = machine.freeze(1, 1)
+    assert isinstance(told, SendReport)
+    reports = {"a": told.report, "b": Report("b", TERM, 1, FIRST, (), {}, -1, {}, {})}
+    install = decide(small, TERM, 1, reports, {}, lambda *_: None)
+    failed = install.outcomes[4]
+    assert isinstance(failed, Fail)
+    assert "2 ranks are left and min_world is 3" in failed.error
