@@ -218,6 +218,8 @@ class Agreement:
         if kind is LinkMessageType.TERM:
             self.take_term(*codec.unpack_announced(body))
             return
+        if kind is LinkMessageType.FROZEN and self._take_early(codec.unpack_report(body)):
+            return
         if node not in self.term.voters:  # it has yet to hear that a term leaves it out
             self.teach(node)
             return
@@ -225,7 +227,7 @@ class Agreement:
             case LinkMessageType.FREEZE:
                 self.asked_to_freeze(*codec.unpack_freeze(body))
             case LinkMessageType.FROZEN:
-                self._take_report(codec.unpack_report(body))
+                self._leader.take_report(codec.unpack_report(body))
             case LinkMessageType.INSTALL:
                 self.install(codec.unpack_install(body))
             case LinkMessageType.DOWN:
@@ -356,8 +358,16 @@ class Agreement:
         return {s: how for s, how in machine.dead.items() if s in machine.epoch.sessions}
 
     def _take_report(self, report: Report) -> None:
-        if report.term.number > self.term.number:  # its node has heard of the term earlier
-            self._early[report.node] = report
-            self.take_term(report.term, report.announced)
-            return
-        self._leader.take_report(report)
+        if not self._take_early(report):
+            self._leader.take_report(report)
+
+    def _take_early(self, report: Report) -> bool:
+        """Keep a report whose node has heard of its term earlier, and take that; else return False.
+
+        That node may be one that joins: its report may well overtake the term that lets it in.
+        """
+        if report.term.number <= self.term.number:
+            return False
+        self._early[report.node] = report
+        self.take_term(report.term, report.announced)
+        return True

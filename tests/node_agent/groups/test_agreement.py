@@ -1,0 +1,61 @@
+"""The agreement of a group's nodes where their messages come in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from allfold_agent.groups.agreement import Agreement
+from allfold_core.survival.instructions import Instruction
+from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
+from allfold_core.wire.peer_link import LinkMessageType
+
+POLICY = GroupPolicy("g", shrink=True, max_world=2)
+FIRST = Epoch(Stamp(1, 0, 0), 0, (Seat("s0", "a"),), seated=1)
+ALONE = Term(1, 0, ("a",), (1,))
+BOTH = Term(2, 0, ("a", "b"), (1, 2))
+
+
+class Effects:
+    """Does nothing of what an agreement says."""
+
+    def carry_out(self, instruction: Instruction) -> None: ...
+
+    def is_settled(self, seq: int) -> bool:
+        return seq >= 0
+
+    def deferred_calls(self) -> Mapping[str, int]:
+        return {}
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None: ...
+
+
+class Node(Agreement):
+    """The agreement on one node, and what it has sent."""
+
+    def __init__(self, name: str, term: Term, epoch: Epoch) -> None:
+        self.sent: list[tuple[str, LinkMessageType, dict[str, Any]]] = []
+        super().__init__(name, POLICY, term, epoch, Effects(), lambda *each: self.sent.append(each))
+
+
+def test_the_report_of_a_node_that_joins_counts_though_its_term_is_not_known_here_yet() -> None:
+    leader, newcomer = Node("a", ALONE, FIRST), Node("b", BOTH, NO_EPOCH)
+    newcomer.begin()
+    ((to, kind, body),) = newcomer.sent
+    assert (to, kind) == ("a", LinkMessageType.FROZEN)
+    leader.receive("b", kind, body)
+    assert leader.term == BOTH
+    assert ("b", LinkMessageType.INSTALL) in [(to, kind) for to, kind, _ in leader.sent]
+    assert not leader.take_term(BOTH, 0), "it is known by then"
+
+
+def test_the_report_of_a_node_that_a_term_has_left_out_teaches_it_that_term() -> None:
+    before, stranger = Node("a", BOTH, FIRST), Node("b", BOTH, NO_EPOCH)
+    later = Term(3, 0, ("a",), (1,), lost=(("b", "was silent"),))
+    assert before.take_term(later, 0)
+    before.sent.clear()
+    stranger.begin()
+    before.receive("b", LinkMessageType.FROZEN, stranger.sent[0][2])
+    assert before.term == later
+    assert [(to, kind) for to, kind, _ in before.sent] == [("b", LinkMessageType.TERM)]
