@@ -130,6 +130,16 @@ def _log_change(before: EpochView, view: EpochView) -> None:
             view.rank,
         )
         return
+    if view.world_size == before.world_size:
+        log.warning(
+            "group '%s' has lost ranks, and others have joined: it has %d ranks, as before; this "
+            "process, rank %d until now, is rank %d",
+            view.group,
+            view.world_size,
+            before.rank,
+            view.rank,
+        )
+        return
     log.warning(
         "group '%s' has %d of its %d ranks left: this process, rank %d until now, is rank %d",
         view.group,

@@ -27,7 +27,7 @@ class Ranks(LocalRanks):
         self.joins(session, lambda epoch: self.heard.append((session, epoch)))
 
     def stops(self, session: str) -> None:
-        self.waits_at_edge(session, lambda: self.heard.append((session, "goes on")))
+        self.waits_at_edge(session, lambda epoch: self.heard.append((session, epoch)))
 
     def settles(self, epoch: Any, *, is_over: bool = False) -> list[str]:
         return self.settle_joins(epoch, is_over=is_over)
@@ -74,9 +74,11 @@ def test_ranks_at_an_edge_go_on_when_they_are_named_or_all_are_meant() -> None:
     ranks = Ranks("s0", "s1", "s2")
     for session in ("s0", "s1", "s2"):
         ranks.stops(session)
-    ranks.leave_edge(["s1", "of another node"])
-    assert ranks.do_what_is_due() == [("s1", "goes on")]
-    ranks.leave_edge()
-    assert ranks.do_what_is_due() == [("s0", "goes on"), ("s2", "goes on")]
-    ranks.leave_edge()
+    epoch: Any = Of("s0", "s1")
+    later: Any = Of("s0")
+    ranks.leave_edge(epoch, ["s1", "of another node"])
+    assert ranks.do_what_is_due() == [("s1", epoch)]
+    ranks.leave_edge(later)
+    assert ranks.do_what_is_due() == [("s0", later), ("s2", later)]
+    ranks.leave_edge(later)
     assert ranks.do_what_is_due() == []

@@ -18,7 +18,7 @@ from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.link_watch import describe_layout
-from allfold_agent.groups.local_ranks import Admitted, LocalRanks
+from allfold_agent.groups.local_ranks import Admitted, GoOn, LocalRanks
 from allfold_agent.groups.lost_ranks import LostRanks
 from allfold_agent.groups.neighbours import Neighbours, NodeChanges
 from allfold_agent.groups.op_attempts import OpAttempts
@@ -230,7 +230,7 @@ class AgreeingGroup(OpAttempts):
         """A local rank wants to leave at the next edge, where the group has such."""
         self.event(partial(self.agreement.wish_to_leave, session))
 
-    def at_edge(self, session: str, seq: int, edge: int, go_on: Callable[[], None]) -> None:
+    def at_edge(self, session: str, seq: int, edge: int, go_on: GoOn) -> None:
         """A local rank has come to an edge, before an op.
 
         Args:
@@ -243,7 +243,7 @@ class AgreeingGroup(OpAttempts):
             if self.evicted is None:
                 self.agreement.at_edge(session, seq, edge)
             else:
-                self._ranks.leave_edge()
+                self._ranks.leave_edge(self.current)
 
         self.event(arrive)
 
@@ -314,7 +314,7 @@ class AgreeingGroup(OpAttempts):
             case Installed(epoch, older):
                 self._installed(epoch, older)
             case LeaveEdge(sessions):
-                self._ranks.leave_edge(sessions)
+                self._ranks.leave_edge(self.current, sessions)
             case Evicted(term):
                 how = dict(term.lost).get(self.node, "no rank of it was left")
                 self._evict(evicted(self.name, self.node, how))
@@ -380,7 +380,7 @@ class AgreeingGroup(OpAttempts):
             self._runs.fail(op, error)
         self.table.changed.notify_all()
         self._settle_joins()
-        self._ranks.leave_edge()
+        self._ranks.leave_edge(self.current)
         self._events.add_due(self.edges.resume_all)
         self._events.add_due(partial(self.p2p.break_, error))
         if self.is_empty:

@@ -10,6 +10,9 @@ from allfold_agent.groups.epoch import Epoch
 Admitted = Callable[[Epoch | None], None]
 """Told the first epoch that a rank is in; ``None`` where it never will be in one."""
 
+GoOn = Callable[[Epoch], None]
+"""Lets a rank go on that waits at an edge, in this epoch."""
+
 
 class LocalRanks:
     """The sessions of this node, over all epochs. With the lock of the group's ops held.
@@ -27,7 +30,7 @@ class LocalRanks:
         self._add_due = add_due
         self._ended: set[str] = set()
         self._joining: dict[str, Admitted] = {}
-        self._at_edge: dict[str, Callable[[], None]] = {}
+        self._at_edge: dict[str, GoOn] = {}
 
     @property
     def have_ended(self) -> bool:
@@ -44,7 +47,7 @@ class LocalRanks:
         self.sessions.add(session)
         self._joining[session] = admitted
 
-    def waits_at_edge(self, session: str, go_on: Callable[[], None]) -> None:
+    def waits_at_edge(self, session: str, go_on: GoOn) -> None:
         """A rank has come to an edge."""
         self._at_edge[session] = go_on
 
@@ -52,11 +55,16 @@ class LocalRanks:
         """A rank is dead or has left. From any thread."""
         self._ended.add(session)
 
-    def leave_edge(self, sessions: Iterable[str] | None = None) -> None:
-        """Let ranks go on that wait at an edge; all of them where none are named."""
+    def leave_edge(self, epoch: Epoch, sessions: Iterable[str] | None = None) -> None:
+        """Let ranks go on that wait at an edge; all of them where none are named.
+
+        Args:
+            epoch: in which they go on. By the time that they hear of it there may be a later one,
+                which others at the edge do not know yet.
+        """
         for session in list(self._at_edge) if sessions is None else sessions:
             if (go_on := self._at_edge.pop(session, None)) is not None:
-                self._add_due(go_on)
+                self._add_due(partial(go_on, epoch))
 
     def settle_joins(self, epoch: Epoch, *, is_over: bool) -> list[str]:
         """Tell those who are in an epoch, and those who never will be; returns the former.

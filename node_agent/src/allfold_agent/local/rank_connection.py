@@ -218,14 +218,13 @@ class RankConnection:
         if not sent:
             self._want_write(self)
 
-    def pass_edge(self, number: int, body: dict[str, Any]) -> None:
-        """Answer a rank at an edge: the epoch that it goes on in; ``left`` where it has none."""
+    def pass_edge(self, number: int, body: dict[str, Any], epoch: Epoch) -> None:
+        """Answer a rank at an edge: it goes on in this epoch; ``left`` where it is not in it."""
         membership = self.memberships.get(number)
         if membership is None:
             return
-        current = membership.group.current
-        left = not current.has(membership.session)
-        ordinal = membership.told_ordinal if left else current.ordinal
+        left = not epoch.has(membership.session)
+        ordinal = membership.told_ordinal if left else epoch.ordinal
         with self._lock:
             self._tell_epoch_if_new(number, ordinal)
             sent = self._send(pack_json(Message.PASSED, {**body, "epoch": ordinal, "left": left}))

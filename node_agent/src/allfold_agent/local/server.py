@@ -348,8 +348,8 @@ class LocalServer:
         membership = _membership(process, body["number"], "whose edge it has come to")
         seq, edge = int(body["seq"]), int(body["edge"])
 
-        def go_on() -> None:
-            process.pass_edge(body["number"], {"request": body["request"]})
+        def go_on(epoch: Epoch) -> None:
+            process.pass_edge(body["number"], {"request": body["request"]}, epoch)
 
         membership.group.at_edge(membership.session, seq, edge, go_on)
 
