@@ -9,7 +9,7 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,7 +112,7 @@ def test_an_offer_ends_with_its_rank() -> None:
     offers = Offers()
     with begun(StateTransfers(offers, None), OFFER) as rank:
         assert rank.recv(1 << 16)[0] == TransferMessage.READY
-        assert is_offered(offers)
+        wait_until(lambda: is_offered(offers), "the offer stands")
     wait_until(lambda: not is_offered(offers), "the offer is over")
 
 
@@ -142,6 +142,7 @@ def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> 
     class Hurried(Offers):
         def add(self, offer: Offer) -> None:
             super().add(offer)
+            assert has_rank.wait(5)
             asking = Thread(target=ask, args=(offer,), daemon=True)
             asking.start()
             readable = select.poll()
@@ -152,6 +153,8 @@ def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> 
         with suppress(PeerLost), offer.block(0, 10, monotonic() + 5.0):
             pass
 
+    has_rank = Event()
     with begun(StateTransfers(Hurried(), None), OFFER) as rank:
+        has_rank.set()
         kinds = [rank.recv(1 << 16)[0] for _ in range(2)]
     assert kinds == [TransferMessage.READY, TransferMessage.BLOCK]
