@@ -6,6 +6,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,17 @@ def _train_a_step(
         state.step += 1
     (path / f"{me}.{group.world_size}.{group.epoch}").touch()
     state.commit()
+
+
+def wait_until_drained(group: allfold.Group) -> str:
+    """Call ops with too few ranks; told to leave meanwhile, return the reason."""
+    with suppress(allfold.BelowMinWorld):
+        group.all_reduce(np.ones(1))
+    timer = Timer(1.0, group.drain)
+    timer.start()
+    try:
+        group.all_reduce(np.ones(1))
+    except allfold.Drained as drained:
+        rank_worker.GROUPS.pop(group.name)
+        return drained.reason
+    raise AssertionError("it went on")

@@ -293,6 +293,19 @@ def test_whoever_joins_too_few_gets_their_state(
         assert told == [[30, 30.0, 30.0]] * least
 
 
+def test_a_rank_that_waits_for_others_can_be_told_to_leave(
+    pool: RankPool, services: Services, tmp_path: Path
+) -> None:
+    with pool.unregistered((0, 1)) as job:
+        results([enter_with_state(job, services, rank, min_world=2) for rank in (0, 1)])
+        job.ranks[1].kill()
+        waiting = job.start(0, programs.wait_until_drained)
+        wait_until(
+            lambda: services.group_status("node0", job.name)["world_size"] == 1, "it is lost"
+        )
+        assert waiting.result() == "the program asked for it"
+
+
 def test_too_few_ranks_that_commit_wait_for_others_for_as_long_as_for_an_opening(
     pool: RankPool, services: Services, tmp_path: Path
 ) -> None:

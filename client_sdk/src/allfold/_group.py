@@ -139,10 +139,10 @@ class Group(Collectives):
         Raises:
             PeerMissing: not all ranks have come in time.
         """
-        before = self.epoch
-        if self._is_to_leave:
-            self._leave_or_ask_to()
-        if not self.membership.come_to_edge(self._channel.next_op, self._seconds(timeout)):
+        before, seconds = self.epoch, self._seconds(timeout)
+        self._see_to_leaving()
+        next_op = self._channel.next_op
+        if not self.membership.come_to_edge(next_op, seconds, self._see_to_leaving):
             self._draining.leave()
         return self.epoch != before
 
@@ -172,6 +172,10 @@ class Group(Collectives):
                 f"{size} that were too few. Nothing was sent; begin the step again, with them",
                 group=self.name,
             )
+
+    def _see_to_leaving(self) -> None:
+        if self._is_to_leave:
+            self._leave_or_ask_to()
 
     @property
     def _is_to_leave(self) -> bool:
@@ -316,8 +320,7 @@ class Group(Collectives):
         async_op: bool = False,
     ) -> Any:
         """Start a collective, and wait for it unless the caller wants to do so."""
-        if self._is_to_leave:
-            self._leave_or_ask_to()
+        self._see_to_leaving()
         if self.membership.epochs.awaits_others:
             self._await_others()
         self.membership.check()

@@ -6,8 +6,9 @@ import hashlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from time import monotonic
 from typing import Any, Self
 
 from allfold._calls.arguments import checked_rank
@@ -30,6 +31,8 @@ from allfold_core.wire.local_wire import Message
 log = logging.getLogger("allfold")
 
 _ABANDON_SECONDS = 1.0
+# How often a rank that waits at an edge looks whether it is to leave.
+_GLANCE_SECONDS = 0.5
 # A session is unique within its group, and each plan and term lists those of all ranks.
 _SESSION_BYTES = 8
 # A group's name has at most 128 characters; a sub-group's ends in a dot and 20 hex digits.
@@ -166,12 +169,13 @@ class Membership:
 
     # Edges
 
-    def come_to_edge(self, next_op: int, timeout: float) -> bool:
+    def come_to_edge(self, next_op: int, timeout: float, glance: Callable[[], None]) -> bool:
         """Let others join and leave here, if somebody waits for that.
 
         Args:
             next_op: the number of this rank's next op.
             timeout: seconds to wait for the other ranks.
+            glance: called now and then meanwhile; a rank may be told to leave while it waits.
 
         Returns:
             True if this rank is still in the group, False if it was let go.
@@ -184,16 +188,20 @@ class Membership:
         if not edge:
             return True
         body = {"number": self.number, "seq": next_op, "edge": edge}
-        try:
-            answer = self._connection.request(Message.EDGE, body, timeout)
-        except TimeoutError:
+        deadline = monotonic() + timeout
+        pending = self._connection.ask(Message.EDGE, body, timeout)
+        while not self._connection.wait_for(pending, min(_GLANCE_SECONDS, deadline - monotonic())):
+            glance()
+            if monotonic() < deadline:
+                continue
             raise PeerMissing(
                 f"not all ranks of group '{self.view.group}' have come to the edge at which others "
                 f"join or leave, within {timeout:g} s: all of them have to commit their state at "
                 "the same point of the program",
                 timeout=timeout,
                 group=self.view.group,
-            ) from None
+            )
+        answer = pending.outcome()
         self.epochs.pass_edge(edge, answer["epoch"])
         return not answer["left"]
 
