@@ -157,8 +157,11 @@ class Churn:
         self.counts["start-rank"] += 1
 
     def _free_seat(self) -> int:
-        """Return the next number; results must tell it from those of all living ranks."""
-        taken = {rank.orders.seat % MOST_SEATS for rank in self.fleet.living}
+        """Return the next number; results must tell it from those of all ranks that run.
+
+        One that was starting when its agent was killed counts as lost, and may join all the same.
+        """
+        taken = {rank.orders.seat % MOST_SEATS for rank in self.fleet.ranks if rank.lives}
         seat = next(each for each in count(self._next_seat) if each % MOST_SEATS not in taken)
         self._next_seat = seat + 1
         return seat
