@@ -92,7 +92,7 @@ def test_a_module_runs_as_under_python_m(allfold: Commands) -> None:
     ("options", "words"),
     [
         (("--nodse", "2"), "--nodse"),
-        ((*AGENT, "--nodes", "2"), "--nodes 2 does not fit 1 times --agent"),
+        ((*AGENT, "--nodes", "2"), "--nodes 2 does not fit 1 agent"),
         (("--nnodes", "2"), "--nnodes and --node-rank belong together"),
         ((*AGENT, "--nnodes", "2", "--node-rank", "2"), "goes from 0 to 1"),
         ((*AGENT, "--nnodes", "2", "--node-rank", "0"), "give --group"),

@@ -49,10 +49,10 @@ def refusals(world: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
     yield "reduce_scatter", {"inputs": whole}, {"op": "premul_sum"}, "factor= belong together"
     yield "reduce_scatter", {"inputs": whole}, {"factor": 2.0}, "factor= belong together"
     yield "all_to_all", {"inputs": [2 * world + 1]}, {}, "cannot be split evenly"
-    yield "all_to_all", {"inputs": whole}, {"send_counts": [1] * world}, f"adds up to {world} rows"
+    yield "all_to_all", {"inputs": whole}, {"send_counts": [1] * world}, f"adds up to {world} row"
     yield "all_to_all", {"inputs": whole, "output": [2 * world, 4]}, {}, "must be equal"
     yield "all_to_all", {"inputs": [row] * world, "output": whole}, {}, "as many out"
-    yield "all_to_all", {"inputs": [row]}, {}, f"has {world} tensors in"
+    yield "all_to_all", {"inputs": [row]}, {}, f"has {world} tensor"
     lists = {"inputs": [row] * world, "output": [row] * world}
     yield "all_to_all", lists, {"send_counts": [2] * world}, "pass no counts"
     yield "all_reduce", {"tensor": []}, {"wire": "int4"}, "unknown wire format 'int4'"

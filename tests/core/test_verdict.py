@@ -15,9 +15,11 @@ from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import LinkModel, Member, Plan
 from allfold_core.verdict import (
     Evidence,
+    counted,
     judge_deadline,
     judge_mismatch,
     name_ranks,
+    numbering,
     unmatched_pair,
 )
 
@@ -28,6 +30,11 @@ def call(*shape: int, op: ReduceOp = ReduceOp.SUM) -> Fingerprint:
 
 GROUP = "g"
 NODES = ("a", "a", "b", "b")
+
+
+def test_what_there_is_one_of_is_counted_in_the_singular() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert (numbering(1), numbering(3)) == ("only rank is 0", "ranks are 0 to 2")
 
 
 def test_equal_calls_are_no_mismatch() -> None:
@@ -117,7 +124,7 @@ def test_an_all_to_all_whose_pair_disagrees_names_both_ranks(
     sent = matrix[giver][taker]
     nodes = "aabb"
     assert (
-        f"rank {giver} (node {nodes[giver]}) sends {sent} rows to rank {taker} "
+        f"rank {giver} (node {nodes[giver]}) sends {counted(sent, 'row')} to rank {taker} "
         f"(node {nodes[taker]}), which expects {sent + more}: "
     ) in error.message
     assert f"receives ({', '.join(map(str, counts[4:]))})" in error.message

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from allfold._calls.call import EpochView
+from allfold_core.verdict import counted
 
 log = logging.getLogger("allfold")
 
@@ -132,10 +133,10 @@ def _log_change(before: EpochView, view: EpochView) -> None:
         return
     if view.world_size == before.world_size:
         log.warning(
-            "group '%s' has lost ranks, and others have joined: it has %d ranks, as before; this "
+            "group '%s' has lost ranks, and others have joined: it has %s, as before; this "
             "process, rank %d until now, is rank %d",
             view.group,
-            view.world_size,
+            counted(view.world_size, "rank"),
             before.rank,
             view.rank,
         )

@@ -27,6 +27,7 @@ from allfold_core.errors import (
     PeerMissing,
     WorldChanged,
 )
+from allfold_core.verdict import counted
 
 log = logging.getLogger("allfold")
 
@@ -158,9 +159,10 @@ class Group(Collectives):
             has_changed = self.edge(seconds)
         except PeerMissing as error:
             raise BelowMinWorld(
-                f"group '{self.name}' has {size} ranks left, min_world is {self._min_world}, and "
-                f"no others have joined within {seconds:g} s; start some and call it again, or "
-                "give them more time with ALLFOLD_INIT_TIMEOUT or init_timeout=",
+                f"group '{self.name}' has {counted(size, 'rank')} left, min_world is "
+                f"{self._min_world}, and no others have joined within {seconds:g} s; start some "
+                "and call it again, or give them more time with ALLFOLD_INIT_TIMEOUT or "
+                "init_timeout=",
                 group=self.name,
                 left=size,
                 min_world=self._min_world,

@@ -47,6 +47,16 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
+def counted(number: int, one: str) -> str:
+    """``1 rank`` or ``3 ranks``."""
+    return f"{number} {one}{'s' * (number != 1)}"
+
+
+def numbering(world_size: int) -> str:
+    """``ranks are 0 to 3``, or ``only rank is 0``: to follow "its"."""
+    return f"ranks are 0 to {world_size - 1}" if world_size > 1 else "only rank is 0"
+
+
 def judge_mismatch(group: str, nodes: Sequence[str], evidence: Evidence) -> MismatchError | None:
     """The error where the arrivals disagree, ``None`` where they are all the same.
 
@@ -64,7 +74,7 @@ def judge_mismatch(group: str, nodes: Sequence[str], evidence: Evidence) -> Mism
         return None if pair is None else _mismatch_of_pair(group, nodes, evidence, *pair)
     expected = min(sides, key=lambda side: (-len(sides[side]), sides[side][0]))
     odd = {side: ranks for side, ranks in sides.items() if side != expected}
-    more = f"; and {len(odd) - _NAMED} other calls" if len(odd) > _NAMED else ""
+    more = f"; and {counted(len(odd) - _NAMED, 'other call')}" if len(odd) > _NAMED else ""
     named = "; ".join(
         f"{_name_with_nodes(nodes, ranks)} called {side.describe()}, "
         f"which differs in {', '.join(side.differences(expected))}"
@@ -102,8 +112,8 @@ def _mismatch_of_pair(
     gives, takes = evidence.arrivals[giver], evidence.arrivals[taker]
     return MismatchError(
         f"op {evidence.seq} of group '{group}': {_name_with_nodes(nodes, [giver])} sends "
-        f"{gives.sent()[taker]} rows to {_name_with_nodes(nodes, [taker])}, which expects "
-        f"{takes.received()[giver]}: {gives.describe()} against {takes.describe()}. "
+        f"{counted(gives.sent()[taker], 'row')} to {_name_with_nodes(nodes, [taker])}, which "
+        f"expects {takes.received()[giver]}: {gives.describe()} against {takes.describe()}. "
         "Nothing was moved and the group is usable; make the sizes of both ranks agree.",
         seq=evidence.seq,
         group=group,

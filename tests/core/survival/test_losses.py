@@ -81,6 +81,15 @@ def test_too_few_ranks_are_counted_and_the_loss_before_is_told() -> None:
     assert (error.details["left"], error.details["min_world"]) == (2, 3)
 
 
+def test_one_rank_is_not_counted_as_several() -> None:
+    loss = describe_change("g", EPOCH, dict.fromkeys((R1, R2, R3, R4), "died"), EPOCH.seats[:1])
+    assert loss.message.endswith("; 1 of 5 ranks is left")
+    assert "as 1 rank is left and min_world is 2" in below_min_world("g", 7, 1, 2, "").message
+    newcomer = Seat("new", "a")
+    change = describe_change("g", EPOCH, dict.fromkeys(EPOCH.seats, "died"), (newcomer,))
+    assert change.message.endswith("has taken in rank 0 on node a; it has 1 rank")
+
+
 def test_equal_errors_have_equal_bytes_and_come_out_as_they_went_in() -> None:
     one, other = PeerLost("x", a=1, b=2), PeerLost("x", b=2, a=1)
     assert packed(one) == packed(other)

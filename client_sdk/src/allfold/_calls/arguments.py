@@ -11,6 +11,7 @@ from allfold._calls.call import Seat
 from allfold._tensors import TensorView
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
+from allfold_core.verdict import counted, numbering
 
 LARGEST = 1 << 63
 
@@ -59,7 +60,7 @@ def checked_rank(seat: Seat, rank: int, what: str) -> int:
     if found is None or not 0 <= found[0] < seat.world_size:
         raise InvalidArgument(
             f"{what} {rank!r} is not a rank of group '{seat.group}': "
-            f"its ranks are 0 to {seat.world_size - 1}"
+            f"its {numbering(seat.world_size)}"
         )
     return found[0]
 
@@ -77,8 +78,8 @@ def checked_counts(seat: Seat, counts: Sequence[int], name: str) -> tuple[int, .
         or any(not 0 <= count < LARGEST for count in checked)
     ):
         raise InvalidArgument(
-            f"{name} has one whole number of rows, at least 0, for each of the {seat.world_size} "
-            f"ranks of group '{seat.group}', got {counts!r}"
+            f"{name} has one whole number of rows, at least 0, for each rank of "
+            f"group '{seat.group}', which has {counted(seat.world_size, 'rank')}; got {counts!r}"
         )
     return checked
 

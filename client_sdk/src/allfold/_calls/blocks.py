@@ -12,6 +12,7 @@ from allfold._calls.arguments import checked_counts
 from allfold._calls.call import Seat
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
+from allfold_core.verdict import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Blocks:
     def _counted(cls, seat: Seat, block: TensorView, counts: tuple[int, ...]) -> Blocks:
         if block.rows != counts[seat.rank]:
             raise InvalidArgument(
-                f"the block of rank {seat.rank} has {block.rows} rows, but counts says "
-                f"{counts[seat.rank]}"
+                f"the block of rank {seat.rank} has {counted(block.rows, 'row')}, but counts "
+                f"says {counts[seat.rank]}"
             )
         uneven = len(set(counts)) > 1
         return cls(seat, block.row_shape, counts) if uneven else cls(seat, block.shape)
@@ -73,8 +74,9 @@ class Blocks:
         view = _tensors.view(whole, written=written, folded=folded)
         if view.numel != sum(self.numels):
             raise InvalidArgument(
-                f"the blocks of {self.seat.world_size} ranks have {sum(self.numels)} elements "
-                f"together, but the tensor of all of them has {view.numel}"
+                f"the blocks of {counted(self.seat.world_size, 'rank')} have "
+                f"{counted(sum(self.numels), 'element')} together, but the tensor of "
+                f"all of them has {view.numel}"
             )
         return (view,)
 
@@ -112,7 +114,7 @@ def even_share(seat: Seat, rows: int, advice: str) -> int:
     share, rest = divmod(rows, seat.world_size)
     if rest:
         raise InvalidArgument(
-            f"{rows} rows cannot be split evenly over {seat.world_size} ranks; {advice}"
+            f"{counted(rows, 'row')} cannot be split evenly over {seat.world_size} ranks; {advice}"
         )
     return share
 
@@ -120,14 +122,14 @@ def even_share(seat: Seat, rows: int, advice: str) -> int:
 def _check_list(seat: Seat, given: Sequence[Any]) -> None:
     if len(given) != seat.world_size:
         raise InvalidArgument(
-            f"a list of blocks has one tensor for each of the {seat.world_size} ranks, "
-            f"got {len(given)}"
+            "a list of blocks has one tensor for each rank; group "
+            f"'{seat.group}' has {counted(seat.world_size, 'rank')}, got {len(given)}"
         )
 
 
 def _check_listed(rank: int, expected: int, numel: int) -> None:
     if numel != expected:
         raise InvalidArgument(
-            f"the block of rank {rank} has {expected} elements, "
+            f"the block of rank {rank} has {counted(expected, 'element')}, "
             f"but its tensor in the list has {numel}"
         )

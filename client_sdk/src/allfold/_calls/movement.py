@@ -14,6 +14,7 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind
+from allfold_core.verdict import counted
 
 
 def barrier() -> CollectiveCall:
@@ -122,8 +123,9 @@ def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> Collec
         output = [_tensors.like(view.tensor, tuple(view.tensor.shape)) for view in sources]
     if not isinstance(output, list | tuple) or not len(inputs) == len(output) == seat.world_size:
         raise InvalidArgument(
-            f"an all-to-all of lists has {seat.world_size} tensors in and as many out, got "
-            f"{len(inputs)} and {len(output) if isinstance(output, list | tuple) else 'a tensor'}"
+            f"an all-to-all of lists has {counted(seat.world_size, 'tensor')} in and as many out, "
+            f"got {len(inputs)} and "
+            f"{len(output) if isinstance(output, list | tuple) else 'a tensor'}"
         )
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
     counts = tuple(view.numel for view in sources + targets)
@@ -146,5 +148,7 @@ def _split(
         return (share,) * seat.world_size
     checked = checked_counts(seat, counts, name)
     if sum(checked) != view.rows:
-        raise InvalidArgument(f"{name} adds up to {sum(checked)} rows, the tensor has {view.rows}")
+        raise InvalidArgument(
+            f"{name} adds up to {counted(sum(checked), 'row')}, the tensor has {view.rows}"
+        )
     return checked

@@ -14,6 +14,7 @@ import numpy as np
 from allfold._calls.call import Seat
 from allfold._calls.descriptions import ABOUT_SIZE, describe, described
 from allfold_core.errors import BroadcastMultipleTensors, BroadcastNoTensor, InvalidArgument
+from allfold_core.verdict import counted
 
 Record = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -40,8 +41,8 @@ def source_in(seat: Seat, total: Record) -> int:
     sources = np.flatnonzero(total[: seat.world_size]).tolist()
     if not sources:
         raise BroadcastNoTensor(
-            f"broadcast in group '{seat.group}': none of {seat.world_size} ranks brought a "
-            "tensor; exactly one must, or all must name the root"
+            f"broadcast in group '{seat.group}': none of {counted(seat.world_size, 'rank')} "
+            "brought a tensor; exactly one must, or all must name the root"
         )
     if len(sources) > 1:
         raise BroadcastMultipleTensors(

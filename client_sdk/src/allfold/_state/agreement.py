@@ -10,6 +10,7 @@ import numpy as np
 from allfold._calls.call import EpochView
 from allfold._group import Group
 from allfold_core.errors import PeerError, PeerLost
+from allfold_core.verdict import name_ranks
 
 _REPORT_BYTES = 512
 NOBODYS = -1
@@ -91,4 +92,4 @@ def _describe(group: Group, failed: Sequence[int], reports: np.ndarray) -> str:
         f"rank {rank}: {bytes(reports[rank]).rstrip(bytes(1)).decode(errors='replace')}"
         for rank in failed
     )
-    return f"group '{group.name}': ranks {list(failed)} did not get the state. {told}"
+    return f"group '{group.name}': {name_ranks(failed)} did not get the state. {told}"

@@ -16,6 +16,7 @@ from allfold.cli._parameters import Seconds
 from allfold.cli._processes import Interrupted, Interrupts
 from allfold.cli._stack import LocalStack, socket_path
 from allfold_core.errors import InvalidArgument
+from allfold_core.verdict import counted
 
 
 @click.command(
@@ -123,7 +124,9 @@ def _sockets(nodes: int | None, agents: tuple[str, ...]) -> list[str]:
     """The running agents to use; none when a stack is to be started."""
     inherited = os.environ.get("ALLFOLD_SOCKET")
     if agents and nodes not in (None, len(agents)):
-        raise click.UsageError(f"--nodes {nodes} does not fit {len(agents)} times --agent")
+        raise click.UsageError(
+            f"--nodes {nodes} does not fit {counted(len(agents), 'agent')} (--agent)"
+        )
     if agents:
         return [socket_path(agent) for agent in agents]
     # --nodes is explicit, the variable may be left over.

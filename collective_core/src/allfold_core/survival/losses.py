@@ -15,7 +15,7 @@ from allfold_core.errors import (
 )
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import Call, may_shrink
-from allfold_core.verdict import name_ranks
+from allfold_core.verdict import counted, name_ranks
 
 NODE_LOST = "was lost"
 
@@ -52,11 +52,13 @@ def describe_change(
     if gone:
         left = len(before.seats) - len(gone)
         told.append(
-            f"has lost {_name_lost(before, gone)}; {left} of {len(before.seats)} ranks are left"
+            f"has lost {_name_lost(before, gone)}; {left} of {len(before.seats)} ranks "
+            f"{_are(left)} left"
         )
     if newcomers:
         details["joined"] = [len(seats) - len(newcomers) + each for each in range(len(newcomers))]
-        told.append(f"has taken in {_name_newcomers(seats, newcomers)}; it has {len(seats)} ranks")
+        size = counted(len(seats), "rank")
+        told.append(f"has taken in {_name_newcomers(seats, newcomers)}; it has {size}")
     text = f"group '{group}' {', and '.join(told)}"
     return WorldChanged(text, **details) if newcomers else PeerLost(text, **details)
 
@@ -80,8 +82,8 @@ def cannot_go_on(
         return RootLost(f"{what} cannot be done without its root, {lost}", **details)
     if call is not None and not may_shrink(call.kind):
         return WorldChanged(
-            f"{what} cannot be done without {lost}: its tensors are made for {len(epoch.seats)} "
-            "ranks",
+            f"{what} cannot be done without {lost}: its tensors are made for "
+            f"{counted(len(epoch.seats), 'rank')}",
             **details,
         )
     whom = f"without {lost}" if lost else "by those who are left"
@@ -109,13 +111,17 @@ def below_min_world(group: str, seq: int, left: int, min_world: int, change: str
     """
     why = f": {unpacked(change).message}" if change else ""
     return BelowMinWorld(
-        f"op {seq} of group '{group}' cannot be done, as {left} ranks are left and min_world is "
-        f"{min_world}{why}",
+        f"op {seq} of group '{group}' cannot be done, as {counted(left, 'rank')} {_are(left)} left "
+        f"and min_world is {min_world}{why}",
         seq=seq,
         group=group,
         left=left,
         min_world=min_world,
     )
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _ranks(epoch: Epoch, gone: Mapping[Seat, str]) -> list[int]:

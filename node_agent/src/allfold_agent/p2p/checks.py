@@ -10,6 +10,7 @@ from allfold_agent.p2p.messages import PendingCall
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.mailbox import ANY_SOURCE
+from allfold_core.verdict import numbering
 from allfold_core.wire.local_wire import Message, P2PMessage, check_timeout
 
 
@@ -39,14 +40,14 @@ def checked_call(
     dtype = DType.from_code(message.dtype)
     anyone = peer == ANY_SOURCE and message.kind is Message.RECV
     if not anyone and not 0 <= peer < world:
-        raise InvalidArgument(
-            f"rank {peer} is not one of group '{group}': its ranks are 0 to {world - 1}"
-        )
+        raise InvalidArgument(f"rank {peer} is not one of group '{group}': its {numbering(world)}")
     if not anyone:
         message = message._replace(peer=seats[peer])
     if message.peer == seat:
         raise InvalidArgument(f"rank {peer} cannot exchange a message with itself")
     if message.nbytes % dtype.itemsize:
-        raise InvalidArgument(f"{message.nbytes} bytes are no {dtype.label} elements")
+        raise InvalidArgument(
+            f"{message.nbytes} bytes are no whole number of {dtype.label} elements"
+        )
     memory = connection.memory(message.memory, message.nbytes)
     return PendingCall(seat, connection, number, message, memory, monotonic(), seats)

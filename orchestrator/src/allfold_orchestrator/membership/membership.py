@@ -19,6 +19,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterParamsMismatch,
 )
+from allfold_core.verdict import numbering
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Epoch,
@@ -311,8 +312,8 @@ def _reject(state: GroupState, error: AllfoldError) -> Outcome:
 def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
     world_size = join.params.world_size
     return InvalidArgument(
-        f"rank {join.rank} cannot be in group {group}: with world_size={world_size} the ranks are "
-        f"0 to {world_size - 1}",
+        f"rank {join.rank} cannot be in group {group}: with world_size={world_size} the "
+        f"{numbering(world_size)}",
         group=group,
         rank=join.rank,
         world_size=world_size,

@@ -312,7 +312,7 @@ class NodeStore:
 
 def _nodes_named(applicants: Sequence[NodeRecord]) -> str:
     names = [applicant.info.node for applicant in applicants]
-    return f"node {names[0]}" + (f" or one of {len(names) - 1} others" if names[1:] else "")
+    return f"node {names[0]}" + (f" or one of {len(names) - 1} more" if names[1:] else "")
 
 
 def _by_distinct_names(applicants: Sequence[NodeRecord]) -> Iterator[list[NodeRecord]]:

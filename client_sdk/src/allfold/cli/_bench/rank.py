@@ -15,6 +15,7 @@ from allfold.cli._bench.data import Array, Bench, Share
 from allfold.cli._bench.kinds import KINDS
 from allfold.cli._bench.lines import Wanted, sizes
 from allfold_core.codecs import Wire
+from allfold_core.verdict import counted
 
 # More than what is moved ever is.
 _UNTOUCHED = 99
@@ -154,7 +155,7 @@ def _options() -> argparse.Namespace:
 
 
 def _print_head(group: allfold.Group, wanted: Wanted) -> None:
-    where = f"{group.world_size} ranks on {group.nodes} nodes"
+    where = f"{counted(group.world_size, 'rank')} on {counted(group.nodes, 'node')}"
     _print(f"# {where}; strategy {wanted.strategy}, wire {wanted.wire}")
     for reason in wanted.skipped():
         _print(f"# skipped: {reason}")
