@@ -140,6 +140,25 @@ def test_a_rank_whose_node_drains_hears_of_it_with_the_next_outcome(agent: FakeA
     assert leaves(agent, group.barrier) == "left the group, as node a drains"
 
 
+def test_a_process_that_is_asked_to_leave_before_it_is_in_leaves_once_it_is(
+    agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said of its groups until then: it has none."""
+    opened: list[allfold.Group] = []
+
+    def answer() -> None:
+        agent.greet()
+        agent.drain("node a drains")
+        agent.seat(number=0)
+
+    meanwhile(
+        answer,
+        lambda: opened.append(_registry.open_group("g", 0, 2, agent=agent.path, max_world=4)),
+    )
+    assert [each for each in caplog.messages if "drains" in each] == []
+    assert leaves(agent, opened[0].barrier) == "left the group, as node a drains"
+
+
 def test_a_program_that_looks_hears_of_it_without_an_op(agent: FakeAgent) -> None:
     group = join(agent)
     agent.drain("node a drains")

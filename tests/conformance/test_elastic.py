@@ -193,7 +193,10 @@ def test_one_rank_too_many_gets_in_when_another_has_left(
         open_with(job, services, (0, 1), **options)
         refused = join(job, services, 2, **options, init_timeout=0.5).failure().error
         assert type(refused) is GroupFull
-        assert "max_world is 2" in refused.message
+        assert refused.message == (
+            f"group {job.name} has 2 ranks, and max_world is 2: one more, on node node2, can join "
+            "when one of them has left; this rank has waited 0.5 s for that"
+        )
         waiting = join(job, services, 2, **options)
         job.start(1, programs.leave).result()
         assert waiting.result()[1] == 2
@@ -234,7 +237,7 @@ def test_below_min_world_ops_fail_where_nobody_joins_in_time(
         )
         error = job.start(0, programs.reduce_once).failure().error
         assert type(error) is BelowMinWorld
-        assert "1 ranks are left and min_world is 2" in error.message
+        assert "1 rank is left and min_world is 2" in error.message
 
 
 def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
@@ -313,7 +316,7 @@ def test_too_few_ranks_that_commit_wait_for_others_for_as_long_as_for_an_opening
     with pool.unregistered((0, 1)) as job:
         results([enter_with_state(job, services, rank, **options) for rank in (0, 1)])
         job.ranks[1].kill()
-        for said in ("1 ranks are left and min_world is 2", "no others have joined within 1 s"):
+        for said in ("1 rank is left and min_world is 2", "no others have joined within 1 s"):
             error = job.start(0, programs.reduce_once).failure().error
             assert type(error) is BelowMinWorld
             assert said in error.message

@@ -154,7 +154,7 @@ class Registry:
         if self._session is None:
             self._session = Session(agent or socket_path(), patience)
             self._draining.begin_anew()
-            self._session.connection.on_drain = self._draining.tell
+            self._session.connection.on_drain = self._told_to_leave
         self._session.connection.check_process()
         used = self._session.connection.path
         if agent and agent != used:
@@ -163,6 +163,13 @@ class Registry:
                 f"only one at a time, not also {agent}; leave its groups first"
             )
         return self._session
+
+    def _told_to_leave(self, reason: str) -> None:
+        """The agent asks this process to leave, which may be on its way into its first group."""
+        if self._groups:
+            self._draining.tell(reason)
+        else:
+            self._draining.ask(reason)  # it is refused, or leaves once it is in
 
     def _forget(self, group: Group) -> None:
         """A group was left, by whichever way."""

@@ -282,7 +282,10 @@ class GroupFull(ServiceError):
     """The group has ``max_world`` ranks: another one can join when one of them has left."""
 
     code = "AF407"
-    advice = "Wait until a rank has left, or open the group with a larger max_world."
+    advice = (
+        "Start no more processes than max_world, open the group with a larger one, or give this "
+        "rank more time with ALLFOLD_INIT_TIMEOUT or init_timeout=."
+    )
 
 
 def _tree(root: type[AllfoldError]) -> list[type[AllfoldError]]:

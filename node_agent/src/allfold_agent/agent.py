@@ -50,6 +50,7 @@ from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost
 from allfold_core.plan import Member
 from allfold_core.survival.suspicion import Charge
+from allfold_core.verdict import counted
 from allfold_core.wire.peer_link import GroupMessage
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Agent:
             self._make_group,
             self._opened,
             lambda: self.terms.generation,
-            self.draining.check,
+            self.draining.refusing,
         )
         self.terms.let_in = self._joins.let_in
         offers = Offers()
@@ -227,14 +228,16 @@ class Agent:
     def groups(self) -> list[Group]:
         return self.registry.all()
 
-    def join(self, request: dict[str, Any]) -> Future[Admission]:
+    def join(self, request: dict[str, Any], *, is_new: bool = True) -> Future[Admission]:
         future: Future[Admission] = Future()
-        self._loop.call_soon_threadsafe(self._start_join, request, future)
+        self._loop.call_soon_threadsafe(self._start_join, request, future, is_new)
         return future
 
-    def _start_join(self, request: dict[str, Any], future: Future[Admission]) -> None:
+    def _start_join(
+        self, request: dict[str, Any], future: Future[Admission], is_new: bool = True
+    ) -> None:
         """Not ``run_coroutine_threadsafe``, which loses a result that a cancellation crosses."""
-        task = self._loop.create_task(self._joins.join(request))
+        task = self._loop.create_task(self._joins.join(request, is_new=is_new))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -296,10 +299,11 @@ class Agent:
     def _make_group(self, entry: Entry) -> Group:
         plan = entry.plan
         if entry.record is None:
-            log.info("group '%s' opening %d: %d ranks", plan.group, plan.epoch, plan.world_size)
+            ranks = counted(plan.world_size, "rank")
+            log.info("group '%s' opening %d: %s", plan.group, plan.epoch, ranks)
         else:
-            nodes = len(plan.members)
-            log.info("joining group '%s' opening %d on %d nodes", plan.group, plan.epoch, nodes)
+            nodes = counted(len(plan.members), "node")
+            log.info("joining group '%s' opening %d on %s", plan.group, plan.epoch, nodes)
         group = Group(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -14,12 +15,14 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.seats import Entry, Seats
-from allfold_core.errors import PeerMissing
+from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.survival.plans import joining_plan
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.2
+
+Refusing = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Joins:
@@ -30,7 +33,8 @@ class Joins:
         opened: called when a group is open here.
         generation: returns that of the store with which this node has registered last; 0 while it
             does so anew.
-        check: raises the error of a node that takes no more ranks.
+        refusing: returns a context that raises the error of a node that takes no more ranks, also
+            as soon as it takes none.
     """
 
     def __init__(
@@ -40,32 +44,34 @@ class Joins:
         make: Callable[[Entry], Group],
         opened: Callable[[Group], None],
         generation: Callable[[], int],
-        check: Callable[[], None],
+        refusing: Refusing,
     ) -> None:
         self._seats = seats
         self._registry = registry
         self._make = make
         self._opened = opened
         self._generation = generation
-        self._check = check
+        self._refusing = refusing
 
-    async def join(self, request: dict[str, Any]) -> Admission:
+    async def join(self, request: dict[str, Any], *, is_new: bool = True) -> Admission:
         """Return the group of a rank, and the first epoch that it is in.
 
         Args:
             request: see :meth:`Seats.join`.
+            is_new: the process is in no group on this node. One that is opens sub-groups also while
+                the node drains: the others wait for it.
 
         Raises:
             AllfoldError: it was not let in in time, or refused.
         """
         deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
+        refusing = self._refusing if is_new else nullcontext
         while True:
-            self._check()
-            entry = await self._seats.join(request, deadline)
+            entry = await self._seats.join(request, deadline, refusing())
             if self._is_void(entry):
                 await asyncio.sleep(_RETRY_SECONDS)  # it registers anew within a second
                 continue
-            admission = await self._admit(entry, request, deadline)
+            admission = await self._admit(entry, request, deadline, refusing)
             if admission is not None:
                 return admission
             log.info("group '%s' has ended while a rank was to join it", request["group"])
@@ -102,7 +108,7 @@ class Joins:
         return record is not None and record["generation"] != self._generation()
 
     async def _admit(
-        self, entry: Entry, request: dict[str, Any], deadline: float
+        self, entry: Entry, request: dict[str, Any], deadline: float, refusing: Refusing
     ) -> Admission | None:
         """Return the way of a seated rank into its group; ``None`` if that is over before."""
         session = request["session"]
@@ -110,10 +116,10 @@ class Joins:
             group = self._take_part(entry)
             if session in entry.plan.sessions:
                 return Admission(group, group.epochs[0])
-            epoch = await _first_epoch(group, session, deadline)
+            epoch = await _first_epoch(group, session, deadline, refusing())
         except BaseException as error:
             # The group counts on this rank, and will not have it.
-            reason = "withdrawn" if isinstance(error, PeerMissing) else "lost"
+            reason = "withdrawn" if isinstance(error, PeerMissing | NodeDraining) else "lost"
             await self._give_up_seat(request, reason)
             raise
         if epoch is None:
@@ -129,7 +135,9 @@ class Joins:
         )
 
 
-async def _first_epoch(group: Group, session: str, deadline: float) -> Epoch | None:
+async def _first_epoch(
+    group: Group, session: str, deadline: float, refusing: AbstractAsyncContextManager[None]
+) -> Epoch | None:
     """Return the first epoch of a rank that joins a running group; ``None`` if that is over."""
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[Epoch | None] = loop.create_future()
@@ -143,7 +151,7 @@ async def _first_epoch(group: Group, session: str, deadline: float) -> Epoch | N
 
     group.join(session, tell)
     try:
-        async with asyncio.timeout(max(0.0, deadline - monotonic())):
+        async with refusing, asyncio.timeout(max(0.0, deadline - monotonic())):
             return await admitted
     except BaseException as error:
         group.rank_ended(session, "gave up waiting to be let in")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -45,7 +46,7 @@ class Joining(Agent):
         self.complete = asyncio.Event()
         self.withdrawn = False
 
-    async def _join(self, request: dict[str, Any]) -> Admission:
+    async def _join(self, request: dict[str, Any], *, is_new: bool) -> Admission:
         try:
             await self.complete.wait()
         except asyncio.CancelledError:
@@ -155,7 +156,7 @@ def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
     seats: Any = create_autospec(Seats, instance=True)
     seats.join.return_value = Entry(group.current.plan)
     seats.give_up_seat.side_effect = lambda *seat, **_: given_up.append(seat)
-    joins = Joins(seats, registry, make, notices.opened, lambda: 0, lambda: None)
+    joins = Joins(seats, registry, make, notices.opened, lambda: 0, nullcontext)
     with pytest.raises(OSError, match="too many open files"):
         asyncio.run(joins.join(REQUEST))
     assert given_up == [("test", 3, "s", "lost")]

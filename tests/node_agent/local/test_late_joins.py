@@ -16,8 +16,9 @@ from allfold_agent.groups.local_ranks import Admitted
 from allfold_agent.groups.registry import Registry
 from allfold_agent.joins import Joins
 from allfold_agent.local.server import Admission
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.seats import Entry, Seats
-from allfold_core.errors import PeerMissing
+from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record, without_ranks
 from tests.support.fakes.local_groups import make_plan
@@ -64,6 +65,7 @@ class Late:
         self.generation = generation
         self.registry, self.opened = Registry(), list[Group]()
         self.record: Mapping[str, Any] = RECORD
+        self.draining = Draining("a", list, lambda _: None)
         self._plan, self._waits_for = plan, waits_for
         self.seats: Any = create_autospec(Seats, instance=True)
         self.seats.join.side_effect = self._seat
@@ -74,10 +76,10 @@ class Late:
             self._make,
             lambda group: self.opened.append(group),
             lambda: self.generation,
-            lambda: None,
+            self.draining.refusing,
         )
 
-    async def _seat(self, request: Mapping[str, Any], deadline: float) -> Entry:
+    async def _seat(self, request: Mapping[str, Any], deadline: float, refusing: Any) -> Entry:
         return Entry(self._plan, self.record)
 
     async def _give_up(self, *seat: Any, ended: int = 0) -> None:
@@ -92,8 +94,9 @@ class Late:
         """The orchestrator announces the term that has let the node in."""
         self._joins.let_in(first_record(self._plan))
 
-    def join(self, seconds: float = 5.0) -> asyncio.Task[Admission]:
-        return asyncio.create_task(self._joins.join({**REQUEST, "init_timeout": seconds}))
+    def join(self, seconds: float = 5.0, *, is_new: bool = True) -> asyncio.Task[Admission]:
+        request = {**REQUEST, "init_timeout": seconds}
+        return asyncio.create_task(self._joins.join(request, is_new=is_new))
 
     async def asks(self, number: int = 0) -> Admitted:
         """Wait until the rank asks a group to let it in."""
@@ -151,6 +154,34 @@ def test_a_rank_that_dies_while_it_waits_is_lost() -> None:
             await joining
         assert [session for session, _ in late.groups[0].ended] == ["new"]
         assert late.given_up == [("test", 0, "new", "lost")]
+
+    asyncio.run(run())
+
+
+def test_a_rank_whose_node_drains_while_it_waits_is_refused() -> None:
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        await late.asks()
+        late.draining.begin("an operator drains it")
+        with pytest.raises(NodeDraining):
+            await joining
+        assert [session for session, _ in late.groups[0].ended] == ["new"]
+        assert late.given_up == [("test", 0, "new", "withdrawn")]
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_in_a_group_opens_others_while_its_node_drains() -> None:
+    """Its ranks that cannot leave make sub-groups, for which the other nodes wait."""
+
+    async def run() -> None:
+        late = Late()
+        joining = late.join(is_new=False)
+        tell = await late.asks()
+        late.draining.begin("an operator drains it")
+        await heard(tell, EPOCH)
+        assert (await joining).epoch is EPOCH
 
     asyncio.run(run())
 

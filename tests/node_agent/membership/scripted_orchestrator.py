@@ -67,6 +67,7 @@ class ScriptedOrchestrator:
         forgets_seats: as many requests for seats are answered as if the node were unknown.
         seats: the bodies of all joins.
         formation: the answer to a join; without one it gets none.
+        refused_joins: the refusal of all joins.
         given_back: group, rank and reason of all seats that were left, over the link or REST.
         ended: with each of those, the opening that all ranks have left; 0 for none.
         is_down: all requests are answered as by a gateway, and links are refused.
@@ -98,6 +99,7 @@ class ScriptedOrchestrator:
         self.link_code = 0
         self.refused_links = 0
         self.refusal: AllfoldError | None = None
+        self.refused_joins: AllfoldError | None = None
 
     @property
     def link(self) -> ScriptedLink:
@@ -184,9 +186,12 @@ class ScriptedOrchestrator:
             self.ended.append(body["ended"])
         else:
             self.seats.append(body)
-            if self.formation is None:
+            if self.refused_joins is not None:
+                status, answer = 503, {"error": self.refused_joins.to_dict()}
+            elif self.formation is None:
                 return
-            answer = self.formation
+            else:
+                answer = self.formation
         await link.say("answer", numbers=[message["number"]], status=status, body=answer)
 
     async def _registered(self, link: ScriptedLink, incarnation: str) -> None:

@@ -43,6 +43,40 @@ async def test_a_node_asks_its_ranks_once_and_then_refuses_others() -> None:
         draining.check()
 
 
+async def test_a_node_that_drains_refuses_those_who_wait_for_a_seat() -> None:
+    draining, asked = Draining("a", list, lambda _: None), asyncio.Event()
+
+    async def wait() -> None:
+        async with draining.refusing():
+            asked.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await within(10.0, asked.wait())
+    draining.begin("an operator drains it")
+    with pytest.raises(NodeDraining, match="no rank can join here: node a drains"):
+        await within(10.0, waiting)
+    with pytest.raises(NodeDraining):
+        await within(10.0, wait())
+
+
+async def test_a_node_that_drains_refuses_nobody_who_has_a_seat() -> None:
+    draining = Draining("a", list, lambda _: None)
+    async with draining.refusing():
+        pass
+    draining.begin("an operator drains it")
+    with pytest.raises(TimeoutError):  # of another clock
+        async with asyncio.timeout(0.0):
+            await asyncio.Event().wait()
+
+
+async def test_a_timeout_of_who_waits_for_a_seat_is_no_refusal() -> None:
+    draining = Draining("a", list, lambda _: None)
+    with pytest.raises(TimeoutError):
+        async with draining.refusing():
+            raise TimeoutError
+
+
 async def test_a_node_waits_until_the_last_rank_has_left_that_can() -> None:
     elastic, fixed = group("grows", "aba", 4), group("fixed", "ab", None)
     draining = Draining("a", lambda: [elastic, fixed], lambda _: None)

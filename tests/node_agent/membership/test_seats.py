@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from threading import Event
 from time import monotonic
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from allfold_agent.membership import control_messages
+from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.link_probe import Link
 from allfold_core.errors import (
     AllfoldError,
+    GroupFull,
     MultipleRegister,
+    NodeDraining,
     OrchestratorUnreachable,
     PeerMissing,
     ServiceError,
@@ -178,6 +182,25 @@ async def test_an_orchestrator_whose_store_is_down_is_asked_again(
     assert len(one.seats) == 2
 
 
+async def test_a_rank_that_its_group_has_no_room_for_says_how_long_it_has_waited(
+    one: ScriptedOrchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    full = GroupFull("group train has 1 rank, and max_world is 1", max_world=1)
+    async with linked_node(one.url) as node:
+        await one.is_linked()
+        one.refused_joins = full
+        with pytest.raises(GroupFull) as caught:
+            await join(node, {**JOIN}, 0.5)
+    assert caught.value.message == f"{full.message}; this rank has waited 0.5 s for that"
+    assert caught.value.details == {"max_world": 1, "timeout": 0.5}
+    assert "Start no more processes than max_world" in str(caught.value)
+    assert len(one.seats) > 1
+    (told,) = [each for each in caplog.messages if "waits up to" in each]
+    assert told.startswith("a rank of group 'train' waits up to 0.")
+    assert full.message in told
+
+
 async def test_one_answer_is_for_several_ranks(one: ScriptedOrchestrator) -> None:
     one.formation = None
     async with linked_node(one.url) as node:
@@ -204,6 +227,23 @@ async def test_a_rank_that_ends_while_it_waits_gives_its_seat_back(
         with pytest.raises(asyncio.CancelledError):
             await joining
     assert one.given_back == [("train", 0, "lost")]
+
+
+async def test_a_rank_whose_node_drains_while_it_waits_gives_its_seat_back(
+    one: ScriptedOrchestrator,
+) -> None:
+    one.formation = None
+    draining = Draining("a", list, lambda _: None)
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        body = {**JOIN, "init_timeout": 3600}
+        deadline = monotonic() + 3600
+        joining = asyncio.create_task(node.seats.join(body, deadline, draining.refusing()))
+        await link.hears("join")
+        draining.begin("an operator drains it")
+        with pytest.raises(NodeDraining, match="node a drains, as an operator drains it"):
+            await within(SECONDS, joining)
+    assert one.given_back == [("train", 0, "withdrawn")]
 
 
 async def test_an_agent_that_ends_waits_for_no_answer(one: ScriptedOrchestrator) -> None:

@@ -66,10 +66,13 @@ class Admission:
 class Registrar(Protocol):
     """The control plane, as the local server needs it. None of these may wait."""
 
-    def join(self, request: dict[str, Any]) -> Future[Admission]:
+    def join(self, request: dict[str, Any], *, is_new: bool) -> Future[Admission]:
         """Seat a rank; resolves when it is in the group.
 
         Cancelling the future gives the seat back, unless it was resolved before.
+
+        Args:
+            is_new: its process is in no group here so far.
         """
 
     def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
@@ -284,7 +287,7 @@ class LocalServer:
 
     def _join(self, process: RankConnection, request: dict[str, Any]) -> None:
         self._listener.watch(process)
-        future = self._registrar.join(request)
+        future = self._registrar.join(request, is_new=not process.memberships)
         process.joining.add(future)
         future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))
 

@@ -1,14 +1,16 @@
 """Draining this node: it takes no more ranks, and those that it has leave where they can.
 
 An operator asks for it over the control link, or the agent is told to end. The ranks are asked to
-leave, each at an edge of its group; a rank of a group that is not elastic cannot, and stays.
+leave, each at an edge of its group; a rank of a group that is not elastic cannot, and stays. Those
+that still wait to get into their group are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from allfold_agent.groups.group import Group
 from allfold_core.errors import NodeDraining
@@ -37,6 +39,7 @@ class Draining:
         self._groups = groups
         self._ask_ranks = ask_ranks
         self._fewer = asyncio.Event()
+        self._waiting: set[asyncio.Timeout] = set()  # for a seat here
 
     @property
     def problem(self) -> str | None:
@@ -63,6 +66,8 @@ class Draining:
                     name_ranks(ranks),
                     group.name,
                 )
+        for limit in self._waiting:
+            limit.reschedule(0.0)
         self._ask_ranks(f"node {self._node} drains, as {reason}")
 
     async def end(self, seconds: float) -> None:
@@ -74,6 +79,22 @@ class Draining:
         """Raise ``NodeDraining`` if the node takes no ranks."""
         if self.problem is not None:
             raise NodeDraining(f"no rank can join here: {self.problem}", node=self._node)
+
+    @asynccontextmanager
+    async def refusing(self) -> AsyncIterator[None]:
+        """Raise ``NodeDraining`` if the node drains already, or begins to within the block."""
+        self.check()
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._waiting.add(limit)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(limit)
+        except TimeoutError:
+            if limit.expired():
+                self.check()
+            raise
 
     def look(self) -> None:
         """Look again whether ranks are left: one has left, or was lost."""
@@ -88,7 +109,8 @@ class Draining:
                     await self._fewer.wait()
         except TimeoutError:
             left = self._ranks_that_can_leave()
-            log.warning("after %g s, %d ranks have not left yet", seconds, left)
+            how_many = "1 rank has" if left == 1 else f"{left} ranks have"
+            log.warning("after %g s, %s not left yet", seconds, how_many)
             return False
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -16,7 +17,13 @@ from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, PeerMissing, ServiceError
+from allfold_core.errors import (
+    AllfoldError,
+    GroupFull,
+    OrchestratorUnreachable,
+    PeerMissing,
+    ServiceError,
+)
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import joining_plan
 from allfold_core.verdict import name_ranks
@@ -79,13 +86,19 @@ class Seats:
         self._owed: dict[tuple[str, int, str], tuple[str, int]] = {}
         self._is_owing = asyncio.Event()
 
-    async def join(self, request: dict[str, Any], deadline: float) -> Entry:
+    async def join(
+        self,
+        request: dict[str, Any],
+        deadline: float,
+        refusing: AbstractAsyncContextManager[None] | None = None,
+    ) -> Entry:
         """Seat a rank in its group.
 
         Args:
             request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
                 the seconds that all of this may take.
             deadline: the end of these seconds (monotonic).
+            refusing: ends the wait with its own error where this node takes no ranks any more.
 
         Raises:
             PeerMissing: the group is not complete in time; names the ranks that never came, and
@@ -95,7 +108,8 @@ class Seats:
         """
         seat = request["group"], request["rank"] or 0, request["session"]
         try:
-            return await self._await_plan(request, deadline)
+            async with refusing or nullcontext():
+                return await self._await_plan(request, deadline)
         except asyncio.CancelledError:
             # The rank died meanwhile: nobody must wait for this seat.
             await self.give_up_seat(*seat, "lost")
@@ -114,14 +128,16 @@ class Seats:
                 answer, failure = await self._ask_for_plan(request, deadline), None
             except (Forgotten, ServiceError) as error:
                 # Where it was forgotten, the link finds that out too, and the node registers again.
-                failure = error if isinstance(error, ServiceError) else None
+                known, failure = failure, error if isinstance(error, ServiceError) else None
+                if failure is not None and known is None:
+                    _log_wait(request, failure, deadline)
             else:
                 formation = parsed(_Formation, answer)
                 if formation.ready:
                     return _entry(formation)
             await asyncio.sleep(min(pauses.draw(), max(0.0, deadline - monotonic())))
         if failure is not None:
-            raise failure
+            raise _after_waiting(failure, request)
         raise (
             _name_is_held(request, formation)
             if formation.held_by
@@ -196,6 +212,21 @@ def _entry(answer: _Formation) -> Entry:
             f"the orchestrator's plan cannot be read: {error}; agents and orchestrator should have "
             "the same version"
         ) from error
+
+
+def _log_wait(request: dict[str, Any], failure: ServiceError, deadline: float) -> None:
+    """Say for how long a rank goes on asking for what it was refused."""
+    seconds = max(0.0, deadline - monotonic())
+    log.info("a rank of group '%s' waits up to %.3g s: %s", request["group"], seconds, failure)
+
+
+def _after_waiting(failure: ServiceError, request: dict[str, Any]) -> ServiceError:
+    """Return the refusal of a rank that has asked again until its time was over, and says so."""
+    if type(failure) not in (ServiceError, GroupFull):
+        return failure  # it says so itself, or it is about something else than this rank
+    seconds = request["init_timeout"]
+    text = f"{failure.message}; this rank has waited {seconds:g} s for that"
+    return type(failure)(text, **{**failure.details, "timeout": seconds})
 
 
 def _name_is_held(request: dict[str, Any], formation: _Formation) -> PeerMissing:

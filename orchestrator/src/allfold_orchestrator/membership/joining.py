@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from allfold_core.errors import AllfoldError, GroupFull, ServiceError
 from allfold_core.survival.records import Seat
+from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     GroupParams,
@@ -107,8 +108,8 @@ def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | 
     if params.max_world is None or taken < params.max_world:
         return None
     return GroupFull(
-        f"group {state.group} has {taken} ranks, and max_world is {params.max_world}: one more, on "
-        f"node {join.seat.node.node}, can join when one of them has left",
+        f"group {state.group} has {counted(taken, 'rank')}, and max_world is {params.max_world}: "
+        f"one more, on node {join.seat.node.node}, can join when one of them has left",
         group=state.group,
         max_world=params.max_world,
         node=join.seat.node.node,
