@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from allfold.cli import _latecomers
+from allfold.cli._http import NoAnswer
+from allfold.cli._latecomers import Latecomers
 from allfold.cli._restarts import SOON_SECONDS, Restarts
+from allfold_core.errors import LocalError
 from tests.support.processes.cli import Commands, commands
 from tests.support.waiting import wait_until
 
@@ -47,6 +51,46 @@ def test_a_restart_is_due_once_and_not_before_its_time() -> None:
     assert restarts.take_due(101.4) == []
     assert restarts.take_due(101.5) == [(3, 7)]
     assert not restarts.waiting
+
+
+@pytest.mark.parametrize(
+    ("phase", "present", "missing", "awaited"),
+    [
+        ("forming", (1, 2), (0, 3), [0]),
+        ("forming", (1,), (0, 2, 3), []),  # rank 2 is not there yet, or does something else
+        ("forming", (0, 1, 2), (3,), []),  # the others may come, and be complete
+        ("reduced", (1, 2), (), []),  # they are in the group, and go on
+        ("gone", (), (), []),
+    ],
+)
+def test_ranks_wait_in_vain_if_all_wait_for_one_that_has_ended_well(
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    present: tuple[int, ...],
+    missing: tuple[int, ...],
+    awaited: list[int],
+) -> None:
+    view = {
+        "phase": phase,
+        "present": [{"rank": rank, "node": "a"} for rank in present],
+        "missing": list(missing),
+    }
+    monkeypatch.setattr(_latecomers, "get_json", lambda *_, **__: view)
+    assert Latecomers("train", {}).awaited({1, 2}, {0}) == awaited
+
+
+def test_ranks_are_left_alone_where_no_orchestrator_tells_what_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(*_: object, **__: object) -> dict[str, object]:
+        raise errors.pop()
+
+    errors = [NoAnswer("nothing listens there"), LocalError("there is no group train")]
+    monkeypatch.setattr(_latecomers, "get_json", answer)
+    latecomers = Latecomers("train", {})
+    assert latecomers.awaited({1}, {0}) == []
+    assert latecomers.awaited({1}, {0}) == []
+    assert not errors
 
 
 # --- with processes
@@ -109,6 +153,36 @@ def test_a_rank_that_fails_last_is_not_started_again(allfold: Commands, tmp_path
     options = ("--nproc-per-node", "2", "--max-restarts", "5")
     command = allfold.run("run", *allfold.agent(), *options, script, status=4)
     assert command.out.count("started") == 1
+
+
+COMES_TOO_LATE = """
+import os, pathlib, sys, time, allfold
+folder = pathlib.Path(sys.argv[1])
+again, pid = folder / "again", folder / "pid"
+if os.environ["ALLFOLD_RESTARTS"] == "1":
+    again.touch()
+    while not (pid.exists() and pid.read_text()): time.sleep(0.01)
+    while os.path.exists("/proc/" + pid.read_text()): time.sleep(0.01)
+allfold.init(min_world=1, max_world=2, on_loss="shrink")
+if os.environ["RANK"] == "1": os.kill(os.getpid(), 9)
+while not again.exists(): time.sleep(0.01)
+allfold.shutdown()
+pid.write_text(str(os.getpid()))
+"""
+
+
+def test_a_rank_that_comes_back_when_its_group_has_ended_does_not_wait_for_it(
+    allfold: Commands, tmp_path: Path
+) -> None:
+    script = allfold.script(COMES_TOO_LATE)
+    options = ("--nodes", "2", "--max-restarts", "5")
+    far = {"ALLFOLD_INIT_TIMEOUT": "600"}
+    command = allfold.run("run", *options, script, tmp_path, status=137, env=far)
+    told = (
+        "rank 1, started again, came too late: the group has ended and cannot open anew, as rank 0 "
+        "ended well"
+    )
+    assert told in command.err
 
 
 def test_a_signal_to_the_launcher_starts_nobody_again(allfold: Commands) -> None:

@@ -117,6 +117,19 @@ async def test_ranks_that_are_still_missing_at_the_deadline_are_named(
     assert one.given_back == [("train", 0, "withdrawn")]
 
 
+async def test_a_rank_that_came_after_the_end_of_its_group_is_told_so(
+    one: ScriptedOrchestrator,
+) -> None:
+    said = []
+    async with linked_node(one.url) as node:
+        for epoch in (1, 2):
+            one.formation = {"ready": False, "epoch": epoch, "missing": [1]}
+            with pytest.raises(PeerMissing) as caught:
+                await join(node, {**JOIN, "world_size": 2}, 0.3)
+            said.append("was open before, and has ended" in caught.value.message)
+    assert said == [False, True]
+
+
 async def test_a_join_without_an_answer_says_that_the_orchestrator_does_not_answer(
     one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,14 @@ class Ending:
         self.urgent = True
         return self._begin(TIMED_OUT, now)
 
+    def in_vain(self, status: int, now: float) -> None:
+        """Note that those who are left wait for what cannot come: end them, because of a failure.
+
+        Args:
+            status: of that failure.
+        """
+        self._begin(0 if self.keep_going else status, now)
+
     def told_to_end(self, number: int, now: float) -> None:
         """Note a signal that we got: the ranks get it too, and the second time they are killed."""
         self._told += 1

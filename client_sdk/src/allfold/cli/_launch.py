@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allfold.cli._ending import Ending
+from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
@@ -16,10 +17,13 @@ from allfold.cli._rank_process import RankProcess, RankStream
 from allfold.cli._restarts import Restarts
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
+from allfold_core.verdict import name_ranks
 
 _STDOUT, _STDERR = 1, 2
 _FLUSH_SECONDS = 2.0
 """The time for which a slow reader of our output may delay a run that was told to end."""
+_LATECOMERS_SECONDS = 2.0
+"""How often it is asked if ranks that were started again wait for others that have ended."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Launch:
         self._deadline = None if policy.timeout is None else time.monotonic() + policy.timeout
         self._env: Mapping[str, str] = {}
         self._running: list[RankProcess] = []
+        self._ended_well: set[int] = set()
+        self._ask_at: float | None = None
 
     def run(self, env: Mapping[str, str]) -> int:
         """Start every rank with ``env`` and its own variables, see all out; the exit status."""
@@ -127,6 +133,7 @@ class Launch:
             self._deadline = None
             if self._ending.timed_out(now):
                 self._note(f"not over after {self._policy.timeout:g} s; ending the ranks")
+        self._end_latecomers(now)
         for due in self._ending.due(now):
             for rank in self._running:
                 rank.child.signal(due)
@@ -136,7 +143,7 @@ class Launch:
             self._start_again(number, status)
 
     def _patience(self) -> float | None:
-        known = (self._deadline, self._ending.next_at(), self._restarts.next_at())
+        known = (self._deadline, self._ending.next_at(), self._restarts.next_at(), self._ask_at)
         times = [at for at in known if at is not None]
         return min(times) - time.monotonic() if times else None
 
@@ -151,6 +158,8 @@ class Launch:
             self._rank_ended(rank, statuses[rank])
 
     def _rank_ended(self, rank: RankProcess, status: int) -> None:
+        if status == 0:
+            self._ended_well.add(rank.number)
         if status and self._may_restart and self._plan_restart(rank, status):
             return
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
@@ -182,6 +191,38 @@ class Launch:
             return
         self._note(f"rank {number} is not started again: the others have ended well")
         self._ending.rank_ended(status, time.monotonic())
+
+    def _end_latecomers(self, now: float) -> None:
+        """End ranks that were started again and wait for a group that cannot open any more.
+
+        That is so where the others have ended well before they could join, as at the end of a
+        training. A rank that is in the group, and goes on alone, is none of these.
+        """
+        failure = self._failure_of_those_left()
+        if failure is None or self._ending.begun:
+            self._ask_at = None
+            return
+        if self._ask_at is not None and now < self._ask_at:
+            return
+        self._ask_at = now + _LATECOMERS_SECONDS
+        running = {rank.number for rank in self._running}
+        latecomers = Latecomers(self._spec.group, {**self._env, **self._spec.nodes[0]})
+        awaited = latecomers.awaited(running, self._ended_well)
+        if awaited:
+            self._note(
+                f"{name_ranks(sorted(running))}, started again, came too late: the group has ended "
+                f"and cannot open anew, as {name_ranks(awaited)} ended well"
+            )
+            self._ending.in_vain(failure, now)
+
+    def _failure_of_those_left(self) -> int | None:
+        """Return a status for which a rank was started again, if all that are left were so.
+
+        ``None`` also as long as nobody has ended well.
+        """
+        failures = [self._restarts.last_failure(rank.number) for rank in self._running]
+        known = [status for status in failures if status is not None]
+        return known[0] if self._ended_well and failures and known == failures else None
 
     def _consequence(self, ends_the_run: bool) -> str:
         if not self._running:

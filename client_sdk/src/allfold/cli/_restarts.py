@@ -25,6 +25,7 @@ class Restarts:
     _started: dict[int, float] = field(default_factory=dict)
     _counts: Counter[int] = field(default_factory=Counter)
     _failed_soon: Counter[int] = field(default_factory=Counter)
+    _failures: dict[int, int] = field(default_factory=dict)
     _planned: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     @property
@@ -41,6 +42,10 @@ class Restarts:
             "TORCHELASTIC_MAX_RESTARTS": str(self.most),
         }
 
+    def last_failure(self, rank: int) -> int | None:
+        """Return the status for which a rank was started again last; ``None`` if it never was."""
+        return self._failures.get(rank)
+
     def started(self, rank: int, now: float) -> None:
         """Note the start of a rank."""
         self._started[rank] = now
@@ -55,6 +60,7 @@ class Restarts:
             return None
         self.used += 1
         self._counts[rank] += 1
+        self._failures[rank] = status
         pause = self._pause(rank, now - self._started[rank])
         self._planned[rank] = (now + pause, status)
         return pause

@@ -83,7 +83,8 @@ def run(
     under torchrun, N counts the restarts of all ranks of this launcher together. One that fails
     within 5 s of its start waits before the next: 0.5 s, then twice as long each time, up to 30 s.
     When N restarts are used up, the next failure ends the run as above. ALLFOLD_RESTARTS and
-    TORCHELASTIC_RESTART_COUNT tell a rank how often it was started again.
+    TORCHELASTIC_RESTART_COUNT tell a rank how often it was started again. One whose group has ended
+    meanwhile, as the others have ended well, is ended, and the run with the status of its failure.
     """
     sockets = _sockets(nodes, agents)
     count = len(sockets) or nodes or 1

@@ -38,6 +38,11 @@ _SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
 # What a rank does not say of the losses and newcomers of its group, it leaves to the default.
 _ELASTIC_KEYS = ("on_loss", "min_world", "max_world", "joins")
 
+_HAS_ENDED = (
+    "A group of this name was open before, and has ended: a rank that was to go on in that one has "
+    "come too late, and is done if the training is. "
+)
+
 
 class _Place(BaseModel):
     """A rank and its node."""
@@ -50,6 +55,7 @@ class _Formation(BaseModel):
     """The answer to a join: the plan, the record of a term, or what it still waits for."""
 
     ready: bool
+    epoch: int = 1
     plan: dict[str, Any] = {}
     record: dict[str, Any] = {}
     missing: list[int] = []
@@ -262,8 +268,10 @@ def _incomplete(request: dict[str, Any], formation: _Formation) -> PeerMissing:
     if gave_up:
         reasons.append(f"{name_ranks(gave_up)} came, and gave up before")
     why = "; ".join(reasons) or "there was no time left to wait for its ranks"
+    ended = _HAS_ENDED if formation.epoch > 1 and never_came else ""
     return PeerMissing(
         f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: {why}. "
+        f"{ended}"
         "Start the missing ranks, or check that all were started with the same group and world "
         "size. Where ranks start further apart, give every rank more seconds with "
         "ALLFOLD_INIT_TIMEOUT or init_timeout=.",
