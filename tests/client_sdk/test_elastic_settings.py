@@ -41,6 +41,12 @@ def test_limits_and_places_that_cannot_be_are_refused() -> None:
         GroupSettings.resolve(2, max_world=2, joins="sometimes")
 
 
+def test_fewer_ranks_than_min_world_may_ask_to_join_a_group_that_runs() -> None:
+    assert GroupSettings.resolve(1, min_world=4, max_world=8).min_world == 4
+    with pytest.raises(InvalidArgument, match="from 1 to 8, max_world; got 9"):
+        GroupSettings.resolve(1, min_world=9, max_world=8)
+
+
 def test_a_rank_stops_once_at_an_edge_of_which_it_has_heard() -> None:
     epochs = Epochs(EpochView("g", 0, 2, 0, 1))
     assert epochs.edge == 0

@@ -71,14 +71,15 @@ class GroupSettings:
         That includes the way of GPU tensors, which is asked for again when the first one comes.
         """
         wanted()
+        most = _max_world(max_world, world_size)
         return cls(
             _seconds("timeout", timeout, "ALLFOLD_TIMEOUT", DEFAULT_TIMEOUT),
             _seconds("init_timeout", init_timeout, "ALLFOLD_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT),
             _overrides(strategies),
             _wire(wire),
             _on_loss(on_loss),
-            _min_world(min_world, world_size),
-            _max_world(max_world, world_size),
+            _min_world(min_world, world_size, most),
+            most,
             _joins(joins),
             fixed,
         )
@@ -122,13 +123,15 @@ def _on_loss(given: str | None) -> OnLoss:
     return cast(OnLoss, value)
 
 
-def _min_world(given: int | None, world_size: int) -> int:
+def _min_world(given: int | None, world_size: int, most: int | None) -> int:
+    """Return the setting. Few ranks may join a group that runs, so there they are no bound."""
+    bound, what = (world_size, "the world size") if most is None else (most, "max_world")
     source, value = "min_world", str(given)
     if given is None:
         source, value = "ALLFOLD_MIN_WORLD", os.environ.get("ALLFOLD_MIN_WORLD") or "1"
-    if not value.isdecimal() or not 1 <= int(value) <= world_size:
+    if not value.isdecimal() or not 1 <= int(value) <= bound:
         raise InvalidArgument(
-            f"{source} is a number of ranks from 1 to {world_size}, the world size; got {value}"
+            f"{source} is a number of ranks from 1 to {bound}, {what}; got {value}"
         )
     return int(value)
 

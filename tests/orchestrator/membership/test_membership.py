@@ -149,6 +149,14 @@ def test_a_smallest_world_outside_the_group_is_refused(min_world: int) -> None:
     )
 
 
+@pytest.mark.parametrize(("max_world", "says"), [(None, False), (8, True)])
+def test_a_rank_that_could_only_join_a_group_is_told_that_it_is_not_open(
+    max_world: int | None, says: bool
+) -> None:
+    error = refused(EMPTY, join(0, of=1, min_world=2, max_world=max_world))
+    assert ("The group is not open" in error.message) is says
+
+
 def test_a_taken_rank_is_refused_before_anything_changes_and_names_the_holder() -> None:
     # Upstream inserted the session and counted the peer, and found the duplicate afterwards.
     state, _ = play([join(0, "a", of=3)])

@@ -58,6 +58,10 @@ from allfold_orchestrator.membership.reports import (
 )
 from allfold_orchestrator.membership.terms import first_term
 
+_OPENS_NOTHING = (
+    ". The group is not open: start min_world ranks or more together to open it; fewer may join it "
+    "once it runs"
+)
 _PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
 
@@ -322,9 +326,10 @@ def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
 
 def _world_out_of_range(group: str, join: Join, field: str, rule: str) -> AllfoldError:
     value, world_size = getattr(join.params, field), join.params.world_size
+    may_join = join.params.is_elastic and join.params.min_world > world_size
     return InvalidArgument(
         f"rank {join.rank} came to group {group} with {field}={value}: {rule}, which is "
-        f"{world_size}",
+        f"{world_size}{_OPENS_NOTHING if may_join else ''}",
         group=group,
         rank=join.rank,
         field=field,
