@@ -184,7 +184,7 @@ def test_a_wait_with_a_time_limit_ends_then_though_the_group_recovers(
 ) -> None:
     work = group.barrier(async_op=True)
     agent.hold(1.0)
-    with pytest.raises(PeerMissing, match=r"after 0\.01 s; it is still in flight"):
+    with pytest.raises(PeerMissing, match=r"timed out after 0\.01 s; it is still in flight"):
         work.wait(timeout=0.01)
 
 

@@ -170,7 +170,8 @@ class Work:
     def _overdue(self, timeout: float | None) -> Exception:
         if timeout is not None:
             return PeerMissing(
-                f"{self._name} is not done after {timeout:g} s; it is still in flight, wait again",
+                f"waiting for {self._name} timed out after {timeout:g} s; it is still in flight, "
+                "wait again",
                 timeout=timeout,
                 decided=False,
             )
