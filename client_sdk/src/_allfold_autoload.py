@@ -21,12 +21,12 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available():
-            dist.Backend.register_backend("allfold", _create, devices=[*DEVICES])
+            dist.Backend.register_backend("allfold", _create, extended_api=True, devices=[*DEVICES])
     except Exception:
         log.debug("the backend is not registered", exc_info=True)
 
 
 def _create(*arguments: Any) -> Any:
-    from allfold.torch import create
+    from allfold.torch._creation import create_with_options
 
-    return create(*arguments)
+    return create_with_options(*arguments)

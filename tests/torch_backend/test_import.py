@@ -64,3 +64,20 @@ def test_dynamo_is_not_imported_for_those_who_do_not_compile(facts: list[dict[st
 def test_torch_can_be_imported_where_it_has_nothing_to_register_with() -> None:
     program = "import sys; sys.modules['torch.distributed'] = None; import _allfold_autoload as a; "
     assert run(f"{program}a.register(); print('fine')") == "fine\n"
+
+
+# What torch 2.14 calls the backend with, for init_process_group(..., enable_reconfigure=True).
+RECONFIGURABLE = """
+from datetime import timedelta
+from types import SimpleNamespace
+import torch.distributed as dist
+plugin = dist.Backend._plugins["ALLFOLD"]
+assert plugin.extended_api
+options = SimpleNamespace(store=dist.HashStore(), timeout=timedelta(seconds=0.1))
+options.group_rank, options.group_size, options.enable_reconfigure = 0, 2, True
+print(plugin.creator_fn(options, None).size())
+"""
+
+
+def test_a_group_that_is_to_be_reconfigured_first_waits_for_nobody_without_an_import() -> None:
+    assert run(RECONFIGURABLE) == "2\n"
