@@ -297,6 +297,49 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         assert set(one.ended) == {7}
 
 
+async def test_seats_that_are_given_back_together_are_given_back_once_each(
+    one: ScriptedOrchestrator,
+) -> None:
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        one.is_silent = True
+        leaving = [
+            asyncio.create_task(node.seats.give_up_seat("train", rank, f"s{rank}", "finished"))
+            for rank in range(3)
+        ]
+        await link.hears("leave", 3)
+        numbers = [message["number"] for message in link.received("leave")]
+        await link.say("answer", numbers=numbers, status=200, body={})
+        await within(SECONDS, asyncio.gather(*leaving))
+    assert sorted(message["body"]["rank"] for message in link.received("leave")) == [0, 1, 2]
+
+
+async def test_a_join_waits_for_owed_seats_of_its_own_group_alone(
+    one: ScriptedOrchestrator,
+) -> None:
+    one.formation = COMPLETE
+    async with linked_node(one.url) as node:
+        link = await one.is_linked()
+        one.is_silent = True  # no seat is given back until the end
+        leaving = [
+            asyncio.create_task(node.seats.give_up_seat(group, 3, "s3", "finished"))
+            for group in ("train", "old")
+        ]
+        await link.hears("leave", 2)
+        one.is_silent = False
+        (other,) = (m for m in link.received("leave") if m["body"]["group"] == "old")
+        joining = asyncio.create_task(join(node, {**JOIN, "group": "new"}, SECONDS))
+        assert await within(SECONDS, joining) == PLAN
+        joining = asyncio.create_task(join(node, {**JOIN}, SECONDS))
+        await link.say("answer", numbers=[other["number"]], status=200, body={})
+        await within(SECONDS, leaving[1])
+        assert [body["group"] for body in one.seats] == ["new"]
+        (own,) = (m for m in link.received("leave") if m["body"]["group"] == "train")
+        await link.say("answer", numbers=[own["number"]], status=200, body={})
+        assert await within(SECONDS, joining) == PLAN
+        await within(SECONDS, leaving[0])
+
+
 async def test_an_opening_that_all_have_left_is_named_with_the_seat(
     one: ScriptedOrchestrator,
 ) -> None:

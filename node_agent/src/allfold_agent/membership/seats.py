@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -76,6 +76,22 @@ class Entry:
     record: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class _Seat:
+    group: str
+    rank: int
+    session: str
+
+
+@dataclass(eq=False)
+class _Debt:
+    """A seat that this node has still to give back."""
+
+    reason: str
+    ended: int
+    paying: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Seats:
     """Gets ranks of this node into groups, and their seats back, over the control link.
 
@@ -89,7 +105,7 @@ class Seats:
         self._client = client
         self._link = link
         self._registration = registration
-        self._owed: dict[tuple[str, int, str], tuple[str, int]] = {}
+        self._owed: dict[_Seat, _Debt] = {}
         self._is_owing = asyncio.Event()
 
     async def join(
@@ -112,16 +128,16 @@ class Seats:
             OrchestratorUnreachable: no answer in time.
             AllfoldError: the orchestrator's refusal, of the rank or of this node.
         """
-        seat = request["group"], request["rank"] or 0, request["session"]
+        seat = _Seat(request["group"], request["rank"] or 0, request["session"])
         try:
             async with refusing or nullcontext():
                 return await self._await_plan(request, deadline)
         except asyncio.CancelledError:
             # The rank died meanwhile: nobody must wait for this seat.
-            await self.give_up_seat(*seat, "lost")
+            await self._give_up(seat, _Debt("lost", 0))
             raise
         except BaseException:
-            await self.give_up_seat(*seat, "withdrawn")
+            await self._give_up(seat, _Debt("withdrawn", 0))
             raise
 
     async def _await_plan(self, request: dict[str, Any], deadline: float) -> Entry:
@@ -129,7 +145,8 @@ class Seats:
         formation, failure, pauses = _Formation(ready=False), None, Pauses()
         while monotonic() < deadline:
             await self._registration.wait(deadline)
-            await self._give_back()
+            # The seat that it asks for may be owed. Those of other groups are nothing to it.
+            await self._give_back(request["group"])
             try:
                 answer, failure = await self._ask_for_plan(request, deadline), None
             except (Forgotten, ServiceError) as error:
@@ -173,8 +190,11 @@ class Seats:
         Args:
             ended: the opening of the group that all other ranks have left, as its nodes agree.
         """
-        self._owed[group, rank, session] = reason, ended
-        await self._give_back()
+        await self._give_up(_Seat(group, rank, session), _Debt(reason, ended))
+
+    async def _give_up(self, seat: _Seat, debt: _Debt) -> None:
+        self._owed[seat] = debt
+        await self._pay(seat, debt)
 
     async def keep_giving_back(self) -> None:
         """Give back, until cancelled, what could not be given back at once."""
@@ -184,26 +204,36 @@ class Seats:
             self._is_owing.clear()
             await self._give_back()
 
-    async def _give_back(self) -> None:
-        for (group, rank, session), (reason, ended) in list(self._owed.items()):
+    async def _give_back(self, group: str | None = None) -> None:
+        """Give back what is owed of a group, or all; together, so that it takes one round trip."""
+        owed = [each for each in self._owed.items() if group in (None, each[0].group)]
+        await asyncio.gather(*(self._pay(seat, debt) for seat, debt in owed))
+
+    async def _pay(self, seat: _Seat, debt: _Debt) -> None:
+        """Give a seat back, once; whoever else wants that meanwhile waits for it."""
+        async with debt.paying:
+            if self._owed.get(seat) is not debt:
+                return
             try:
-                await self._leave(group, rank, session, reason, ended)
+                await self._leave(seat, debt)
             except ServiceError as error:
-                log.info("rank %d of group '%s' stays registered for now: %s", rank, group, error)
+                what = seat.rank, seat.group
+                log.info("rank %d of group '%s' stays registered for now: %s", *what, error)
                 self._is_owing.set()
                 return
             except (AllfoldError, Forgotten) as error:
                 # It has freed the seat by itself: the lease ended, or it lost its state.
-                log.info("rank %d of group '%s' had left already: %s", rank, group, error)
-            self._owed.pop((group, rank, session), None)
+                log.info("rank %d of group '%s' had left already: %s", seat.rank, seat.group, error)
+            if self._owed.get(seat) is debt:
+                del self._owed[seat]
 
-    async def _leave(self, group: str, rank: int, session: str, reason: str, ended: int) -> None:
-        left = {"session": session, "reason": reason, "ended": ended}
+    async def _leave(self, seat: _Seat, debt: _Debt) -> None:
+        left = {"session": seat.session, "reason": debt.reason, "ended": debt.ended}
         if not self._link.is_open:
-            path = f"/v1/groups/{group}/ranks/{rank}"
+            path = f"/v1/groups/{seat.group}/ranks/{seat.rank}"
             await self._client.call("DELETE", path, params=left, timeout=_GIVE_BACK_SECONDS)
             return
-        body = {"group": group, "rank": rank, **left}
+        body = {"group": seat.group, "rank": seat.rank, **left}
         deadline = monotonic() + _GIVE_BACK_SECONDS
         await self._link.ask(lambda number: messages.leave(number, body), deadline)
 
