@@ -26,6 +26,7 @@ from allfold_orchestrator.membership.group_state import (
     RanksDeparted,
     Reason,
     Seated,
+    SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import running_params, takes_in
 from allfold_orchestrator.membership.reports import term_record
@@ -124,6 +125,26 @@ def test_a_group_that_is_full_takes_in_a_rank_when_another_has_left(loses: bool)
     assert error.details["max_world"] == 2
     state, _ = play([leave(0), late], full)
     assert sorted(seats_of(state)) == ["new", "s1"]
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "unnamed"])
+def test_a_rank_that_leaves_a_group_as_it_forms_frees_its_own_seat(
+    is_named: bool, leaver: int
+) -> None:
+    """An agent does not know the number of a rank that has named none, and says 0."""
+    names = range(3) if is_named else [None] * 3
+    joins = [
+        elastic(name, "abc"[each], session=f"s{each}", of=4) for each, name in enumerate(names)
+    ]
+    forming, _ = play(joins)
+    said = Leave(leaver if is_named else 0, f"s{leaver}", Reason.WITHDRAWN)
+    state, freed = play([said], forming)
+    assert freed == (SeatsFreed(1, (leaver,), Reason.WITHDRAWN),)
+    assert state.forming is not None
+    left = {rank: seat.session for rank, seat in state.forming.seats.items()}
+    assert left == {each: f"s{each}" for each in range(3) if each != leaver}
+    assert state.forming.gave_up == [leaver]
 
 
 def test_who_comes_takes_the_lowest_seat_that_was_left() -> None:

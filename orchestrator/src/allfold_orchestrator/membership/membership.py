@@ -207,8 +207,9 @@ def _end_formation_beside(state: GroupState) -> Outcome:
 
 def _leave(state: GroupState, leave: Leave) -> Outcome:
     forming = state.forming
-    if forming is not None and _holds(forming.seats, leave.rank, leave.session):
-        return _free_seats(state, forming, (leave.rank,), leave.reason)
+    seat = None if forming is None else _seat_of(forming.seats, leave)
+    if forming is not None and seat is not None:
+        return _free_seats(state, forming, (seat,), leave.reason)
     if state.term is not None and state.term.epoch == leave.ended:
         return _end(state, leave.reason)
     current = state.current
@@ -289,12 +290,16 @@ def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...
 
 def _rank_of(epoch: Epoch, leave: Leave) -> int | None:
     """Return the number of the leaving rank's seat, which others know by other numbers since."""
-    if _holds(epoch.seats, leave.rank, leave.session):
+    if epoch.params.is_elastic or _holds(epoch.seats, leave.rank, leave.session):
+        return _seat_of(epoch.seats, leave)
+    return None
+
+
+def _seat_of(seats: Mapping[int, RankSeat], leave: Leave) -> int | None:
+    """Return the number of the leaving rank, which need not know it, as it has named none."""
+    if _holds(seats, leave.rank, leave.session):
         return leave.rank
-    if not epoch.params.is_elastic:
-        return None
-    seats = epoch.seats.items()
-    return next((rank for rank, seat in seats if seat.session == leave.session), None)
+    return next((rank for rank, seat in seats.items() if seat.session == leave.session), None)
 
 
 def _holds(seats: Mapping[int, RankSeat], rank: int | None, session: str) -> bool:
