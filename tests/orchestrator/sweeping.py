@@ -5,6 +5,7 @@ from __future__ import annotations
 from allfold_orchestrator import wire
 from allfold_orchestrator.membership.group_state import (
     LinkSettings,
+    Seated,
 )
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
@@ -38,17 +39,25 @@ class Replica:
             assert await self.store.nodes.heartbeat(node, "1", [])
 
     async def join(
-        self, rank: int, node: str, of: int = 2, group: str = GROUP, incarnation: str = "1"
-    ) -> None:
-        await self.service.join(
+        self,
+        rank: int,
+        node: str,
+        of: int = 2,
+        group: str = GROUP,
+        incarnation: str = "1",
+        max_world: int | None = None,
+        session: str = "",
+    ) -> Seated:
+        return await self.service.join(
             group,
             wire.JoinGroup(
                 rank=rank,
                 node=node,
                 incarnation=incarnation,
-                session=f"s{rank}",
+                session=session or f"s{rank}",
                 world_size=of,
                 timeout=30.0,
+                max_world=max_world,
             ),
         )
 

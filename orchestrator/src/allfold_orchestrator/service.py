@@ -33,9 +33,11 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
+from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.membership.recent_nodes import RecentNodes
 from allfold_orchestrator.membership.term_record import TermRecord
+from allfold_orchestrator.membership.wanted_names import WantedNames
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.groups import EventOf, Guard
@@ -43,6 +45,8 @@ from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
 log = logging.getLogger(__name__)
+
+_RECENT_SECONDS = 0.5
 
 _DEPARTURES = {
     Reason.FINISHED: "ranks left the group",
@@ -59,6 +63,7 @@ class Orchestrator:
         self._store = store
         self._links = links
         self._recent_nodes = RecentNodes()
+        self.wanted = WantedNames()
 
     # Nodes
 
@@ -187,11 +192,34 @@ class Orchestrator:
             return Join(request.rank, seat, params, self._links, life, now)
 
         guard = Guard(request.node, request.incarnation)
-        instructions = await self._apply(group, join, guard)
+        try:
+            await self._check_is_heard(group, now)
+            instructions = await self._apply(group, join, guard)
+        except ServiceError:
+            self.wanted.refused(group, now)
+            raise
         for instruction in instructions or ():
             if isinstance(instruction, Seated):
+                if not instruction.ready:
+                    self.wanted.waits(group)
                 return instruction
         raise _unknown_node(request.node)
+
+    async def _check_is_heard(self, group: str, now: float) -> None:
+        """Raise an error if a rank would join nodes that are silent, and that nobody can evict.
+
+        So it is where the record was lost, and not all of its nodes have registered since.
+        """
+        state = await self._store.groups.read(group, _RECENT_SECONDS)
+        if state.term is None or state.term.recall is None or not takes_in(state):
+            return
+        leases = await self._store.nodes.leases([*state.term.lives])
+        if all(expiry is None or expiry < now for expiry in leases.values()):
+            raise ServiceError(
+                f"group {group} takes in nobody at the moment: none of its nodes is heard, and the "
+                "orchestrator has lost its record of it; it is over if this stays so",
+                group=group,
+            )
 
     async def leave(self, group: str, leave: Leave) -> None:
         """Take a rank's seat back."""

@@ -3,6 +3,9 @@
 A node with a vote in a group stays, however long it is silent: only the jury ends its life, which
 asks the others of its groups. Where none of those is heard either, it may be the orchestrator that
 is cut off, and the group may be well. Its name is freed if somebody wants it, or after a day.
+
+The store may have gone back to the record of a group that is long over. Where none of its nodes has
+registered within the grace, the group gives its name to whoever waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TypeVar
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import GroupState, Life
 from allfold_orchestrator.membership.nodes import LEASE_ENDED
+from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
@@ -25,6 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_YET = "no sweep yet"
+_NOT_HEARD = "was not heard for long, as all nodes of its groups"
 
 WANTED_SECONDS = 60.0
 """The silence of all its nodes after which a group gives its name to another one that waits."""
@@ -57,12 +62,18 @@ class Grace:
     lease_seconds: float
     last_sweep: float | None = None
     until: float = float("-inf")
+    generation: int = 0
 
-    def allows_eviction(self, now: float) -> bool:
-        """Note a sweep at ``now``; return True if it may evict."""
-        if self.last_sweep is None or abs(now - self.last_sweep) > self.lease_seconds / 2:
+    def allows_eviction(self, now: float, generation: int = 0) -> bool:
+        """Note a sweep at ``now``; return True if it may evict.
+
+        Args:
+            generation: of the store: one that has lost something may have old leases.
+        """
+        is_late = self.last_sweep is None or abs(now - self.last_sweep) > self.lease_seconds / 2
+        if is_late or generation != self.generation:
             self.until = now + self.lease_seconds
-        self.last_sweep = now
+        self.last_sweep, self.generation = now, generation
         return now >= self.until
 
 
@@ -111,12 +122,36 @@ class Sweeper:
         await self._store.retention.apply(now)
         for life in await self._store.nodes.evictions():
             await self._spare_others(life[0], self._orchestrator.clear_up([life]))
-        if not self._grace.allows_eviction(now):
+        generation = (await self._store.lives.read()).generation
+        if not self._grace.allows_eviction(now, generation):
             return []
         expired = await self._store.nodes.expired(now)
         self._look_again = {life: self._look_again.get(life, 0.0) for life in expired}
         due = [life for life in expired if now >= self._look_again[life]]
-        return [life[0] for life in due if await self._spare_others(life[0], self._end(life, now))]
+        ended = [life for life in due if await self._spare_others(life[0], self._end(life, now))]
+        if ended:  # all at once: the first one to go makes a new term for the others
+            await self._spare_others(ended[0][0], self._orchestrator.clear_up(ended))
+        await self._free_names(now)
+        return [node for node, _ in ended]
+
+    async def _free_names(self, now: float) -> None:
+        """End groups that give their names to others, and whose nodes have no leases.
+
+        Those that had one when the store lost it, and have not registered since, are in no list.
+        """
+        for name in self._orchestrator.wanted:
+            state = await self._store.groups.read_if_possible(name)
+            if state is None:
+                continue
+            self._orchestrator.wanted.forget_if_unwanted(state, now)
+            leases = await self._store.nodes.leases([*state.term.lives] if state.term else [])
+            if not leases or any(expiry is not None for expiry in leases.values()):
+                continue
+            if await self._are_abandoned([state], now):
+                log.warning("group is over: %s", _NOT_HEARD, extra={"group": name})
+                await self._orchestrator.clear_up(
+                    [*leases], [name], dict.fromkeys(leases, _NOT_HEARD)
+                )
 
     async def _spare_others(self, node: str, work: Awaitable[T]) -> T | None:
         """Await work on one node; a record that cannot be read must not stop the others'."""
@@ -142,15 +177,15 @@ class Sweeper:
         how = LEASE_ENDED
         if voting or None in states:
             if None in states or not await self._are_abandoned(voting, now):
-                self._look_again[life] = now + LOOK_AGAIN_SECONDS
+                if not any(self._orchestrator.wanted.has(state, now) for state in voting):
+                    self._look_again[life] = now + LOOK_AGAIN_SECONDS
                 self._warn_if_waited_for(life, voting, now)
                 await self._on_silent(life)
                 return False
-            how = "was not heard for long, as all nodes of its groups"
+            how = _NOT_HEARD
         first = await self._store.nodes.evict(*life, how, expired_at=now)
         if first:  # of all replicas
             log.warning("node lost: %s", how, extra={"node": life[0]})
-            await self._orchestrator.clear_up([life])
         return first
 
     def _warn_if_waited_for(self, life: Life, groups: Sequence[GroupState], now: float) -> None:
@@ -165,14 +200,25 @@ class Sweeper:
 
     async def _are_abandoned(self, groups: Sequence[GroupState], now: float) -> bool:
         """Return True if nobody in these groups was heard for so long that they must be over."""
-        is_wanted = any(state.forming and state.forming.full for state in groups)
-        seconds = WANTED_SECONDS if is_wanted else ABANDONED_SECONDS
+        seconds = self._silence_of(groups, now)
         lives = {life for state in groups if state.term for life in state.term.lives}
         leases = (await self._store.nodes.leases([*lives])).values()
-        # While we were away ourselves nobody could be heard.
-        return all(
-            expiry is None or now - max(expiry, self._grace.until) > seconds for expiry in leases
-        )
+        # While we were away ourselves nobody could be heard, and without a lease nobody was since.
+        heard = (expiry or self._grace.until for expiry in leases)
+        return all(now - max(each, self._grace.until) > seconds for each in heard)
+
+    def _silence_of(self, groups: Sequence[GroupState], now: float) -> float:
+        """Return the silence of all nodes of these groups after which they must be over."""
+        if not any(self._orchestrator.wanted.has(state, now) for state in groups):
+            return ABANDONED_SECONDS
+        records = [state.term for state in groups if state.term]
+        return 0.0 if all(self._is_unclaimed(each, now) for each in records) else WANTED_SECONDS
+
+    def _is_unclaimed(self, record: TermRecord, now: float) -> bool:
+        """Return True if the store may have lost the record, and no node has told of it in time."""
+        if record.generation < self._grace.generation:
+            return True
+        return record.is_unclaimed and record.is_trusted(now)
 
     def _report(self, problem: str | None, cause: str = "") -> None:
         """Log when the store goes and when it comes back, not every second in between.

@@ -127,6 +127,34 @@ def test_a_group_that_is_full_takes_in_a_rank_when_another_has_left(loses: bool)
     assert sorted(seats_of(state)) == ["new", "s1"]
 
 
+@EITHER
+def test_nobody_joins_a_group_of_which_no_node_has_told_since_its_record_was_lost(
+    loses: bool,
+) -> None:
+    """Whatever it asks for: the group may be long over, and its name free soon."""
+    before = group(loses)
+    later = elastic(None, "c", session="new", max_world=7, generation=5)
+    assert "if none does, the group is over" in refused(before, later).message
+    assert before.term is not None
+    known = replace(before.term, generation=5, recall=Recall(-1.0, frozenset("a")))
+    claimed = elastic(None, "c", session="new", generation=5)
+    _, (seated,) = play([claimed], replace(before, term=known))
+    assert seated == Seated(2, 1, ready=True)
+    nobody = replace(before.term, generation=5, recall=Recall(-1.0, frozenset("x")))
+    assert "takes in nobody" in refused(replace(before, term=nobody), later).message
+
+
+def test_ranks_form_another_group_beside_one_of_which_no_node_has_told() -> None:
+    before = running(max_world=None)
+    newcomer = elastic(0, "c", session="new", max_world=None, of=1)
+    assert "registered already" in refused(before, newcomer).message
+    later = replace(newcomer, store=StoreLife(5, "0"))
+    forming, (seated,) = play([later], before)
+    assert seated == Seated(0, 2, ready=False)
+    assert forming.forming is not None
+    assert forming.forming.full
+
+
 @pytest.mark.parametrize("leaver", [0, 1, 2])
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "unnamed"])
 def test_a_rank_that_leaves_a_group_as_it_forms_frees_its_own_seat(

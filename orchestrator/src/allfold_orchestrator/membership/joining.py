@@ -45,6 +45,20 @@ def takes_in(state: GroupState) -> bool:
     return params is not None and params.is_elastic
 
 
+def is_unclaimed(state: GroupState, join: Join) -> bool:
+    """Return True if the store has lost something since the term, and none of its nodes has told.
+
+    It may be the record of a group that is long over, or an old one of a group that runs.
+    """
+    if state.term is None:
+        return False
+    return _recalled(state.term, join).is_unclaimed
+
+
+def _recalled(record: TermRecord, join: Join) -> TermRecord:
+    return record if join.store is None else recalled(record, join.store, join.now + 1.0)
+
+
 def join_running(state: GroupState, join: Join) -> Outcome:
     """Give a rank a seat in a group that runs; its node gets a vote, if it has none."""
     record, params = state.term, running_params(state)
@@ -85,12 +99,11 @@ def _voter(info: NodeInfo) -> Voter:
 def _not_now(group: str, record: TermRecord, join: Join) -> AllfoldError | None:
     """Return the error of a rank that should ask again soon."""
     node = join.seat.node.node
-    if join.store is not None:
-        record = recalled(record, join.store, join.now + 1.0)
-    if not record.is_trusted(join.now):
+    record = _recalled(record, join)
+    if record.is_unclaimed or not record.is_trusted(join.now):
         return ServiceError(
             f"group {group} takes in nobody at the moment: the orchestrator may have lost a newer "
-            "record of it, and waits for what its nodes report",
+            "record of it, and waits for what its nodes report; if none does, the group is over",
             group=group,
         )
     if node in record.voters and not record.has(join.seat.life):

@@ -42,6 +42,7 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import (
+    is_unclaimed,
     join_running,
     running_params,
     takes_in,
@@ -90,7 +91,7 @@ def _join(state: GroupState, join: Join) -> Outcome:
         return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
     current = state.current
     if takes_in(state):
-        error = _other_terms(state, join)
+        error = None if is_unclaimed(state, join) else _other_terms(state, join)
         return _reject(state, error) if error else join_running(state, join)
     if current is not None and _still_in(current, join.rank, join.seat.session):
         return _join_again(state, join, current.params, current.plan.epoch, ready=True)
@@ -147,7 +148,7 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
             state.group, join, "max_world", "it must not be below the world_size"
         )
     current, forming = state.current, state.forming
-    if current is not None and current.intact:
+    if current is not None and current.intact and not is_unclaimed(state, join):
         return _group_is_full(state.group, current, join)
     if forming is None:
         return None

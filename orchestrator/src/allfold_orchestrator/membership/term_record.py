@@ -78,6 +78,11 @@ class TermRecord:
         """Return True unless agents may still report a newer term."""
         return self.recall is None or now >= self.recall.until
 
+    @property
+    def is_unclaimed(self) -> bool:
+        """True after the loss of a record until the first of its voters has registered."""
+        return self.recall is not None and self.recall.registered.isdisjoint(self.voters)
+
     def follows(self, other: TermRecord) -> bool:
         """Return True if this is a newer term, or one of a later opening of the group."""
         return (self.epoch, self.term.number) > (other.epoch, other.term.number)
