@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from time import monotonic
@@ -21,6 +22,9 @@ from allfold_core.survival.plans import joining_plan
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.2
+# A plan is on its way for less time than so many ranks of a node take to give up.
+_MOST_GONE = 4096
+_GONE = "was gone before it was in the group"
 
 Refusing = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -52,6 +56,7 @@ class Joins:
         self._opened = opened
         self._generation = generation
         self._refusing = refusing
+        self._gone: deque[str] = deque(maxlen=_MOST_GONE)  # the sessions of ranks that gave up
 
     async def join(self, request: dict[str, Any], *, is_new: bool = True) -> Admission:
         """Return the group of a rank, and the first epoch that it is in.
@@ -67,7 +72,11 @@ class Joins:
         deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
         refusing = self._refusing if is_new else nullcontext
         while True:
-            entry = await self._seats.join(request, deadline, refusing())
+            try:
+                entry = await self._seats.join(request, deadline, refusing())
+            except BaseException:
+                self._note_gone(request)
+                raise
             if self._is_void(entry):
                 await asyncio.sleep(_RETRY_SECONDS)  # it registers anew within a second
                 continue
@@ -97,7 +106,20 @@ class Joins:
         group = self._registry.open(entry.plan, lambda: self._make(entry))
         group.begin()
         self._opened(group)
+        for session in {*self._gone}.intersection(entry.plan.sessions):
+            group.rank_ended(session, _GONE)
         return group
+
+    def _note_gone(self, request: Mapping[str, Any]) -> None:
+        """Have the group go on without a rank that is gone, and may be in its plan all the same.
+
+        Other ranks of this node may have got the plan, or be about to.
+        """
+        name, session = request["group"], request["session"]
+        self._gone.append(session)
+        for group in self._registry.all():
+            if group.name == name and session in group.plan.sessions:
+                group.rank_ended(session, _GONE)
 
     def _is_void(self, entry: Entry) -> bool:
         """Return True for a term of another life of the store than this node has registered with.

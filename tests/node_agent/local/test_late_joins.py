@@ -40,6 +40,7 @@ class Running:
         self.begun = 0
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
+        self.epochs = [EPOCH]
         self._waits_for = waits_for
 
     def begin(self) -> None:
@@ -64,7 +65,7 @@ class Late:
         self.ended: list[int] = []  # with each of those, the opening that is over
         self.generation = generation
         self.registry, self.opened = Registry(), list[Group]()
-        self.record: Mapping[str, Any] = RECORD
+        self.record: Mapping[str, Any] | None = RECORD
         self.draining = Draining("a", list, lambda _: None)
         self._plan, self._waits_for = plan, waits_for
         self.seats: Any = create_autospec(Seats, instance=True)
@@ -94,8 +95,10 @@ class Late:
         """The orchestrator announces the term that has let the node in."""
         self._joins.let_in(first_record(self._plan))
 
-    def join(self, seconds: float = 5.0, *, is_new: bool = True) -> asyncio.Task[Admission]:
-        request = {**REQUEST, "init_timeout": seconds}
+    def join(
+        self, seconds: float = 5.0, *, is_new: bool = True, session: str = "new"
+    ) -> asyncio.Task[Admission]:
+        request = {**REQUEST, "init_timeout": seconds, "session": session}
         return asyncio.create_task(self._joins.join(request, is_new=is_new))
 
     async def asks(self, number: int = 0) -> Admitted:
@@ -182,6 +185,39 @@ def test_a_process_that_is_in_a_group_opens_others_while_its_node_drains() -> No
         late.draining.begin("an operator drains it")
         await heard(tell, EPOCH)
         assert (await joining).epoch is EPOCH
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "opens later"])
+def test_a_rank_that_gives_up_as_its_plan_comes_is_not_in_the_group_that_others_open(
+    is_open: bool,
+) -> None:
+    """Its node takes part in that with another rank, and would count on this one."""
+    plan = make_plan([[0, 1], [2]])
+    mine, other = plan.sessions[:2]
+
+    async def run() -> None:
+        late = Late(plan)
+        late.record = None
+        never = asyncio.Event()
+
+        async def wait(request: Mapping[str, Any], *_: Any) -> Entry:
+            if request["session"] == mine:
+                await never.wait()
+            return Entry(plan)
+
+        late.seats.join.side_effect = wait
+        dying = late.join(session=mine)
+        await until(lambda: late.seats.join.call_count, "it has asked")
+        if is_open:
+            await late.join(session=other)
+        dying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dying
+        if not is_open:
+            await late.join(session=other)
+        assert late.groups[0].ended == [(mine, "was gone before it was in the group")]
 
     asyncio.run(run())
 

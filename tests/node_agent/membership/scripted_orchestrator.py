@@ -70,6 +70,7 @@ class ScriptedOrchestrator:
         refused_joins: the refusal of all joins.
         given_back: group, rank and reason of all seats that were left, over the link or REST.
         ended: with each of those, the opening that all ranks have left; 0 for none.
+        was_joining: with each of those, whether its plan may have been on its way.
         is_down: all requests are answered as by a gateway, and links are refused.
         is_silent: nothing is answered on links.
         keeps_registering_waiting: REGISTER alone is not answered.
@@ -86,6 +87,7 @@ class ScriptedOrchestrator:
         self.formation: Json | None = {"ready": False, "missing": [1]}
         self.given_back: list[tuple[str, int, str]] = []
         self.ended: list[int] = []
+        self.was_joining: list[bool] = []
         self.peers: list[str] = []
         self.lease_seconds = 5.0
         self.beat_seconds = 0.02
@@ -147,6 +149,7 @@ class ScriptedOrchestrator:
             case "DELETE", [_, _, "groups", group, "ranks", rank]:
                 self.given_back.append((group, int(rank), request.query_params["reason"]))
                 self.ended.append(int(request.query_params["ended"]))
+                self.was_joining.append(request.query_params["was_joining"] == "true")
         return JSONResponse({})
 
     async def _serve(self, socket: WebSocket) -> None:
@@ -184,6 +187,7 @@ class ScriptedOrchestrator:
         elif message["type"] == "leave":
             self.given_back.append((body["group"], body["rank"], body["reason"]))
             self.ended.append(body["ended"])
+            self.was_joining.append(body["was_joining"])
         else:
             self.seats.append(body)
             if self.refused_joins is not None:

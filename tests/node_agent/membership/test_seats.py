@@ -240,6 +240,7 @@ async def test_a_rank_that_ends_while_it_waits_gives_its_seat_back(
         with pytest.raises(asyncio.CancelledError):
             await joining
     assert one.given_back == [("train", 0, "lost")]
+    assert one.was_joining == [True], "the plan may be on its way"
 
 
 async def test_a_rank_whose_node_drains_while_it_waits_gives_its_seat_back(
@@ -295,6 +296,7 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         await until(lambda: not node.seats._owed, "it knows that")
         assert set(one.given_back) == {("train", 3, "lost")}
         assert set(one.ended) == {7}
+        assert set(one.was_joining) == {False}
 
 
 async def test_seats_that_are_given_back_together_are_given_back_once_each(

@@ -127,6 +127,31 @@ def test_a_group_that_is_full_takes_in_a_rank_when_another_has_left(loses: bool)
     assert sorted(seats_of(state)) == ["new", "s1"]
 
 
+@pytest.mark.parametrize("max_world", [None, 4], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("was_joining", [True, False])
+def test_a_node_whose_ranks_were_gone_before_they_had_the_plan_has_no_vote(
+    was_joining: bool, max_world: int | None
+) -> None:
+    """It may not know of the group, and the others would wait for its word for ever."""
+    gone = replace(leave(0, Reason.LOST), was_joining=was_joining)
+    state, _ = play([gone], running(max_world=max_world))
+    assert seats_of(state) == ["s1"]
+    assert voters_of(state) == (("b",) if was_joining else ("a", "b"))
+    assert state.term is not None
+    told = (("a", "has lost its ranks before the group opened"),)
+    assert state.term.term.lost == (told if was_joining else ())
+
+
+def test_a_node_with_a_rank_that_is_left_keeps_its_vote() -> None:
+    """That one gets the plan."""
+    joins = [elastic(rank, "aab"[rank], of=3) for rank in range(3)]
+    gone = replace(leave(0, Reason.LOST), was_joining=True)
+    state, _ = play([*joins, gone])
+    assert voters_of(state) == ("a", "b")
+    state, _ = play([replace(gone, rank=1, session="s1")], state)
+    assert voters_of(state) == ("b",)
+
+
 @EITHER
 def test_nobody_joins_a_group_of_which_no_node_has_told_since_its_record_was_lost(
     loses: bool,

@@ -85,11 +85,21 @@ class _Seat:
 
 @dataclass(eq=False)
 class _Debt:
-    """A seat that this node has still to give back."""
+    """A seat that this node has still to give back.
+
+    Attributes:
+        was_joining: the plan, or the term, that lets the rank in may be on its way here.
+    """
 
     reason: str
-    ended: int
+    ended: int = 0
+    was_joining: bool = False
     paying: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the orchestrator is told."""
+        return {"reason": self.reason, "ended": self.ended, "was_joining": self.was_joining}
 
 
 class Seats:
@@ -134,10 +144,10 @@ class Seats:
                 return await self._await_plan(request, deadline)
         except asyncio.CancelledError:
             # The rank died meanwhile: nobody must wait for this seat.
-            await self._give_up(seat, _Debt("lost", 0))
+            await self._give_up(seat, _Debt("lost", was_joining=True))
             raise
         except BaseException:
-            await self._give_up(seat, _Debt("withdrawn", 0))
+            await self._give_up(seat, _Debt("withdrawn", was_joining=True))
             raise
 
     async def _await_plan(self, request: dict[str, Any], deadline: float) -> Entry:
@@ -180,7 +190,13 @@ class Seats:
         return await self._link.ask(pack, deadline, _ANSWER_SECONDS)
 
     async def give_up_seat(
-        self, group: str, rank: int, session: str, reason: str, *, ended: int = 0
+        self,
+        group: str,
+        rank: int,
+        session: str,
+        reason: str,
+        *,
+        ended: int = 0,
     ) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
 
@@ -228,7 +244,7 @@ class Seats:
                 del self._owed[seat]
 
     async def _leave(self, seat: _Seat, debt: _Debt) -> None:
-        left = {"session": seat.session, "reason": debt.reason, "ended": debt.ended}
+        left = {"session": seat.session, **debt.said}
         if not self._link.is_open:
             path = f"/v1/groups/{seat.group}/ranks/{seat.rank}"
             await self._client.call("DELETE", path, params=left, timeout=_GIVE_BACK_SECONDS)

@@ -198,9 +198,13 @@ async def leave(
     ended: Annotated[
         wire.EpochNumber, Query(description="The opening that its nodes say all others have left.")
     ] = 0,
+    was_joining: Annotated[
+        bool, Query(description="Its node may not know yet that the group is complete.")
+    ] = False,
 ) -> wire.Empty:
     """Take a rank out of a group that is forming or complete, which goes on with the others."""
-    await service.leave(group, Leave(rank, session, Reason(reason), ended))
+    leave = Leave(rank, session, Reason(reason), ended, was_joining=was_joining)
+    await service.leave(group, leave)
     return wire.Empty()
 
 

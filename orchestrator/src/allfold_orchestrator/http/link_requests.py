@@ -86,7 +86,8 @@ class LinkRequests:
         body = messages.LeaveBody.model_validate(ask.body)
         if (joining := self._joining.get(body.session)) is not None:
             await asyncio.wait([joining])  # else the seat would be taken after it was left
-        leave = Leave(body.rank, body.session, Reason(body.reason), body.ended)
+        reason = Reason(body.reason)
+        leave = Leave(body.rank, body.session, reason, body.ended, was_joining=body.was_joining)
         await self._orchestrator.leave(body.group, leave)
         self._answer(ask.number, "{}")
 

@@ -171,6 +171,7 @@ class LeaveBody(Given):
     session: Name
     reason: LeaveReason
     ended: EpochNumber = 0
+    was_joining: bool = False
 
 
 Up = Register | Beat | Accuse | Withdraw | Alive | Ask

@@ -266,6 +266,7 @@ class Leave:
         ended: the opening whose nodes have told the rank that all others had left it before it was
             in; 0 where they have not.
         store: its life now, where it is known.
+        was_joining: its node may not know yet that the group is complete.
     """
 
     rank: int
@@ -273,6 +274,7 @@ class Leave:
     reason: Reason
     ended: int = 0
     store: StoreLife | None = None
+    was_joining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

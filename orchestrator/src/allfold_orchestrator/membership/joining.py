@@ -27,7 +27,7 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import TermRecord, Voter
-from allfold_orchestrator.membership.terms import admit, recalled, without_empty_newcomer
+from allfold_orchestrator.membership.terms import admit, recalled, without_empty_node
 
 
 def running_params(state: GroupState) -> GroupParams | None:
@@ -79,14 +79,15 @@ def join_running(state: GroupState, join: Join) -> Outcome:
 def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> GroupState:
     """Return a group after a rank has left it, without its node if that has no other rank.
 
-    That is so only for nodes that joined it while it ran, where the rank ended on its own account:
-    nobody knows if the node has heard that it was let in.
+    That is so only for nodes that joined it while it ran, where the rank ended on its own account,
+    and for those whose ranks ended while the plan was on its way: nobody knows if the node has
+    heard that it is in.
     """
     old, record = term_record(before), term_record(state)
     if state is before or old is None or record is None or leave.reason is Reason.FINISHED:
         return state
     node = next((seat.node for seat in old.seats if seat.session == leave.session), "")
-    narrowed = without_empty_newcomer(record, node, leave.store)
+    narrowed = without_empty_node(record, node, leave.store, was_joining=leave.was_joining)
     if narrowed is None:
         return state
     return replace(state, term=replace(narrowed, seats=()) if _of_term(state) else narrowed)

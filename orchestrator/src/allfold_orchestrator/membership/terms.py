@@ -103,21 +103,26 @@ def _narrowed(
     )
 
 
-def without_empty_newcomer(
-    record: TermRecord, node: str, store: StoreLife | None
+def without_empty_node(
+    record: TermRecord, node: str, store: StoreLife | None, *, was_joining: bool = False
 ) -> TermRecord | None:
     """Return the record of a term without a node that was let in, and has no rank any more.
 
     It may never have heard that it was, and the others would wait for its report. ``None`` if
     nothing is to change, or may: a record of an earlier life of the store makes no term.
+
+    Args:
+        was_joining: so it may be with a node that was there when the group opened.
     """
     seated = {seat.node for seat in record.seats}
     is_newcomer = any(each.node == node for each in record.term.newcomers)
     is_old = store is not None and record.generation < store.generation
-    if not is_newcomer or node in seated or not seated or record.recall is not None or is_old:
+    may_be_unaware = is_newcomer or (was_joining and node in record.voters)
+    if not may_be_unaware or node in seated or not seated or record.recall is not None or is_old:
         return None
     staying = {name for name in record.term.voters if name != node}
-    return _narrowed(record, staying, record.term.number + 1, {})
+    lost = {} if is_newcomer else {node: "has lost its ranks before the group opened"}
+    return _narrowed(record, staying, record.term.number + 1, lost)
 
 
 def admit(record: TermRecord, node: str, voter: Voter) -> TermRecord:
