@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import zlib
 from contextlib import suppress
@@ -122,6 +124,39 @@ def join_with_state(name: str, agent: str, numel: int, **options: Any) -> list[i
 
 
 STATES: dict[str, allfold.State] = {}
+
+
+class Mortal:
+    """A value of a state whose process is killed when the state is looked at."""
+
+    def __init__(self, dies: bool) -> None:
+        self._dies = dies
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def open_with_state(
+    name: str, agent: str, number: int | None, dies: bool, **options: Any
+) -> list[float]:
+    """``allfold.init`` with a state, whose weight is at first the number that this rank asks for.
+
+    Returns the number of ranks, their sum over them, and the weight of this rank.
+    """
+    state = allfold.State(
+        weight=np.full(1, -1.0 if number is None else float(number)), mortal=Mortal(dies)
+    )
+    group = allfold.init(
+        group=name, agent=agent, rank=number, state=state, max_world=8, timeout=20.0, **options
+    )
+    rank_worker.GROUPS[name] = group
+    total = group.all_reduce(state.weight.copy())
+    return [group.world_size, float(total[0]), float(state.weight[0])]
 
 
 def train_with_state(group: allfold.Group, folder: str, me: int, steps: int) -> list[float]:

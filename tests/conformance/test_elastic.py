@@ -322,6 +322,35 @@ def test_too_few_ranks_that_commit_wait_for_others_for_as_long_as_for_an_opening
             assert said in error.message
 
 
+@pytest.mark.parametrize("on_loss", ["raise", "shrink"])
+def test_a_rank_that_replaces_one_which_died_as_the_state_was_shared_gets_it_too(
+    pool: RankPool, services: Services, on_loss: str
+) -> None:
+    """With fewer than ``min_world`` ranks nothing is shared until others have come."""
+    options: dict[str, Any] = {"min_world": 3, "world_size": 3, "on_loss": on_loss}
+
+    def enter(job: Job, rank: int, number: int | None) -> Call:
+        return job.ranks[rank].start(
+            programs.open_with_state,
+            name=job.name,
+            agent=services.socket_of(job.nodes[rank]),
+            number=number,
+            dies=number == 2,
+            **options,
+        )
+
+    with pool.unregistered((0, 1, 0, 1)) as job:
+        calls = [enter(job, rank, rank) for rank in range(3)]
+
+        def sizes() -> list[int]:
+            groups = services.status("node1")["groups"]
+            return [each["world_size"] for each in groups if each["name"] == job.name]
+
+        wait_until(lambda: sizes() == [2], "one has died")
+        calls[2] = enter(job, 3, None)
+        assert results(calls) == [[3, 0.0, 0.0]] * 3, "all have that of rank 0"
+
+
 @pytest.mark.parametrize("numel", [1000, 3_000_000], ids=["short", "long"])
 def test_a_rank_that_joins_goes_on_from_the_state_of_the_others(
     pool: RankPool, services: Services, tmp_path: Path, numel: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,14 @@ from allfold._registry import registry
 from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
 from allfold._state.image import Image, Manifest
 from allfold._state.landing import Landing
-from allfold._state.tensors import form_of, identity_of, is_tensor
+from allfold._state.tensors import form_of, is_tensor
 from allfold._state.transfer import Offering, pull
-from allfold._state.tree import Flattened, Node, pair_tensors, unflatten
-from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
+from allfold._state.tree import Flattened, pair_tensors, unflatten
+from allfold._state.values import is_stateful, load, named_nodes, with_identities
+from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor, WorldChanged
 from allfold_core.wire.state_wire import MAX_SOURCES, spans
+
+log = logging.getLogger("allfold")
 
 _NO_OP_SINCE = (
     "the state was committed twice without a collective of group '{}' in between: newcomers get "
@@ -30,6 +34,10 @@ _NO_OP_SINCE = (
 _NOTHING_KEPT = (
     "nothing was kept to go back to: make the state with State(keep=True), and commit it before"
 )
+
+
+class _NotAgreed(Exception):
+    """The others have no state to give: they agree on one, with this rank."""
 
 
 class State:
@@ -68,6 +76,8 @@ class State:
         self._lineage = _new_lineage()
         self._offering: Offering | None = None
         self._offered_at = -1  # the next op of the group then
+        self._is_agreed = True  # but for the time of a sync
+        self._invitation: Offering | None = None  # for newcomers, to that sync
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -153,6 +163,29 @@ class State:
         """
         group = group or registry.default()
         seconds = group.timeout if timeout is None else checked_seconds("timeout", timeout)
+        self._is_agreed = False
+        try:
+            while not self._is_synced(group, seconds):
+                log.info("group '%s': others have joined, and the sync begins anew", group.name)
+        finally:
+            self._is_agreed = True
+            self._end_invitation()
+
+    def _is_synced(self, group: Group, seconds: float) -> bool:
+        """Sync once; return False if that is to begin anew, with newcomers.
+
+        Too few were left for it, and those who wait for the state are invited to it.
+        """
+        invitation = self._invitation
+        try:
+            self._sync(group, seconds)
+        except WorldChanged:
+            if self._invitation is invitation:
+                raise
+            return False
+        return True
+
+    def _sync(self, group: Group, seconds: float) -> None:
         view, newest, holders = find_holders(group, Version(self._commits, self._lineage), seconds)
         if len(holders) == view.world_size:
             return
@@ -168,6 +201,9 @@ class State:
             error = failure
         try:
             share_outcome(group, error, seconds + 2 * GRACE_SECONDS)
+        except WorldChanged:
+            error = None  # all begin anew
+            raise
         finally:
             if offering is not None:
                 offering.close()
@@ -182,7 +218,14 @@ class State:
         It returns at once: others pull while this rank computes its next step. Nothing in the state
         changes before the next op is done, which waits for the newcomers; the next commit, which
         comes after it, ends the offer.
+
+        While the group agrees on a state there is none yet, and newcomers are invited to that.
         """
+        if not self._is_agreed:
+            self._end_invitation()
+            nothing = Image(Flattened({}), {"commits": NOBODYS, "lineage": 0})
+            self._invitation = self.offer(group, _edge_tag(group), image=nothing)
+            return
         self._end_offer()
         self._offering = self.offer(group, _edge_tag(group))
         self._offered_at = group.next_op
@@ -199,24 +242,36 @@ class State:
         seconds = group.timeout if timeout is None else checked_seconds("timeout", timeout)
         # Newcomers have the last numbers. There may be others of them before this one, which offer
         # nothing, so the first ranks are asked first.
-        self.pull(group, range(group.rank), _edge_tag(group), seconds, turned=False)
+        try:
+            self.pull(group, range(group.rank), _edge_tag(group), seconds, turned=False)
+        except _NotAgreed:
+            self.sync(group, timeout=seconds)
 
     def _end_offer(self) -> None:
         if self._offering is not None:
             self._offering.close()
             self._offering = None
 
+    def _end_invitation(self) -> None:
+        if self._invitation is not None:
+            self._invitation.close()
+            self._invitation = None
+
     # Parts of the above
 
-    def offer(self, group: Group, tag: str, view: EpochView | None = None) -> Offering:
+    def offer(
+        self, group: Group, tag: str, view: EpochView | None = None, image: Image | None = None
+    ) -> Offering:
         """Let ranks of the group pull this state; leave it alone until the offer is closed.
 
         Args:
             tag: what all who offer this version call it.
             view: the epoch of the rank numbers; by default the current one.
+            image: offered instead.
         """
         view = view or group.membership.view
-        return Offering(group.membership, _id(group, tag, view, view.rank), self._image())
+        state_id = _id(group, tag, view, view.rank)
+        return Offering(group.membership, state_id, image or self._image())
 
     def pull(
         self,
@@ -260,13 +315,15 @@ class State:
     def _flattened(self) -> Flattened:
         return Flattened(
             {
-                name: value.state_dict() if _is_stateful(value) else value
+                name: value.state_dict() if is_stateful(value) else value
                 for name, value in self._values.items()
             }
         )
 
     def _places(self, manifest: Manifest) -> list[Any | None]:
         """Return this rank's own tensors where those of the manifest belong, if they fit."""
+        if manifest.about.get("commits") == NOBODYS:
+            raise _NotAgreed
         own = self._flattened()
         self._check_names(manifest)
         places: list[Any | None] = [None] * len(manifest.forms)
@@ -277,7 +334,7 @@ class State:
         return places
 
     def _check_names(self, manifest: Manifest) -> None:
-        theirs = set(_named_nodes(manifest))
+        theirs = set(named_nodes(manifest))
         if theirs != self._values.keys():
             raise InvalidArgument(
                 f"this rank's state has {sorted(self._values)}, that of the others has "
@@ -286,7 +343,7 @@ class State:
 
     def _check_arrays(self, manifest: Manifest, places: Sequence[Any | None]) -> None:
         """Arrays and tensors that the program has at hand must be overwritten, not replaced."""
-        for name, node in _named_nodes(manifest).items():
+        for name, node in named_nodes(manifest).items():
             value = self._values[name]
             if not is_tensor(value):
                 continue
@@ -305,53 +362,16 @@ class State:
         """Assign the values of a state that was received."""
         manifest, tensors = landing.finish()
         values = unflatten(manifest.node, tensors)
-        for name, node in _named_nodes(manifest).items():
+        for name, node in named_nodes(manifest).items():
             known = self._values[name]
-            if _is_stateful(known):
-                _load(known, values[name], _with_identities(node, tensors))
+            if is_stateful(known):
+                load(known, values[name], with_identities(node, tensors))
             elif not is_tensor(known):
                 self._values[name] = values[name]
         try:
             self._commits, self._lineage = manifest.about["commits"], manifest.about["lineage"]
         except KeyError as error:
             raise PeerSentIncoherentTensor(f"a state without its {error}") from error
-
-
-def _load(known: Any, value: Any, node: Node) -> None:
-    """Call ``load_state_dict``, unless all values are already in place in the object's tensors."""
-    own = known.state_dict()
-    flattened = Flattened(own)
-    if _with_identities(flattened.node, flattened.tensors) == node:
-        return
-    if hasattr(own, "_metadata"):  # of torch modules: the versions of their classes
-        value._metadata = own._metadata
-    known.load_state_dict(value)
-
-
-def _with_identities(node: Node, tensors: Sequence[Any]) -> Node:
-    """Return a JSON form with the memory of each tensor in place of its index."""
-    if isinstance(node, list):
-        return [_with_identities(each, tensors) for each in node]
-    if not isinstance(node, dict):
-        return node
-    ((name, content),) = node.items()
-    if name == "tensor":
-        return {name: identity_of(tensors[content])}
-    return {name: _with_identities(content, tensors)}
-
-
-def _is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
-
-
-def _named_nodes(manifest: Manifest) -> dict[str, Node]:
-    """Return the nodes of a state's values by name."""
-    try:
-        return dict(manifest.node["dict"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise PeerSentIncoherentTensor("a state without names") from error
 
 
 def _new_lineage() -> int:
