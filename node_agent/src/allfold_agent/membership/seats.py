@@ -190,13 +190,7 @@ class Seats:
         return await self._link.ask(pack, deadline, _ANSWER_SECONDS)
 
     async def give_up_seat(
-        self,
-        group: str,
-        rank: int,
-        session: str,
-        reason: str,
-        *,
-        ended: int = 0,
+        self, group: str, rank: int, session: str, reason: str, *, ended: int = 0
     ) -> None:
         """Leave a group, or its formation; ``reason`` is finished, withdrawn or lost.
 
