@@ -135,7 +135,9 @@ def test_a_failure_ends_the_run_when_the_restarts_are_used_up(allfold: Commands)
     command = allfold.run("run", *allfold.agent(), *options, script, status=7)
     assert command.out.count("waits") == 1
     assert "rank 1 ended with status 7; it is started again" in command.err
-    assert "rank 1 ended with status 7; the others have 0.2 s" in command.err
+    assert (
+        "rank 1 ended with status 7; no restart is left of 1; the others have 0.2 s" in command.err
+    )
 
 
 def test_a_rank_that_fails_last_is_not_started_again(allfold: Commands, tmp_path: Path) -> None:

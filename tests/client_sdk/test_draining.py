@@ -166,6 +166,18 @@ def test_a_program_that_looks_hears_of_it_without_an_op(agent: FakeAgent) -> Non
     leaves(agent, group.barrier)
 
 
+def test_a_rank_that_leaves_as_its_node_drains_says_so(
+    agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends with status 0, and would else end without a word."""
+    group = join(agent)
+    agent.drain("node a drains")
+    wait_until(lambda: group.should_leave, "it has heard")
+    leaves(agent, group.barrier)
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert told == ["this process leaves its groups at the next edge, as node a drains"]
+
+
 def test_where_all_commit_a_rank_asks_once_to_be_let_go_and_goes_on(agent: FakeAgent) -> None:
     group = join(agent, joins="commit")
     signal.raise_signal(signal.SIGTERM)

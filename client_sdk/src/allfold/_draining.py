@@ -77,7 +77,7 @@ class Draining:
     def tell(self, reason: str) -> None:
         """Log and note the request to leave; the first reason counts. Not for signal handlers."""
         if self.reason is None and self._watching:
-            log.info("this process leaves its groups at the next edge, as %s", reason)
+            log.warning("this process leaves its groups at the next edge, as %s", reason)
         elif self.reason is None:
             log.warning("%s; this process goes on, as none of its groups is elastic", reason)
         self.ask(reason)

@@ -160,12 +160,17 @@ class Launch:
     def _rank_ended(self, rank: RankProcess, status: int) -> None:
         if status == 0:
             self._ended_well.add(rank.number)
-        if status and self._may_restart and self._plan_restart(rank, status):
-            return
+        spent = ""
+        if status and self._may_restart:
+            if self._plan_restart(rank, status):
+                return
+            most = self._policy.max_restarts
+            spent = f"; no restart is left of {most}" if most else ""
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
         if ends_the_run or (status and not self._ending.begun):
             rank.show_unshown()
-            self._note(f"{rank.child.name} {rank.child.ending}{self._consequence(ends_the_run)}")
+            then = self._consequence(ends_the_run)
+            self._note(f"{rank.child.name} {rank.child.ending}{spent}{then}")
 
     @property
     def _may_restart(self) -> bool:

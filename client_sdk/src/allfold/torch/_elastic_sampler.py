@@ -72,7 +72,11 @@ class ElasticSampler(Progress, Sampler[list[int]]):
             InvalidArgument: it has another sampler, or does not keep the order of the batches.
         """
         if loader.batch_sampler is not self:
-            raise InvalidArgument("the loader has another batch_sampler than this one")
+            raise InvalidArgument(
+                "the loader has another batch_sampler than this one; make it with "
+                "DataLoader(dataset, batch_sampler=sampler), and let no library replace that: the "
+                "sampler shares the samples out by itself"
+            )
         if not getattr(loader, "in_order", True):
             raise InvalidArgument("the loader has to keep the order of the batches: in_order=True")
         epoch = self.epoch
