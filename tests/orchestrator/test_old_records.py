@@ -11,7 +11,7 @@ from allfold_orchestrator.membership.group_state import AgentRegisters, Leave, R
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, TermRecord
 from allfold_orchestrator.store import keys
-from allfold_orchestrator.sweeper import LOOK_AGAIN_SECONDS, WANTED_SECONDS
+from allfold_orchestrator.sweeper import LOOK_AGAIN_SECONDS, WANTED_SECONDS, Grace
 from tests.orchestrator.builders import GROUP
 from tests.orchestrator.conftest import LEASE_SECONDS, Backend, MakeStore, ManualClock
 from tests.orchestrator.sweeping import Replica, run_for
@@ -152,3 +152,11 @@ async def test_nodes_that_a_store_without_their_leases_has_in_a_group_do_not_hol
     seconds = LEASE_SECONDS + WANTED_SECONDS + LOOK_AGAIN_SECONDS + SOON
     assert await init(replica, clock, 2 * seconds, max_world)
     assert await is_open_for(replica, "c")
+
+
+async def test_a_store_that_has_lost_something_gives_all_nodes_a_lease_to_register() -> None:
+    """The leases that it has may be those of an old snapshot."""
+    grace = Grace(5.0)
+    assert [grace.allows_eviction(now, 1) for now in (0.0, 2.0, 4.0, 6.0)] == [*[False] * 3, True]
+    assert [grace.allows_eviction(now, 2) for now in (8.0, 10.0, 12.0)] == [False] * 3
+    assert grace.allows_eviction(14.0, 2)
