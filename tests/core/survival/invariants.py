@@ -58,6 +58,8 @@ def _has_part(w: World, n: int, seq: int) -> bool:
 
 def check_start(w: World, n: int, start: Start) -> None:
     """An op is run where it may be, with calls that fit."""
+    if start.seq <= w.agents[n].watermark:
+        raise Violation(f"op {start.seq} is run on node {n}, which takes it for final")
     if any(seat.since > start.seq for seat in start.epoch.seats):
         raise Violation(f"op {start.seq} is run with ranks that come later: {start.epoch.seats}")
     if len(start.epoch.seats) < w.s.min_world:
@@ -134,3 +136,17 @@ def check_end(w: World) -> None:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
             if mine and OTHERS not in me.epoch.waiting:
                 raise Violation(f"I4: rank {rank} on node {n} never goes on after a commit")
+    _check_nothing_is_kept(w)
+
+
+def _check_nothing_is_kept(w: World) -> None:
+    """Every node learns which ops are final on all of them, and drops its copies of results."""
+    survivors = [n for n in w.live() if not w.excluded(n)]
+    final = -1
+    while final + 1 < len(w.s.kinds) and all(
+        (n, final + 1) in w.told or not _has_part(w, n, final + 1) for n in survivors
+    ):
+        final += 1
+    for n in survivors:
+        if any(_has_part(w, n, k) for k in range(final + 1)) and w.agents[n].floor < final:
+            raise Violation(f"op {final} is final, and node {n} knows only of {w.agents[n].floor}")

@@ -13,6 +13,7 @@ from allfold_core.plan import Layout
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import (
+    Drop,
     Instructions,
     Release,
     SendClosing,
@@ -103,6 +104,24 @@ class ReleasesAlone(AgentMachine):
             self._forget()
             done.append(Release(self.floor))
         return done
+
+
+class TakesOpsOfOthersForFinal(AgentMachine):
+    """An op that the others have yet to begin is over on a node without ranks."""
+
+    def _leave_out(self, seq: int) -> Drop:
+        return self._drop(seq)
+
+    def _drop(self, seq: int) -> Drop:
+        self._passed.add(seq)
+        return super()._leave_out(seq)
+
+
+class StopsAtOpsOfOthers(AgentMachine):
+    """An op that goes on without its ranks is never over on a node."""
+
+    def _drop(self, seq: int) -> Drop:
+        return self._leave_out(seq)
 
 
 class NeverCloses(AgentMachine):
@@ -271,6 +290,7 @@ LATE = "one late all-reduce, verdict, crash"
 JUDGED = "one all-reduce, verdict, false suspicion"
 ORDER = "another order, raise"
 BACK_AGAIN = "a node is evicted, and joins again"
+EMPTY = "a node without ranks has one again, before an op that others have called"
 RECALL = "one all-reduce, record lost, false suspicions"
 # Two rules are not here, as they need nodes that join and long ways: the grace after the loss of
 # the record, and that a node whose term has no voter in common with the record's is out. As long
@@ -304,8 +324,10 @@ CASES = {
     "newcomers have a part in what has begun": of_decision(
         "a node joins", Evidence, "first_untouched", right_after_the_floor
     ),
+    "what others have yet to begin is over": of_agent(EMPTY, TakesOpsOfOthersForFinal),
+    "what goes on without a node is never over there": of_agent(EMPTY, StopsAtOpsOfOthers),
     "the end of an edge is missed": Case(
-        "deep: commits, leaving", Mutant(agent=StaysForTheNextEdge), seed=1
+        "deep: commits", Mutant(agent=StaysForTheNextEdge), seed=7
     ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),

@@ -242,6 +242,17 @@ JOINS = [
         rank_deaths=2,
     ),
     Scenario(
+        "a node without ranks has one again, before an op that others have called",
+        kinds=("ar",),
+        rank_node=(0, 0, 1, 1),
+        nodes=2,
+        joiners=(3,),
+        max_world=3,
+        mortal=(2,),
+        late=((1, 0), (2, 0)),
+        rank_deaths=1,
+    ),
+    Scenario(
         "a node is evicted, and joins again",
         rank_node=(0, 1, 2, 2),
         joiners=(3,),

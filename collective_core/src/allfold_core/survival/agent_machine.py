@@ -202,7 +202,9 @@ class AgentMachine(OpMachine):
                 yield from self._cancel(seq, entry)
                 entry.stamp = outcome.stamp
             if not self.epochs[outcome.stamp].sessions_on(self.node):
-                yield self._drop(seq)
+                # An older epoch is settled; what has the current one may begin in a later one.
+                older = outcome.stamp != self.epoch.stamp
+                yield self._drop(seq) if older else self._leave_out(seq)
 
     def _drop_calls_of_the_lost(self) -> None:
         """Forget what a rank had called that is not in the epoch of the op.

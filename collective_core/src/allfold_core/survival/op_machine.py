@@ -259,8 +259,13 @@ class OpMachine:
         return epoch.sessions_on(self.node).difference(self.dead, gone)
 
     def _drop(self, seq: int) -> Drop:
-        del self.ops[seq]
+        """Give up an op that is decided, and of which nobody here gets anything."""
         self._passed.add(seq)
+        return self._leave_out(seq)
+
+    def _leave_out(self, seq: int) -> Drop:
+        """Forget an op that runs without this node; in a later epoch it may have a part again."""
+        del self.ops[seq]
         return Drop(seq)
 
     # Watermarks
