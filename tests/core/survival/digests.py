@@ -37,7 +37,7 @@ def digest_of(w: World) -> object:
 def _of_members(w: World) -> object:
     return (
         (frozenset(w.granted.items()), frozenset(w.ready), frozenset(w.left), w.wanted),
-        (frozenset(w.at_edge.items()), frozenset(w.passed)),
+        (frozenset(w.at_edge.items()), frozenset(w.passed), frozenset(w.past)),
         (frozenset(w.views.items()), frozenset(w.seats.items())),
     )
 
@@ -85,8 +85,9 @@ def _of_report(report: Report) -> object:
             (seq, op.state, op.stamp, tuple((s, call.view) for s, call in op.calls.items()))
             for seq, op in report.ops.items()
         )
+        numbers = report.floor, report.passed
         wishes = _of_wishes(report.wishes)
-        known = hash((_of_epoch(report.epoch), tuple(report.dead), report.floor, ops, wishes))
+        known = hash((_of_epoch(report.epoch), tuple(report.dead), numbers, ops, wishes))
         report.__dict__["_content"] = known
     return known
 

@@ -101,10 +101,13 @@ def _mistakes(w: World, record: int) -> Iterator[Action]:
 
 
 def _deadlines(w: World) -> Iterator[Action]:
+    """The deadlines of what some living rank has called."""
+    live = w.live()
+    waiting = {k for rank, k in w.called if rank not in w.dead and w.s.rank_node[rank] in live}
     for t in w.leaders:
         n = number(w.terms[t].leader)
         if w.alive[n] and w.term_of(n) == t and not w.agents[n].frozen:
-            for k in range(len(w.s.kinds)):
+            for k in sorted(waiting):
                 entry = w.agents[n].ops.get(k)
                 unknown = entry is None and k > w.agents[n].floor
                 if unknown or (entry is not None and entry.state is OpState.OPEN):

@@ -108,8 +108,7 @@ def waits_for_others(w: World) -> Iterator[Action]:
             continue
         called = [seq for at, seq in w.called if at == rank]
         seq = max(called, default=w.first_op(rank) - 1) + 1
-        is_next = seq < len(w.s.kinds) and (rank, seq) not in w.passed
-        if is_next and w.edge_of_too_few(rank):
+        if seq < len(w.s.kinds) and w.edge_of_too_few(rank, seq):
             yield f"rank {rank} waits for others before op {seq}", False, do(_commit, rank, n, seq)
 
 
@@ -120,9 +119,9 @@ def _leave(w: World, rank: int, n: int) -> None:
 
 def _commit(w: World, rank: int, n: int, seq: int) -> None:
     """No message is sent unless somebody waits."""
-    edge = w.edge_of(rank)
+    edge = w.edge_of(rank, seq)
     if not edge:
         w.passed.add((rank, seq))
         return
-    w.at_edge[rank] = seq
+    w.at_edge[rank] = seq, edge
     w.carry_out(n, w.agents[n].at_edge(f"r{rank}", seq, edge))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +13,11 @@ from allfold_core.plan import Layout
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import (
-    Drop,
+    Instruction,
     Instructions,
     Release,
     SendClosing,
+    SendReport,
 )
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.losses import packed
@@ -106,22 +107,35 @@ class ReleasesAlone(AgentMachine):
         return done
 
 
-class TakesOpsOfOthersForFinal(AgentMachine):
-    """An op that the others have yet to begin is over on a node without ranks."""
+class ForgetsWhatItHasPassed(AgentMachine):
+    """Ranks that join may have a part in an op that went on without their node."""
 
-    def _leave_out(self, seq: int) -> Drop:
-        return self._drop(seq)
-
-    def _drop(self, seq: int) -> Drop:
-        self._passed.add(seq)
-        return super()._leave_out(seq)
+    def _report(self, number: int) -> Instructions:
+        (sent,) = super()._report(number)
+        assert isinstance(sent, SendReport)
+        return [SendReport(replace(sent.report, passed=-1))]
 
 
-class StopsAtOpsOfOthers(AgentMachine):
-    """An op that goes on without its ranks is never over on a node."""
+class AwaitsItsFormerLife(AgentMachine):
+    """A node that was left out, and came back, takes part in what its ranks of then had begun."""
 
-    def _drop(self, seq: int) -> Drop:
-        return self._leave_out(seq)
+    def _ours(self, epoch: Epoch) -> frozenset[str]:
+        return epoch.sessions_on(self.node)
+
+
+class WaitsForOpsOfOthers(AgentMachine):
+    """A node does not pass the ops that are final everywhere, and in which it has no part."""
+
+    def _is_over(self, seq: int) -> bool:
+        entry = self.ops.get(seq)
+        return entry.is_final if entry else seq in self._passed
+
+
+class KeepsWhatNobodyTakes(AgentMachine):
+    """What dead ranks have called stays open, though others have the result."""
+
+    def _drop_what_is_over(self) -> Iterator[Instruction]:
+        return iter(())
 
 
 class NeverCloses(AgentMachine):
@@ -324,8 +338,16 @@ CASES = {
     "newcomers have a part in what has begun": of_decision(
         "a node joins", Evidence, "first_untouched", right_after_the_floor
     ),
-    "what others have yet to begin is over": of_agent(EMPTY, TakesOpsOfOthersForFinal),
-    "what goes on without a node is never over there": of_agent(EMPTY, StopsAtOpsOfOthers),
+    "what went on without a node is forgotten": of_agent(EMPTY, ForgetsWhatItHasPassed),
+    "what ranks of a former life have begun is awaited": Case(
+        "deep: joins, min_world", Mutant(agent=AwaitsItsFormerLife), seed=3
+    ),
+    "what is final on all others is awaited": Case(
+        "deep: joins, all kinds", Mutant(agent=WaitsForOpsOfOthers), seed=1
+    ),
+    "what dead ranks have called is awaited": Case(
+        "deep: joins", Mutant(agent=KeepsWhatNobodyTakes), seed=1
+    ),
     "the end of an edge is missed": Case(
         "deep: commits", Mutant(agent=StaysForTheNextEdge), seed=7
     ),

@@ -129,9 +129,8 @@ def test_an_op_of_an_epoch_without_ranks_of_this_node_is_dropped() -> None:
     me.freeze(0, 1)
     me.install(decided({0: Run(ALONE.stamp)}, ALONE))
     assert not me.ops
-    assert me.watermark == -1, "it may have a part again before the others begin the op"
-    me.learn_floor(0)
-    assert me.watermark == 0, "the op is over on all nodes"
+    assert me.watermark == 0, "it has no part in the op any more"
+    assert report(me.freeze(0, 2)).passed == 0, "nor do ranks that join there"
 
 
 def test_an_error_stays_until_every_local_rank_has_called_and_all_nodes_know_it() -> None:

@@ -111,6 +111,7 @@ def reports(draw: st.DrawFn) -> Report:
         draw(st.dictionaries(TEXTS, SEQS, max_size=2)),
         draw(SMALL),
         draw(WISHES),
+        draw(FLOORS),
     )
 
 
@@ -170,6 +171,7 @@ REPORTED = Report(
     },
     {"s0": 5},
     wishes=Wishes(("new",), ("s0",), {"s0": 5}),
+    passed=4,
 )
 JOINING = Report("b", REPORTED.term, 0, NO_EPOCH, (), {}, -1, {}, {}, wishes=Wishes(("new",)))
 DECIDED = Install(

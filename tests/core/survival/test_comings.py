@@ -13,10 +13,29 @@ from allfold_core.survival.admission import (
 )
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import decide
-from allfold_core.survival.instructions import Evicted, LeaveEdge, SendDoubt, SendReport
+from allfold_core.survival.instructions import (
+    Cancel,
+    Drop,
+    Evicted,
+    HandOut,
+    LeaveEdge,
+    Release,
+    SendDoubt,
+    SendReport,
+    SendWishes,
+)
 from allfold_core.survival.policy import GroupPolicy
-from allfold_core.survival.records import Epoch, Seat, Stamp, Term
-from allfold_core.survival.reports import Doubt, Fail, Install, Reason, Report, Wishes
+from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
+from allfold_core.survival.reports import (
+    Doubt,
+    Fail,
+    Forward,
+    Install,
+    Reason,
+    Report,
+    Run,
+    Wishes,
+)
 from tests.core.survival.calls import call_of
 
 SEATS = (Seat("r0", "a"), Seat("r1", "b", 1))
@@ -93,3 +112,69 @@ def test_too_few_ranks_call_nothing_where_others_come_in_at_edges() -> None:
     failed = install.outcomes[4]
     assert isinstance(failed, Fail)
     assert "2 ranks are left and min_world is 3" in failed.error
+
+
+def test_a_rank_that_others_await_in_an_op_from_before_an_edge_does_not_stop_there() -> None:
+    machine, since = AgentMachine("a", POLICY, TERM, FIRST), replace(FIRST, ordinal=1, edges=1)
+    alone = replace(since, stamp=Stamp(1, 1, 0), waiting=("r2",))
+    machine.freeze(1, 1)
+    machine.install(Install(1, 1, alone, (FIRST,), -1, {4: Run(FIRST.stamp), 5: Run(FIRST.stamp)}))
+    assert machine.at_edge("r0", 4, edge=1) == [LeaveEdge(("r0",))]
+    machine.call(4, "r0", call_of(Kind.ALL_REDUCE))
+    assert machine.at_edge("r0", 6, edge=1) == [SendWishes(Wishes(at_edge={"r0": 6}))]
+
+
+def test_a_rank_that_waits_at_an_edge_goes_on_once_others_await_it_in_an_op_from_before() -> None:
+    machine = AgentMachine("a", POLICY, TERM, FIRST)
+    edge = replace(FIRST, waiting=("r2",), edges=1)
+    before = replace(edge, stamp=Stamp(1, 1, 0))
+    install(machine, 1, before)
+    machine.at_edge("r0", 4, edge=1)
+    machine.freeze(1, 2)
+    lost = replace(edge, stamp=Stamp(1, 2, 0), ordinal=1)
+    done = machine.install(Install(1, 2, lost, (before,), -1, {4: Run(before.stamp)}))
+    assert done[-2:] == [LeaveEdge(("r0",)), SendWishes(Wishes())]
+
+
+def test_a_node_whose_ranks_are_all_new_begins_behind_what_the_old_ones_have_left_open() -> None:
+    machine = AgentMachine("b", POLICY, TERM, FIRST)
+    joined = Epoch(Stamp(1, 1, 0), 1, (SEATS[0], Seat("r2", "b", 2, 7)), seated=3)
+    machine.freeze(1, 1)
+    machine.install(Install(1, 1, joined, (), 3, {}))
+    assert (machine.watermark, machine.floor) == (6, 3)
+    machine.call(7, "r2", call_of(Kind.ALL_REDUCE))
+    assert machine.completed(7, joined.stamp) == [HandOut(7, joined.stamp)]
+    assert machine.watermark == 7
+
+
+def test_an_attempt_of_dead_ranks_ends_once_its_op_is_final_on_all_others() -> None:
+    machine = AgentMachine("b", POLICY, TERM, FIRST)
+    machine.call(0, "r1", call_of(Kind.ALL_REDUCE))
+    machine.rank_ended("r1", "died")
+    assert machine.learn_floor(0) == [Cancel(0), Drop(0), Release(0)]
+    assert machine.learn_floor(3) == [Release(3)]
+
+
+def test_a_node_that_has_come_back_awaits_nothing_that_it_began_in_its_former_life() -> None:
+    anew = Term(3, 0, ("a", "b"), (1, 3))
+    machine = AgentMachine("b", POLICY, anew, NO_EPOCH)
+    machine.begin()
+    now = Epoch(Stamp(3, 0, 0), 1, (SEATS[0], Seat("r2", "b", 2, 5)), seated=3)
+    machine.install(Install(3, 0, now, (FIRST,), 3, {4: Forward(FIRST.stamp, ("a",))}))
+    assert not machine.ops
+    assert machine.watermark == 4
+
+
+def test_the_number_of_an_op_that_only_dead_nodes_had_begun_is_not_used_for_another() -> None:
+    """A node without ranks has passed the op; a rank that joins there begins behind it."""
+    policy, three = replace(POLICY, at_commits=False), Term(1, 0, ("a", "b", "c"), (1, 1, 1))
+    machine = AgentMachine("c", policy, three, FIRST)
+    machine.freeze(1, 1)
+    other_order = replace(FIRST, stamp=Stamp(1, 1, 0))
+    machine.install(Install(1, 1, other_order, (FIRST,), -1, {0: Run(FIRST.stamp)}))
+    machine.join("r2")
+    (told,) = machine.freeze(1, 2)
+    assert isinstance(told, SendReport)
+    others = {n: Report(n, three, 2, other_order, (), {}, -1, {}, {}) for n in ("a", "b")}
+    found = decide(policy, three, 2, {**others, "c": told.report}, {}, lambda *_: None)
+    assert [seat.since for seat in found.epoch.seats] == [0, 0, 1]

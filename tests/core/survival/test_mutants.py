@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.survival.mutants import CASES
 
-MOST = 6000
+MOST = 8000
 
 
 @pytest.mark.parametrize("rule", CASES)

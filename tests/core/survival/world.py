@@ -7,7 +7,7 @@ all contributions, however the schedule routes them, is what all strategies have
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 from allfold_core.errors import AllfoldError, PeerMissing
@@ -85,8 +85,9 @@ class World:
         wanted: those that want to.
         views: the epochs with which ranks came in, or went on after a commit.
         seats: those that each node has known, by number.
-        at_edge: the ranks that wait at a commit, each with the op that it calls next.
+        at_edge: the ranks that wait at an edge, each with the op that it calls next, and the edge.
         passed: (rank, op): the commits before ops that are over.
+        past: (rank, edge, op): where a rank has waited before an op, and does not again.
         called: (rank, op): the calls that were made.
         told: by node and op, the outcome that its ranks have got.
         started: by op and epoch, the nodes that have contributed.
@@ -131,8 +132,9 @@ class World:
         self.wanted: frozenset[int] = frozenset()
         self.views: dict[int, int] = {}
         self.seats: dict[tuple[int, int], Seat] = {}
-        self.at_edge: dict[int, int] = {}
+        self.at_edge: dict[int, tuple[int, int]] = {}
         self.passed: set[tuple[int, int]] = set()
+        self.past: set[tuple[int, int, int]] = set()
         self.called: set[tuple[int, int]] = set()
         self.told: dict[tuple[int, int], tuple[str, Any, int]] = {}
         self.started: dict[tuple[int, Stamp], set[int]] = {}
@@ -174,7 +176,8 @@ class World:
         other.inside, other.granted = set(self.inside), dict(self.granted)
         other.ready, other.left = set(self.ready), set(self.left)
         other.views, other.seats = dict(self.views), dict(self.seats)
-        other.at_edge, other.passed = dict(self.at_edge), set(self.passed)
+        other.at_edge = dict(self.at_edge)
+        other.passed, other.past = set(self.passed), set(self.past)
         other.dead, other.called = set(self.dead), set(self.called)
         other.told = dict(self.told)
         other.started = {key: set(nodes) for key, nodes in self.started.items()}
@@ -235,31 +238,27 @@ class World:
 
     def view(self, rank: int) -> int:
         """The newest epoch that a rank knows: from the outcomes of what it has called."""
-        n = self.s.rank_node[rank]
-        known = (
-            outcome[2]
-            for (at, seq), outcome in self.told.items()
-            if at == n and (rank, seq) in self.called
-        )
+        known = (outcome[2] for _, outcome in self.told_of(rank))
         return max((self.views.get(rank, 0), *known))
 
-    def edge_of(self, rank: int) -> int:
-        """The edge at which a rank is to stop, from the newest result that it has got; 0: none."""
+    def told_of(self, rank: int) -> Iterator[tuple[int, tuple[str, Any, int]]]:
+        """Yield the ops that a rank has called and that have an outcome, each with that."""
         n = self.s.rank_node[rank]
-        got = [
-            (seq, outcome[1])
-            for (at, seq), outcome in self.told.items()
-            if at == n and (rank, seq) in self.called and outcome[0] == "result"
-        ]
-        return max(self.epochs[max(got)[1]].edge if got else 0, self.edge_of_too_few(rank))
+        for (at, seq), outcome in self.told.items():
+            if at == n and (rank, seq) in self.called:
+                yield seq, outcome
 
-    def edge_of_too_few(self, rank: int) -> int:
+    def edge_of(self, rank: int, seq: int) -> int:
+        """The edge at which a rank is to stop before an op, from its newest result; 0: none."""
+        got = [(k, outcome[1]) for k, outcome in self.told_of(rank) if outcome[0] == "result"]
+        return max(self.epochs[max(got)[1]].edge if got else 0, self.edge_of_too_few(rank, seq))
+
+    def edge_of_too_few(self, rank: int, seq: int) -> int:
         """The edge at which a rank waits for others, as it knows an epoch with too few; 0: none."""
         view = self.view(rank)
-        return max(
-            (e.edge for e in self.epochs.values() if e.ordinal == view and OTHERS in e.waiting),
-            default=0,
-        )
+        known = [each for each in self.epochs.values() if each.ordinal == view]
+        edges = {each.edge for each in known if OTHERS in each.waiting}
+        return max((each for each in edges if (rank, each, seq) not in self.past), default=0)
 
     def may_call(self, rank: int, seq: int) -> bool:
         """Return True if an op is the next one of a rank, and no commit before it holds it up."""
@@ -268,8 +267,8 @@ class World:
         first = self.first_op(rank)
         if seq < first or not all((rank, each) in self.called for each in range(first, seq)):
             return False
-        waits = seq in self.s.commits or self.edge_of_too_few(rank)
-        return not waits or (rank, seq) in self.passed
+        may_pass = seq not in self.s.commits or (rank, seq) in self.passed
+        return may_pass and not self.edge_of_too_few(rank, seq)
 
     def may_commit(self, rank: int, seq: int) -> bool:
         """Return True if a rank can come to the commit before an op: nothing is in flight there."""
@@ -347,7 +346,9 @@ class World:
         epoch = self.agents[n].epoch
         for session in sessions:
             rank = int(session[1:])
-            self.passed.add((rank, self.at_edge.pop(rank)))
+            seq, edge = self.at_edge.pop(rank)
+            self.passed.add((rank, seq))
+            self.past.add((rank, edge, seq))
             self.views[rank] = max(epoch.ordinal, self.views.get(rank, 0))
             if session not in epoch.sessions:
                 self.left.add(rank)

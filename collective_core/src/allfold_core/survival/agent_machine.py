@@ -63,19 +63,34 @@ class AgentMachine(OpMachine):
         Args:
             edge: its number; an edge that is over lets the rank go on at once.
         """
-        if edge != self.epoch.edge:
+        if edge != self.epoch.edge or self._is_awaited_in(seq, session):
             return [LeaveEdge((session,))]
         self._edge = edge
         self.wishes = replace(self.wishes, at_edge={**self.wishes.at_edge, session: seq})
         return [] if self.out else [SendWishes(self.wishes)]
 
     def _leave_edge(self) -> Instructions:
-        """Let the ranks at an edge go on once it is over; by then another one may be announced."""
-        sessions = tuple(self.wishes.at_edge)
-        if not sessions or self.epoch.edge == self._edge or self.frozen:
+        """Let the ranks at an edge go on once it is over; by then another one may be announced.
+
+        A rank that others await in an op from before the edge goes on sooner.
+        """
+        if self.frozen:
             return []
-        self.wishes = replace(self.wishes, at_edge={})
-        return [LeaveEdge(sessions)]
+        is_over, waiting = self.epoch.edge != self._edge, self.wishes.at_edge
+        on = {s: seq for s, seq in waiting.items() if is_over or self._is_awaited_in(seq, s)}
+        if not on:
+            return []
+        staying = {s: seq for s, seq in waiting.items() if s not in on}
+        self.wishes = replace(self.wishes, at_edge=staying)
+        done: Instructions = [LeaveEdge(tuple(on))]
+        return done if is_over else [*done, SendWishes(self.wishes)]
+
+    def _is_awaited_in(self, seq: int, session: str) -> bool:
+        """Return True if others run an op in an earlier epoch, and the rank has a part in it."""
+        entry = self.ops.get(seq)
+        if entry is None or entry.state is not OpState.OPEN or entry.stamp is None or entry.fetch:
+            return False
+        return entry.stamp != self.epoch.stamp and session in self._ours(self.epochs[entry.stamp])
 
     def _see_to_wishes(self) -> None:
         """Drop the wishes that were granted, and those of the dead."""
@@ -145,6 +160,7 @@ class AgentMachine(OpMachine):
             dict(self.called),
             ops,
             wishes=self.wishes,
+            passed=max((self._reached, *self._passed)),
         )
         return [SendReport(report)]
 
@@ -181,11 +197,12 @@ class AgentMachine(OpMachine):
     def _enter(self, epoch: Epoch) -> None:
         """Install another epoch.
 
-        A node without ranks that has some again begins behind all ops that anybody had begun.
+        The ranks here have no part in ops before their first ones. Where all of them are new, that
+        is behind all ops that anybody had begun.
         """
-        had_ranks, self.epoch = self.node in self.epoch.nodes, epoch
+        self.epoch = epoch
         self.epochs.pop(NO_EPOCH.stamp, None)
-        if self.node in epoch.nodes and not had_ranks:
+        if self.node in epoch.nodes:
             first = min(epoch.since_of(session) for session in epoch.sessions_on(self.node))
             unfinished = (seq for seq, entry in self.ops.items() if not entry.is_final)
             self._reached = max(self._reached, min((first, *unfinished)) - 1)
@@ -201,10 +218,8 @@ class AgentMachine(OpMachine):
             if entry.stamp is not None or outcome.stamp != self.epoch.stamp:
                 yield from self._cancel(seq, entry)
                 entry.stamp = outcome.stamp
-            if not self.epochs[outcome.stamp].sessions_on(self.node):
-                # An older epoch is settled; what has the current one may begin in a later one.
-                older = outcome.stamp != self.epoch.stamp
-                yield self._drop(seq) if older else self._leave_out(seq)
+            if not self._ours(self.epochs[outcome.stamp]):
+                yield self._drop(seq)
 
     def _drop_calls_of_the_lost(self) -> None:
         """Forget what a rank had called that is not in the epoch of the op.

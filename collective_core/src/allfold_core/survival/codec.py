@@ -200,6 +200,7 @@ def pack_report(report: Report) -> dict[str, Any]:
             "deferred": dict(report.deferred),
             "announced": report.announced,
             "wishes": wishes_fields(report.wishes),
+            "passed": report.passed,
         }
     )
 
@@ -224,6 +225,7 @@ def unpack_report(data: dict[str, Any]) -> Report:
         read_mapping(data["deferred"], read_seq),
         read_number(data["announced"]),
         read_wishes(data["wishes"]),
+        read_floor(data["passed"]),
     )
 
 

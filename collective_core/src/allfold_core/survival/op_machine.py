@@ -6,13 +6,16 @@ is to it as long as nothing is lost. Rounds are in :mod:`allfold_core.survival.a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Self
 
 from allfold_core.survival.instructions import (
+    Cancel,
     Drop,
     Fetch,
     HandOut,
+    Instruction,
     Instructions,
     Release,
     SendClosing,
@@ -68,6 +71,7 @@ class OpMachine:
         self._edge = 0  # at which local ranks wait
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
+        self._told_floor = -1  # of another node
         self._passed: set[int] = set()  # ops in which this node has no part any more
         self._watermarks = {each: -1 for each in term.voters if each != node}  # of the others
         self._look_who_is_awaited()
@@ -230,7 +234,7 @@ class OpMachine:
 
     def _begin_if_called(self, seq: int, entry: OpEntry) -> Instructions:
         epoch = self._epoch_of(entry)
-        ours = epoch.sessions_on(self.node)
+        ours = self._ours(epoch)
         if not ours or not ours <= entry.calls.keys():
             return []  # some rank here has yet to call it, or none is in the epoch
         if self.policy.waits_in_ops(epoch):
@@ -256,15 +260,17 @@ class OpMachine:
         """The local ranks that a fetched result is for: those that live and call the op."""
         epoch = self._epoch_of(entry)
         gone = {session for at, session in self._abandoned if at == seq}
-        return epoch.sessions_on(self.node).difference(self.dead, gone)
+        late = {each for each in self._ours(epoch) if epoch.since_of(each) > seq}
+        return self._ours(epoch).difference(self.dead, gone, late)
+
+    def _ours(self, epoch: Epoch) -> frozenset[str]:
+        """The local ranks of an epoch; none if this node was left out since, and came back."""
+        is_member = self.term.is_member(self.node, epoch)
+        return epoch.sessions_on(self.node) if is_member else frozenset()
 
     def _drop(self, seq: int) -> Drop:
-        """Give up an op that is decided, and of which nobody here gets anything."""
+        """Give up an op of which nobody here gets anything, now or later."""
         self._passed.add(seq)
-        return self._leave_out(seq)
-
-    def _leave_out(self, seq: int) -> Drop:
-        """Forget an op that runs without this node; in a later epoch it may have a part again."""
         del self.ops[seq]
         return Drop(seq)
 
@@ -283,9 +289,21 @@ class OpMachine:
         return []
 
     def learn_floor(self, floor: int) -> Instructions:
-        """Every op up to this one is final on all nodes."""
+        """Every op up to this one is final on all nodes that have a part in it."""
         self._raise_watermarks(floor)
-        return self._settle()
+        self._told_floor = max(floor, self._told_floor)
+        return [*self._drop_what_is_over(), *self._settle()]
+
+    def _drop_what_is_over(self) -> Iterator[Instruction]:
+        """Give up what others have the results of: the ranks here that had a part are gone."""
+        if self.frozen:
+            return
+        for seq, entry in list(self.ops.items()):
+            over = entry.state is OpState.OPEN and (seq <= self._told_floor or entry.fetch)
+            if over and not self._takers(seq, entry):
+                if entry.started or entry.fetching:
+                    yield Cancel(seq)
+                yield self._drop(seq)
 
     def _raise_watermarks(self, floor: int) -> None:
         if floor > self.floor:
@@ -313,12 +331,18 @@ class OpMachine:
         return min(watermarks, default=-1)
 
     def _advance_watermark(self) -> None:
-        while True:
-            entry = self.ops.get(self._reached + 1)
-            if not (entry.is_final if entry is not None else self._reached + 1 in self._passed):
-                return
+        while self._is_over(self._reached + 1):
             self._reached += 1
             self._passed.discard(self._reached)
+
+    def _is_over(self, seq: int) -> bool:
+        """Return True if an op is final here, or this node has no part in it.
+
+        It has none in an op that is final on all others, and of which it knows nothing: its ranks
+        were lost before, or have joined since.
+        """
+        entry = self.ops.get(seq)
+        return entry.is_final if entry else seq <= self._told_floor or seq in self._passed
 
     def _look_who_is_awaited(self) -> None:
         """Note the nodes that have a part in any op that is not final everywhere.
@@ -327,9 +351,8 @@ class OpMachine:
         ops that have begun.
         """
         stamps = {entry.stamp for entry in self.ops.values()} | {self.epoch.stamp}
-        nodes = {
-            node for stamp, epoch in self.epochs.items() if stamp in stamps for node in epoch.nodes
-        }
+        used = (epoch for stamp, epoch in self.epochs.items() if stamp in stamps)
+        nodes = {node for epoch in used for node in self.term.members_of(epoch)}
         self._holds_back = self.node in nodes
         self._awaited = tuple(node for node in self._watermarks if node in nodes)
 

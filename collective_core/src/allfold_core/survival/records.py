@@ -94,8 +94,12 @@ class Term:
 
     def members_of(self, epoch: Epoch) -> frozenset[str]:
         """Return the nodes of an epoch that still vote and have not left and joined anew."""
+        return frozenset(node for node in epoch.nodes if self.is_member(node, epoch))
+
+    def is_member(self, node: str, epoch: Epoch) -> bool:
+        """Return True if a node votes, and did when the epoch was made, and ever since."""
         term = epoch.stamp.term
-        return frozenset(node for node in epoch.nodes if self._joined.get(node, term + 1) <= term)
+        return self._joined.get(node, term + 1) <= term
 
     @cached_property
     def _joined(self) -> dict[str, int]:

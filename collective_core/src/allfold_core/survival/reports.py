@@ -111,6 +111,8 @@ class Report:
         deferred: by local session, its first call that waits for the session's GPU.
         announced: the generation of the store that has announced the term there.
         wishes: of the local ranks, to join or to leave.
+        passed: the last op that is over there, or begun without the ranks there; those who have
+            begun it may be dead.
     """
 
     node: str
@@ -125,6 +127,7 @@ class Report:
     deferred: Mapping[str, int] = field(default_factory=dict)
     announced: int = 0
     wishes: Wishes = NO_WISHES
+    passed: int = -1
 
 
 class Reason(IntEnum):

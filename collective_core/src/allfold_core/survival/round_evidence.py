@@ -124,11 +124,14 @@ class Evidence:
         return replace(current, stamp=last, ordinal=ordinal + 1), reduced
 
     def first_untouched(self, outcomes: Mapping[int, Outcome]) -> int:
-        """Return the first op from which on nobody has begun one, and none is over."""
+        """Return the first op from which on nobody has begun one, and none is over.
+
+        What was begun by nodes that are all lost counts: its number is not used for another op.
+        """
         reports = self.reports.values()
         begun = {seq for r in reports for seq, op in r.ops.items() if op.stamp is not None}
         over = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Run)}
-        return max(begun | over | {self.floor}) + 1
+        return max(begun | over | {self.floor} | {each.passed for each in reports}) + 1
 
 
 def lost_seats(epoch: Epoch, term: Term, dead: Mapping[str, str]) -> dict[Seat, str]:
