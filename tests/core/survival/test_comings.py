@@ -31,6 +31,8 @@ from allfold_core.survival.reports import (
     Fail,
     Forward,
     Install,
+    OpReport,
+    OpState,
     Reason,
     Report,
     Run,
@@ -151,8 +153,19 @@ def test_an_attempt_of_dead_ranks_ends_once_its_op_is_final_on_all_others() -> N
     machine = AgentMachine("b", POLICY, TERM, FIRST)
     machine.call(0, "r1", call_of(Kind.ALL_REDUCE))
     machine.rank_ended("r1", "died")
-    assert machine.learn_floor(0) == [Cancel(0), Drop(0), Release(0)]
-    assert machine.learn_floor(3) == [Release(3)]
+    machine.freeze(1, 1)
+    assert machine.learn_floor(0) == [], "it is frozen"
+    assert machine.install(Install(1, 1, FIRST, (), 0, {}))[:2] == [Cancel(0), Drop(0)]
+    assert machine.watermark == 0
+
+
+def test_a_call_of_a_dead_rank_without_which_its_op_ended_is_forgotten() -> None:
+    two = replace(FIRST, seats=(*SEATS, Seat("r3", "b", 2)))
+    machine = AgentMachine("b", POLICY, TERM, two)
+    machine.call(0, "r1", call_of(Kind.ALL_REDUCE))
+    for session in ("r1", "r3"):
+        machine.rank_ended(session, "died")
+    assert machine.learn_floor(0) == [Drop(0), Release(0)]
 
 
 def test_a_node_that_has_come_back_awaits_nothing_that_it_began_in_its_former_life() -> None:
@@ -178,3 +191,16 @@ def test_the_number_of_an_op_that_only_dead_nodes_had_begun_is_not_used_for_anot
     others = {n: Report(n, three, 2, other_order, (), {}, -1, {}, {}) for n in ("a", "b")}
     found = decide(policy, three, 2, {**others, "c": told.report}, {}, lambda *_: None)
     assert [seat.since for seat in found.epoch.seats] == [0, 0, 1]
+
+
+def test_an_op_from_before_others_joined_goes_on_with_those_of_its_ranks_that_are_left() -> None:
+    term = Term(2, 0, ("a",), (1,))
+    call = call_of(Kind.ALL_REDUCE)
+    joined = Epoch(Stamp(1, 1, 0), 1, (*SEATS, Seat("r2", "a", 2, 1)), seated=3)
+    begun = {0: OpReport(OpState.OPEN, FIRST.stamp, {"r0": call})}
+    report = Report("a", term, 0, joined, (FIRST,), {}, -1, {}, begun)
+    found = decide(POLICY, term, 0, {"a": report}, {}, lambda *_: None)
+    (without_the_newcomer,) = [each for each in found.older if each != FIRST]
+    assert [seat.session for seat in without_the_newcomer.seats] == ["r0"]
+    assert [seat.session for seat in found.epoch.seats] == ["r0", "r2"]
+    assert found.outcomes == {0: Run(without_the_newcomer.stamp)}

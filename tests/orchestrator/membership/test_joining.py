@@ -28,7 +28,7 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
-from allfold_orchestrator.membership.joining import running_params, takes_in
+from allfold_orchestrator.membership.joining import is_unclaimed, running_params, takes_in
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import (
     Recall,
@@ -414,3 +414,7 @@ def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_r
     state = registers(registers(state, "a", held), "b", held)
     assert state.forming is None
     assert play([late], state)[1] == (Seated(2, 1, ready=True),)
+
+
+def test_a_group_without_a_record_is_not_one_that_its_nodes_do_not_claim() -> None:
+    assert not is_unclaimed(GroupState(GROUP), elastic(0))

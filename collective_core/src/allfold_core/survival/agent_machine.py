@@ -74,8 +74,6 @@ class AgentMachine(OpMachine):
 
         A rank that others await in an op from before the edge goes on sooner.
         """
-        if self.frozen:
-            return []
         is_over, waiting = self.epoch.edge != self._edge, self.wishes.at_edge
         on = {s: seq for s, seq in waiting.items() if is_over or self._is_awaited_in(seq, s)}
         if not on:
