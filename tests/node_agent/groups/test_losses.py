@@ -107,8 +107,7 @@ def test_a_rank_that_leaves_in_order_is_said_to_have_left() -> None:
         local.ranks[0].call(0, [1.0])
         error = errors_of(local.ranks[:1], 0)[0]
         assert error.message == (
-            "group 'test' has lost rank 1 on node node1, which left the group; 1 of 2 ranks are "
-            "left"
+            "group 'test' has lost rank 1 on node node1, which left the group; 1 of 2 ranks is left"
         )
         works(local, 1, local.ranks[:1])
 
