@@ -13,6 +13,7 @@ from allfold_core.survival.instructions import (
     HandOut,
     Installed,
     Refuse,
+    RefuseCalls,
     Release,
     SendClosing,
     SendDoubt,
@@ -100,7 +101,18 @@ def test_the_input_of_a_rank_that_withdraws_it_counts_only_where_the_op_was_comp
     assert sent.ops[0].calls.keys() == {"r0", "r2"}
     assert sent.ops[1].calls.keys() == {"r0"}
     done = me.install(decided({0: Forward(EPOCH.stamp, ("a",)), 1: Run(REDUCED.stamp)}, REDUCED))
-    assert done == [Installed(REDUCED, (EPOCH,)), Cancel(1), Start(1, REDUCED)]
+    told = RefuseCalls(1, frozenset({"r2"}))
+    assert done == [Installed(REDUCED, (EPOCH,)), Cancel(1), told, Start(1, REDUCED)]
+
+
+def test_a_rank_that_left_without_waiting_for_an_op_that_nobody_begins_is_told() -> None:
+    me = machine("a")
+    me.call(0, "r2", SUM)
+    me.rank_ended("r2", "left", withdraws=True)
+    assert report(me.freeze(0, 1)).ops[0].calls == {}
+    done = me.install(decided({0: Run(REDUCED.stamp)}, REDUCED))
+    assert RefuseCalls(0, frozenset({"r2"})) in done
+    assert me.is_open(0), "those who are left may call it"
 
 
 def test_an_old_or_foreign_freeze_gets_no_report() -> None:

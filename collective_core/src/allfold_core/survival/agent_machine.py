@@ -19,6 +19,7 @@ from allfold_core.survival.instructions import (
     Instructions,
     LeaveEdge,
     Refuse,
+    RefuseCalls,
     SendReport,
     SendWishes,
 )
@@ -183,7 +184,7 @@ class AgentMachine(OpMachine):
         for seq, outcome in install.outcomes.items():
             if seq in self.ops or (seq > self._reached and self.epoch is not NO_EPOCH):
                 done += self._apply(seq, outcome)
-        self._drop_calls_of_the_lost()
+        done += self._drop_calls_of_the_lost()
         self._see_to_wishes()
         self._look_who_is_awaited()
         done += self.learn_floor(install.floor)
@@ -219,16 +220,18 @@ class AgentMachine(OpMachine):
             if not self._ours(self.epochs[outcome.stamp]):
                 yield self._drop(seq)
 
-    def _drop_calls_of_the_lost(self) -> None:
+    def _drop_calls_of_the_lost(self) -> Iterator[Instruction]:
         """Forget what a rank had called that is not in the epoch of the op.
 
         In its place the others may do something else: it says nothing about the kind of their op.
         """
-        for entry in self.ops.values():
+        for seq, entry in self.ops.items():
             if entry.state is OpState.OPEN and not entry.fetch:
-                epoch = self._epoch_of(entry)
-                for session in entry.calls.keys() - epoch.sessions:
+                gone = entry.calls.keys() - self._epoch_of(entry).sessions
+                for session in gone:
                     del entry.calls[session]
+                if gone:
+                    yield RefuseCalls(seq, frozenset(gone))
 
     def _fail(self, seq: int, entry: OpEntry, outcome: Fail) -> Iterator[Instruction]:
         if entry.state is OpState.FAILED:

@@ -72,6 +72,14 @@ class Refuse:
 
 
 @dataclass(slots=True)
+class RefuseCalls:
+    """Tell ranks that have left, and whose calls nobody begins, that these have failed."""
+
+    seq: int
+    sessions: frozenset[str]
+
+
+@dataclass(slots=True)
 class Release:
     """Every node has the results up to this op: no copy is needed any more."""
 
@@ -140,6 +148,7 @@ Instruction = (
     | SendClosing
     | HandOut
     | Refuse
+    | RefuseCalls
     | Release
     | SendReport
     | SendDown

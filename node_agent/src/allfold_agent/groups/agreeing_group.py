@@ -40,6 +40,7 @@ from allfold_core.survival.instructions import (
     Instruction,
     LeaveEdge,
     Refuse,
+    RefuseCalls,
     Release,
     Start,
 )
@@ -311,6 +312,8 @@ class AgreeingGroup(OpAttempts):
                 self._runs.fetch(instruction)
             case Refuse():
                 self._runs.refuse(instruction)
+            case RefuseCalls(seq, sessions):
+                self._runs.refuse_calls(seq, sessions, self.current)
             case Installed(epoch, older):
                 self._installed(epoch, older)
             case LeaveEdge(sessions):

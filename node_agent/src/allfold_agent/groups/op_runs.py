@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
@@ -106,8 +107,8 @@ class OpRuns:
         return all(each.ended or each.seq > op.seq for each in under_way)
 
     def _begin(self, op: Op, epoch: Epoch) -> None:
-        if not op.calls.keys() <= epoch.record.sessions:
-            self._refuse_others(op, epoch)
+        if others := op.calls.keys() - epoch.record.sessions:
+            self._refuse_others(op, others, epoch)
         if not op.agrees():
             return  # its ranks will hear of a verdict
         runner = epoch.runner
@@ -124,10 +125,20 @@ class OpRuns:
             self._add_due(self._progress.resume_frames)
             self._add_due(runner.start(op))
 
-    def _refuse_others(self, op: Op, epoch: Epoch) -> None:
+    def refuse_calls(self, seq: int, sessions: Collection[str], current: Epoch) -> None:
+        """Fail the calls of ranks that have left, of an op that nobody has begun.
+
+        Args:
+            current: the newest epoch.
+        """
+        op = self._table.in_flight.get(seq)
+        if op is not None and not op.ended and not op.leaving:
+            self._refuse_others(op, op.calls.keys() & sessions, current)
+
+    def _refuse_others(self, op: Op, sessions: Collection[str], epoch: Epoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
         change = unpacked(epoch.record.change)
-        for session in op.calls.keys() - epoch.record.sessions:
+        for session in sessions:
             arrival = op.calls.pop(session)
             number, view = arrival.group_number, arrival.message.view
             self._add_due(partial(refuse, arrival.connection, number, op.seq, change, view))
