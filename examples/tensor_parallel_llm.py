@@ -147,12 +147,17 @@ def main() -> None:
     torch.set_num_threads(1)
     synchronise = Synchroniser(shape.width)
     model = Model(shape, (group.rank, group.world_size))
+    # Asked now: the others may leave the group as soon as they have decoded.
+    strategy = group.strategy_for("all_reduce", 4 * shape.width)
+    setup = f"{group.world_size} ranks on {group.nodes} nodes"
     allfold.barrier()
     began = perf_counter()
     tokens = model.decode(options.tokens, synchronise)
     seconds = perf_counter() - began
     if group.rank == 0:
-        report(group, shape, synchronise.seconds, len(tokens) + len(PROMPT) - 1, seconds)
+        print(f"{setup}, {shape.layers} layers of {shape.width}")
+        steps = len(tokens) + len(PROMPT) - 1
+        print(f"{speed(synchronise.seconds, steps, seconds, 4 * shape.width)}, strategy {strategy}")
         alone = Model(shape, (0, 1)).decode(options.tokens, lambda share: share)
         if tokens != alone:
             print(f"tokens: DIFFERENT {tokens} but alone {alone}")
@@ -161,20 +166,13 @@ def main() -> None:
     allfold.shutdown()
 
 
-def report(
-    group: allfold.Group, shape: Shape, waits: list[float], tokens: int, seconds: float
-) -> None:
-    """Print the speed of decoding, on rank 0."""
-    nbytes = 4 * shape.width
+def speed(waits: list[float], tokens: int, seconds: float, nbytes: int) -> str:
+    """The speed of decoding, and how long the sums of ``nbytes`` each took."""
     middle = sorted(waits)[len(waits) // 2]
-    strategy = group.strategy_for("all_reduce", nbytes)
-    print(
-        f"{group.world_size} ranks on {group.nodes} nodes, {shape.layers} layers of {shape.width}"
-    )
-    print(f"tokens per second: {tokens / seconds:.1f}")
-    print(
+    return (
+        f"tokens per second: {tokens / seconds:.1f}\n"
         f"synchronisations: {len(waits) // tokens} per token, {nbytes} bytes each, median "
-        f"{middle * 1e6:.0f} us, {sum(waits) / seconds:.0%} of the time, strategy {strategy}"
+        f"{middle * 1e6:.0f} us, {sum(waits) / seconds:.0%} of the time"
     )
 
 

@@ -1,8 +1,8 @@
 """Makes torch know the backend ``allfold`` as soon as it is imported.
 
-``import torch`` calls :func:`register`, as the entry point of ``torch.backends`` in our
-``pyproject.toml`` asks it to, and fails where such a function does. So this is a module of its own,
-which imports nothing of Allfold before somebody makes a group, and nothing leaves it.
+``import torch`` calls :func:`register` through the entry point ``torch.backends`` in our
+``pyproject.toml``, and fails if that function raises. So this separate module imports nothing of
+Allfold before a group is made, and lets no exception escape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who has dialled a connection: the process that has the socket at its far end.
+"""The dialler of a connection: the process that has the socket at its far end.
 
 The kernel is asked for that one socket. Its table of all of them takes tens of milliseconds to
 read on a machine with many, in which a proxy would pass nothing on.

@@ -9,7 +9,7 @@ from random import Random
 
 
 class Kind(Enum):
-    """What is done to the fleet. A victim is drawn among those who live."""
+    """A fault in the fleet. Its victim is drawn among the live processes."""
 
     RESET = "reset"
     """All connections between two nodes are reset."""

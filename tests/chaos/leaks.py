@@ -1,4 +1,4 @@
-"""What the agents hold before the first life and after the last one."""
+"""Resources that the agents hold before the first life and after the last one."""
 
 from __future__ import annotations
 

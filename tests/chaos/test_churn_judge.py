@@ -12,7 +12,7 @@ from tests.chaos.judge import CRASH, DIFFERENT, ERROR, MISSING, SHRINK, WRONG, L
 from tests.chaos.records import CRASHED, DRAINED, FINISHED, RankLog, Record
 
 MASKS = {0: 0b011, 1: 0b011, 2: 0b111, 3: 0b111}
-"""Who takes part in each op: the seats 0 and 1, and from op 2 on a newcomer."""
+"""The participants of each op: the seats 0 and 1, and from op 2 on a newcomer."""
 
 
 def op(number: int, rank: int, **values: Any) -> Record:

@@ -268,7 +268,7 @@ def test_a_group_that_was_left_by_its_own_method_is_no_default_any_more(agent: F
 def test_others_can_go_on_while_a_connection_is_closed(
     agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes a while where a GPU does not come to an end."""
+    """Closing takes a while if the work of a GPU does not end."""
     group = open_group(agent)
     session, said = group.membership.session, []
     close = session.close

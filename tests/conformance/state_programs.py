@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,16 @@ def come_late(group: allfold.Group, late: list[int], nbytes: int) -> dict[str, A
 
 
 def join_while_others_go_on(group: allfold.Group, nbytes: int) -> list[Any]:
-    """The last rank catches up with the others, which go on until the op that all do."""
+    """The last rank catches up with the others, which go on until the op that all do.
+
+    They serve nothing before that: whoever waited for the newcomer earlier would do so for ever.
+    """
     state = STATES[group.name]
     if group.rank == group.world_size - 1:
         state = STATES[group.name] = trained(100, nbytes)
         state.catch_up(group)
     else:
-        state.meet_newcomers(group)
+        _meet_without_waiting(group, state)
     shown = content(state)
     total = np.ones(3)
     group.all_reduce(total)
@@ -74,6 +78,22 @@ def join_while_others_go_on(group: allfold.Group, nbytes: int) -> list[Any]:
     state.sync(group)  # finds nothing to do: all have the same
     assert content(state)[0] != shown[0] or not nbytes
     return shown + content(state)
+
+
+def _meet_without_waiting(group: allfold.Group, state: allfold.State) -> None:
+    goes_on = Event()
+    give_back = Transfer.give_back
+
+    def wait(self: Transfer, block: Any) -> None:
+        assert goes_on.wait(20.0), "it waits for the newcomer, who needs this block"
+        give_back(self, block)
+
+    Transfer.give_back = wait  # type: ignore[method-assign]
+    try:
+        state.meet_newcomers(group)
+    finally:
+        Transfer.give_back = give_back  # type: ignore[method-assign]
+    goes_on.set()
 
 
 def nobody_has_a_whole_state(group: allfold.Group) -> None:

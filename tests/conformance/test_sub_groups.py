@@ -152,7 +152,7 @@ def test_a_wire_is_that_of_the_parent_unless_it_is_given(
 
 
 def test_a_wire_of_the_environment_is_none_of_sub_groups(pool: RankPool) -> None:
-    """Which are as their parent is, whatever it was told."""
+    """Sub-groups have the settings of their parent."""
     environment = {"ALLFOLD_WIRE": "bfloat16"}
     with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
         found = job.run(group_wire_programs.found_in_child, members=[2, 1], environment=environment)

@@ -74,7 +74,7 @@ def die_in_flight(group: allfold.Group, numel: int) -> None:
 
 
 def path(group: allfold.Group) -> str:
-    """Which way the tensors of this rank take."""
+    """The path of this rank's tensors to the agent."""
     gpu = group.membership.session.gpu(0)
     return f"{gpu.path.value}: {gpu.why}"
 

@@ -89,7 +89,7 @@ def test_ranks_with_and_without_a_gpu_are_in_one_group(
 def test_a_lossy_wire_rounds_what_ranks_of_a_node_bring_together_and_only_between_nodes(
     pool: RankPool, wire: str, given: list[list[float]], rounded: list[float]
 ) -> None:
-    """If each rank's values were rounded, there would be 255 and 0 instead of 256 and 1."""
+    """With each rank's values rounded, there would be 255 and 0 instead of 256 and 1."""
     exact = np.array(given, np.float32).sum(axis=0).tolist()
     everybody = [*given, [0.0, 0.0], [0.0, 0.0]]
     for nodes, expected in (((0, 0, 1, 1), rounded), ((0, 0, 0, 0), exact)):

@@ -1,4 +1,4 @@
-"""Which way tensors take to the agent, and that all ways lead to the same results."""
+"""The paths of tensors to the agent; all of them give the same results."""
 
 from __future__ import annotations
 

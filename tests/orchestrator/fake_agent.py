@@ -160,8 +160,13 @@ class FakeAgent:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = f"ws://{self.at.address}/v1/nodes/{self.name}/link"
         self._socket = await connect(url, additional_headers=headers, ping_interval=None)
+        self._end_tasks()
         await self.say_what_it_holds()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+
+    def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     async def stay_linked(self) -> None:
         """Register and link, and do so anew whenever the link ends, until cancelled."""
@@ -253,8 +258,7 @@ class FakeAgent:
         self._control.close()
         for writer in self._dialled:
             writer.transport.abort()
-        for task in self._tasks:
-            task.cancel()
+        self._end_tasks()
         if hasattr(self, "_socket"):
             self._socket.transport.abort()
 

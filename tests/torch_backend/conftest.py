@@ -7,11 +7,14 @@ they have done before.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fakes.fake_agent import FakeAgent
 from tests.support.processes.fixtures import pool_of_ranks, services_with
 from tests.support.processes.ranks import Call, Program, RankPool, results
 from tests.support.processes.services import Services
@@ -73,3 +76,21 @@ def two_nodes(services: Services, pool: RankPool) -> Iterator[TorchJob]:
 def one_node(services: Services, pool: RankPool) -> Iterator[TorchJob]:
     with ExitStack() as ending:
         yield TorchJob(services, pool, SHAPES["1x2"], ending)
+
+
+# For tests of one process, whose agent is scripted
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    """A scripted agent, which this process finds by its environment."""
+    with FakeAgent(tmp_path) as agent:
+        monkeypatch.setenv("ALLFOLD_SOCKET", agent.path)
+        yield agent
+
+
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread for a call that waits for the agent."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -32,19 +31,6 @@ from tests.torch_backend.reconfiguring import options
 TIMEOUT = timedelta(seconds=30)
 LOST = PeerLost("rank 1 is lost")
 LATE = PeerMissing("rank 1 has not called it")
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
-    with FakeAgent(tmp_path) as agent:
-        monkeypatch.setenv("ALLFOLD_SOCKET", agent.path)
-        yield agent
-
-
-@pytest.fixture
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def init(
     """Join a group as one of its ranks, and wait until every rank has joined.
 
     With ``max_world`` the group is *elastic*: it opens when ``world_size`` ranks have come, or
-    ``min_world`` where nothing numbers them, and takes in others while it runs. Whoever comes then
-    gets the next number, and ``init`` returns when it is in the group.
+    ``min_world`` of them if nothing numbers them, and other ranks can join it while it runs. A rank
+    that joins later gets the next number, and ``init`` returns when the rank is in the group.
 
     The first group of a process is the default of all functions. Further groups of the same ranks,
     with other names, may be opened beside it; :func:`new_group` makes groups of some of them.
@@ -62,27 +62,28 @@ def init(
         group: its name (``ALLFOLD_GROUP``, else "default"). Jobs that share an orchestrator need
             different ones.
         agent: path of the node agent's socket (``ALLFOLD_SOCKET``).
-        timeout: seconds until an op fails, where it does not say (``ALLFOLD_TIMEOUT``, else 300).
+        timeout: seconds until an op fails, if its call gives none (``ALLFOLD_TIMEOUT``, else 300).
         init_timeout: seconds for all of the registration (``ALLFOLD_INIT_TIMEOUT``, else 60).
         strategies: by kind, as a mapping or as ``"all_reduce=ring;broadcast=tree(4)"``
             (``ALLFOLD_STRATEGY``). Must be the same on every rank.
-        wire: how the data of reductions travels between nodes, where a call does not say
+        wire: how the data of reductions travels between nodes, if a call does not say
             (``ALLFOLD_WIRE``, else "native"). Must be the same on every rank.
-        on_loss: what becomes of ops that the loss of a rank stops: ``"raise"``: they fail alike on
-            every rank that is left; ``"shrink"``: those that can be are done again by the ranks
-            that are left, and succeed with fewer participants (``ALLFOLD_ON_LOSS``, else "raise").
-            Must be the same on every rank.
-        min_world: with fewer ranks than this left, no op is done any more (``ALLFOLD_MIN_WORLD``,
-            else 1). What is in flight fails; in an elastic group, ops that are called then wait for
-            others to join, for ``init_timeout``. Must be the same on every rank.
+        on_loss: what happens to ops interrupted by the loss of a rank. ``"raise"``: they fail with
+            the same error on every remaining rank. ``"shrink"``: the remaining ranks repeat them
+            where possible, and they succeed with fewer participants (``ALLFOLD_ON_LOSS``, else
+            "raise"). Must be the same on every rank.
+        min_world: with fewer ranks than this left, the group runs no more ops
+            (``ALLFOLD_MIN_WORLD``, else 1). Ops in flight fail; in an elastic group, ops that are
+            called after that wait for other ranks to join, for up to ``init_timeout``. Must be the
+            same on every rank.
         max_world: the most ranks that the group has at a time (``ALLFOLD_MAX_WORLD``; by default
             nobody joins it while it runs). Must be the same on every rank.
-        joins: where ranks come into an elastic group: ``"any"``, between two ops; ``"commit"``,
+        joins: when ranks may join an elastic group: ``"any"``, between any two ops; ``"commit"``,
             only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does.
             Default: "commit" with a ``state``, else "any". Must be the same on every rank.
-        state: what a rank needs to go on where the others are. All ranks have the same one when
-            ``init`` returns: where the group opens, that of rank 0, or of whoever has more commits;
-            where this rank joins others that run, theirs.
+        state: what a rank needs to continue where the others are. When ``init`` returns, all ranks
+            have the same state. In a group that opens, that is the state of rank 0, or of a rank
+            with more commits; a rank that joins a running group gets the state of the others.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
@@ -122,7 +123,7 @@ def init(
 
 
 def _share(state: State, group: Group) -> None:
-    """Give a rank that has come into a group the state of the others; it leaves where it cannot."""
+    """Give a rank that has joined a group the state of the others; if that fails, it leaves."""
     try:
         group.on_joined = state.meet_newcomers
         if group.epoch:

@@ -55,10 +55,10 @@ class GroupListener(Protocol):
     """Takes in what the agent says of a group unasked; must not wait."""
 
     def announce(self, body: Mapping[str, Any]) -> None:
-        """There is an epoch that an outcome will carry."""
+        """A new epoch was announced, which a later outcome will carry."""
 
     def hold(self, body: Mapping[str, Any]) -> None:
-        """The group recovers, and deadlines stand still."""
+        """The group recovers, and its deadlines are suspended."""
 
 
 class Connection:

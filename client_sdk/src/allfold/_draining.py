@@ -1,7 +1,7 @@
 """Leaving on request: this process got SIGTERM, or its node drains.
 
-A rank of an elastic group leaves at an edge: before it calls its next collective, with everything
-done that it has called. The others go on without it, and nothing is done again for it.
+A rank of an elastic group leaves at an edge: before its next collective, when all ops that it has
+called are done. The others go on without it, and no op has to be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which way the tensors of a GPU take to the agent. Pure."""
+"""The choice of the path by which GPU tensors reach the agent. Pure."""
 
 from __future__ import annotations
 

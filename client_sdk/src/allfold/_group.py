@@ -49,8 +49,8 @@ class Group(Collectives):
         wire: how the data travels between nodes: ``"native"``, or rounded to ``"bfloat16"``,
             ``"float16"`` or ``"int8"``, with the same bits on every rank; see docs/precision.md.
             Default: the group's for reductions, ``"native"`` for whatever is only moved.
-        feedback: the name of a series of calls on tensors of one shape; what a lossy ``wire`` cost
-            one of them is added to the next.
+        feedback: the name of a series of calls on tensors of one shape; the rounding error of a
+            lossy ``wire`` in one call is added to the next.
         async_op: return a handle instead of waiting. A rank has at most 1024 collectives of a group
             in flight: one more first waits until the oldest is done.
 
@@ -60,7 +60,7 @@ class Group(Collectives):
         RegisterNotFirstOperation: the group has been left.
         MismatchError: the ranks asked for different things; the group stays usable.
         PeerMissing: the deadline has passed; names the missing ranks.
-        PeerLost: a rank is gone without which the op cannot be done, or a node is.
+        PeerLost: the op cannot be done without a rank or a node that is gone.
         AgentLost: the node agent of this machine is gone.
 
     In an elastic group, a collective of a rank that was told to leave (by SIGTERM, by a node that
@@ -128,8 +128,9 @@ class Group(Collectives):
         """Let ranks join and leave here, in a group that was opened with ``joins="commit"``.
 
         All ranks call it at the same points of the program, where their states are the same:
-        :meth:`allfold.State.commit` does. It costs nothing unless somebody waits; then it returns
-        when all ranks have come here, and those who wait are in the group, or out of it.
+        :meth:`allfold.State.commit` does. It costs nothing unless a rank waits to join or to leave.
+        In that case it returns when all ranks have come here and the waiting ranks have joined or
+        left.
 
         Args:
             timeout: seconds to wait for the other ranks. Default: the group's.
@@ -148,7 +149,7 @@ class Group(Collectives):
         return self.epoch != before
 
     def _await_others(self) -> None:
-        """Wait at an edge for others to join, as too few are left, and have them get the state.
+        """Wait at an edge for others to join, as too few ranks are left, and give them the state.
 
         Raises:
             WorldChanged: they have come; the caller's step was begun without them.
@@ -245,7 +246,7 @@ class Group(Collectives):
     def should_leave(self) -> bool:
         """True once this process was told to leave: it got SIGTERM, or its node drains.
 
-        In an elastic group it need not be looked at: the next edge leaves.
+        Programs with an elastic group need not check it: the rank leaves at the next edge anyway.
         """
         if self._draining.reason is None and not self.membership.left:
             self.membership.session.connection.drain()

@@ -107,9 +107,9 @@ class Registry:
             raise failures[0]
 
     def hold(self, holder: str) -> None:
-        """Keep the connection, once there is one, also while this process is in no group.
+        """Keep the connection, once there is one, even while this process is in no group.
 
-        What is in the memory that is shared with the agent stays where it is.
+        Tensors in the memory that is shared with the agent stay where they are.
         """
         with self._lock:
             self._holders.add(holder)

@@ -72,7 +72,7 @@ class Work:
     def participants(self) -> int | None:
         """The number of ranks whose tensors are in the result; ``None`` before there is one.
 
-        0 where the op has failed, and of a send or a receive.
+        0 if the op has failed, and for a send or a receive.
         """
         return self._pending.participants
 
@@ -95,7 +95,7 @@ class Work:
         """Wait for an outcome, which :meth:`wait` still tells.
 
         Raises:
-            PeerMissing: nothing can be decided, for longer than the op waits for that.
+            PeerMissing: the group could not decide anything for longer than the op waits for that.
             AgentLost: the agent gave none although the op's deadline is over.
         """
         while not self._settled:
@@ -110,8 +110,9 @@ class Work:
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
 
-        Of a tensor on a GPU, the outcome is certain then, but the last copy may be still to come:
-        the current stream waits for it, so whatever is done with the tensor there is in order.
+        For a tensor on a GPU, the outcome is certain at that point, but the last copy may not be
+        done yet. The current stream waits for that copy, so later work on the tensor in this stream
+        sees the result.
 
         Args:
             timeout: seconds. Without one, the op's own deadline counts, which the agent enforces.
@@ -147,7 +148,7 @@ class Work:
     def _is_undecided(self) -> bool:
         """True if the agent has said for too long that nothing can be decided.
 
-        Deadlines stand still then, for at most as long as the op's timeout.
+        Deadlines are suspended meanwhile, for at most as long as the op's timeout.
         """
         return (
             not (self._settled or self._pending.done)
@@ -164,7 +165,7 @@ class Work:
         return max(self._began, self._epochs.held_at) + self._timeout + GRACE_SECONDS
 
     def _patience(self) -> float:
-        """Return the seconds to wait; some even if it is overdue: the answer may be unread."""
+        """Return the seconds to wait: some even if overdue, as the answer may not be read yet."""
         return max(self._deadline - monotonic(), GRACE_SECONDS)
 
     def _overdue(self, timeout: float | None) -> Exception:
@@ -228,7 +229,8 @@ class Work:
 def _copy(error: BaseException) -> BaseException:
     """Return an error for each waiter: a raised one keeps its frames, and those keep the work.
 
-    If the work knew it as well, both and the tensors would stay until the garbage is collected.
+    If the work also referred to it, both of them and the tensors would stay until garbage
+    collection.
     """
     return from_dict(error.to_dict()) if isinstance(error, AllfoldError) else error
 

@@ -42,8 +42,9 @@ _DDP: Any = torchft.ddp.DistributedDataParallel
 class ProcessGroupAllfold(_Base):  # type: ignore[misc]
     """The replicas of a quorum, in an Allfold group that is opened anew for every quorum.
 
-    When a replica dies, the ops in flight fail on all others alike, within milliseconds. So all of
-    them ask for the next quorum at once, and none has committed a step that another has not.
+    When a replica dies, the ops in flight fail on all other replicas in the same way, within
+    milliseconds. So all of them ask for the next quorum at once, and none has committed a step that
+    another has not.
 
     Args:
         timeout: the timeout of an op; the same on every replica.
@@ -80,18 +81,39 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
 
         Raises:
             PeerMissing: some replicas did not come; names their ranks.
-            RuntimeError: the replica did not come that names the group, or that has the store.
+            RuntimeError: the replica that names the group, or the one that has the store, did not
+                come.
         """
+        self._enter(store_addr, rank, world_size)
+
+    def _enter(self, store_addr: str, rank: int, world_size: int) -> "_QuorumGroup":
         registry.hold(self._holder)
         before, self._pg = self._pg, None
         if before is not None and not before.group.quiesce(0.0):
             before.abort()
         try:
-            self._pg = self._opened(store_addr, rank, world_size)
+            opened = self._pg = self._opened(store_addr, rank, world_size)
         finally:
             if before is not None:
                 # Nobody need wait for that.
                 Thread(target=before.shutdown, name="allfold-leave", daemon=True).start()
+        return opened
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Do as :meth:`configure`, where torchft, after 0.2.0, names the replicas by handles.
+
+        Args:
+            opts: ``handles``, those of all replicas of the quorum in the order of their ranks, and
+                ``uuid``, the number of the quorum.
+
+        Returns:
+            A handle that is done already.
+
+        Raises:
+            The errors of :meth:`configure`.
+        """
+        told = torchft.process_group._rendezvous(opts, self._handle_id())
+        return self._enter(told.store_addr, told.rank, told.world_size).done()
 
     def _opened(self, store_addr: str, rank: int, world_size: int) -> "_QuorumGroup":
         opening = min(self._timeout, self._opening)
@@ -130,8 +152,8 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
     def errored(self) -> Exception | None:
         """Return the first error of an op of this quorum.
 
-        A loss that no op has met is no error yet: some replicas might know of it, and others vote
-        for this step. It fails the next op, on all of them.
+        A loss that no op has run into is no error yet, because some replicas might know of it while
+        others vote for this step. It fails the next op, on all of them.
         """
         return None if self._pg is None else self._pg.error
 
@@ -160,6 +182,10 @@ class _QuorumGroup(ProcessGroup):
     """The process group of one quorum, which notes the first error of its ops."""
 
     error: Exception | None = None
+
+    def done(self) -> Work:
+        """Return a handle of nothing, which is done."""
+        return self._work([], [])
 
     def _explain(self, error: AllfoldError) -> None:
         super()._explain(error)

@@ -49,7 +49,7 @@ class Wire(Enum):
 
     @property
     def has_blocks(self) -> bool:
-        """True where elements share a scale, so that cut elsewhere they encode to other bytes.
+        """True if elements share a scale, so that slices with other bounds encode to other bytes.
 
         Results must then travel in the slices in which they were made.
         """

@@ -48,7 +48,7 @@ class AllfoldError(RuntimeError):
     Attributes:
         message: the text, without code and class.
         details: the machine-readable facts of the message.
-        advice: the next step; of the class, unless whoever shows the error knows better.
+        advice: the next step; that of the class, unless whoever shows the error has a better one.
     """
 
     code: ClassVar[str] = "AF000"
@@ -184,8 +184,8 @@ class RootLost(PeerLost):
 class WorldChanged(PeerLost):
     """The group has other ranks than the caller knew: some were lost, or have joined.
 
-    Of an op whose tensors are shaped by the world size, or with ``on_loss="raise"`` of any. Nothing
-    was changed.
+    Raised by an op whose tensor shapes depend on the world size; with ``on_loss="raise"``, by any
+    op. No tensor was changed.
     """
 
     code = "AF306"

@@ -1,4 +1,4 @@
-"""Point-to-point messages: what is written on them, and how they meet those who want them. Pure.
+"""Point-to-point messages: their envelopes, and how they are matched with receives. Pure.
 
 The rules are those of MPI: a receive names a source, or any, and a tag; between two ranks and with
 one tag, what was sent first is received first.
@@ -73,7 +73,7 @@ class Wanted:
 
 
 class Mailbox(Generic[Sent, Waiting]):
-    """The messages and the receives of some ranks that have not met yet.
+    """The messages and the receives of some ranks that are not matched yet.
 
     Messages and receives are kept with whatever object their owner knows them by.
     """
@@ -83,7 +83,7 @@ class Mailbox(Generic[Sent, Waiting]):
         self._receives: dict[int, list[tuple[Wanted, Waiting]]] = defaultdict(list)
 
     def arrive(self, envelope: Envelope, message: Sent) -> Waiting | None:
-        """A message has come: the oldest receive that takes it, or ``None`` and it is kept."""
+        """A message has come: return the oldest receive that takes it, else keep the message."""
         receives = self._receives[envelope.target]
         for index, (wanted, receive) in enumerate(receives):
             if wanted.takes(envelope):
@@ -93,7 +93,7 @@ class Mailbox(Generic[Sent, Waiting]):
         return None
 
     def receive(self, wanted: Wanted, receive: Waiting) -> Sent | None:
-        """A rank receives: the oldest message that fits, or ``None`` and the receive is kept."""
+        """A rank receives: return the oldest message that fits, else keep the receive."""
         messages = self._messages[wanted.target]
         for index, (envelope, message) in enumerate(messages):
             if wanted.takes(envelope):
@@ -103,7 +103,7 @@ class Mailbox(Generic[Sent, Waiting]):
         return None
 
     def withdraw_if(self, is_withdrawn: Callable[[Sent], bool]) -> list[Sent]:
-        """Forget messages that have met nobody; returns them."""
+        """Forget unmatched messages; return them."""
         withdrawn: list[Sent] = []
         for target, kept in self._messages.items():
             staying: list[tuple[Envelope, Sent]] = []
@@ -116,7 +116,7 @@ class Mailbox(Generic[Sent, Waiting]):
         return withdrawn
 
     def cancel_if(self, is_cancelled: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Forget receives that have met nothing; returns them."""
+        """Forget unmatched receives; return them."""
         cancelled: list[Waiting] = []
         for target, kept in self._receives.items():
             cancelled += [each for _, each in kept if is_cancelled(each)]

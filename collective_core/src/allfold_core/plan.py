@@ -1,7 +1,7 @@
 """The plan of one epoch: who is in the group, and how its ops are to be run.
 
-The orchestrator makes it, agents and ranks follow it. Everything that two nodes must decide alike
-(order, roots, strategies) is read from here and nowhere else.
+The orchestrator makes the plan; agents and ranks follow it. Everything that two nodes must decide
+in the same way (order, roots, strategies) is read from the plan and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 from allfold_core.schema import PLAN
 
 OnLoss = Literal["raise", "shrink"]
-"""What happens to an op that the loss of a rank stops: it fails, or those who are left redo it."""
+"""The treatment of an op that a loss interrupts: it fails, or the remaining ranks repeat it."""
 
 Joins = Literal["any", "commit"]
-"""Where ranks may join or leave a group that runs: between any two ops, or only where all ranks
-commit their state."""
+"""The points at which ranks join or leave a running group: between any two ops, or at commits of
+all ranks."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class SlowLink(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of nodes in rings and trees, where it is not that of the group's opening.
+    """The order of the nodes in rings and trees, if it differs from that at the opening.
 
     Attributes:
         ring: the names of the nodes in the order of ``Plan.members``.
         tree: the same in that of ``Plan.tree_order``.
-        usual: seconds per byte of all links that are not slow, each by itself.
-        slow: the links that were planned around, sorted.
-        reason: why, in a sentence for people.
+        usual: seconds per byte of each link that is not slow.
+        slow: the slow links that this order avoids, sorted.
+        reason: why the order was chosen, in a sentence for people.
     """
 
     ring: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Member:
     """One node of the group: where it listens, what it is, and which ranks it holds.
 
     Attributes:
-        incarnation: of its agent: a name for one life of that process; "" where it is not known.
+        incarnation: the name of one life of the node's agent process; "" if it is not known.
     """
 
     node: str
@@ -107,19 +107,20 @@ class Plan:
             and zone next to each other.
         links: the link model from which ``auto`` decides.
         strategies: overrides by kind label, e.g. ``{"all_reduce": "ring"}``.
-        timeout: the deadline of an op, in seconds, where the call gives none.
-        on_loss: what happens to an op that the loss of a rank stops: ``"raise"``, it fails alike on
-            all others; ``"shrink"``, it is done again by those who are left.
-        min_world: the group does no op with fewer ranks than this.
-        max_world: it takes in further ranks up to this number; ``None``: none at all.
-        joins: where they come in.
-        join_timeout: seconds that ops wait for ranks to join, where fewer than ``min_world`` are
-            left in a group that takes in others.
-        sessions: the registration of each rank, by its number; names the rank after a loss has
+        timeout: seconds until an op fails, if the call gives no timeout.
+        on_loss: what happens to an op interrupted by the loss of a rank: ``"raise"``, it fails with
+            the same error on all remaining ranks; ``"shrink"``, the remaining ranks repeat it.
+        min_world: the group runs no op with fewer ranks than this.
+        max_world: ranks may join the running group up to this number; ``None``: no rank may join.
+        joins: when they may join.
+        join_timeout: seconds for which ops wait for ranks to join, if fewer than ``min_world`` are
+            left in an elastic group.
+        sessions: the session of each rank, by rank number; identifies the rank after a loss has
             changed the numbers.
-        generation: of the orchestrator's store that made the plan, see ``Stamp``.
-        layout: from which the order of nodes follows; not part of the JSON form, as the nodes agree
-            upon it only after the group is opened.
+        generation: the generation of the orchestrator's store when the plan was made, see
+            ``Stamp``.
+        layout: gives the order of the nodes; not part of the JSON form, because the nodes agree on
+            it only after the group was opened.
         schema: the number of the plan's JSON form, see :mod:`allfold_core.schema`.
     """
 

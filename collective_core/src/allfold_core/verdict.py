@@ -108,7 +108,7 @@ def unmatched_pair(arrivals: Mapping[int, Fingerprint]) -> tuple[int, int] | Non
 def _mismatch_of_pair(
     group: str, nodes: Sequence[str], evidence: Evidence, giver: int, taker: int
 ) -> MismatchError:
-    """An all-to-all is a contract of pairs, so no majority can say who of the two is right."""
+    """In an all-to-all each pair has to agree, so no majority can say which of the two is right."""
     gives, takes = evidence.arrivals[giver], evidence.arrivals[taker]
     return MismatchError(
         f"op {evidence.seq} of group '{group}': {_name_with_nodes(nodes, [giver])} sends "

@@ -91,7 +91,8 @@ class Joins:
     def let_in(self, record: Mapping[str, Any]) -> None:
         """Take part in a group from the moment in which a term says that this node votes in it.
 
-        The others wait for its word from then on, even if the rank that was to join is dead by now.
+        The other nodes wait for its reports from then on, even if the rank that was to join has
+        died.
         """
         try:
             entry = Entry(joining_plan(record), record)
@@ -111,9 +112,9 @@ class Joins:
         return group
 
     def _note_gone(self, request: Mapping[str, Any]) -> None:
-        """Have the group go on without a rank that is gone, and may be in its plan all the same.
+        """Make the group go on without a rank that is gone but may be in the plan.
 
-        Other ranks of this node may have got the plan, or be about to.
+        Other ranks of this node may have received the plan, or are about to.
         """
         name, session = request["group"], request["session"]
         self._gone.append(session)

@@ -36,7 +36,7 @@ WANTED_SECONDS = 60.0
 ABANDONED_SECONDS = 24 * 3600.0
 """The silence of all its nodes after which a group is over."""
 LOOK_AGAIN_SECONDS = 10.0
-"""How often a silent node that has a vote is looked for."""
+"""The interval of the search for silent nodes that have a vote, in seconds."""
 WAITED_FOR = (
     "the groups of node %s wait for it: their records were lost, and too few of their nodes have "
     "reported to evict it for silence; start its agent again, or remove it: "

@@ -13,7 +13,7 @@ from tests.core.survival.world import World
 
 Change = Callable[[World], None]
 Action = tuple[str, bool, Change]
-"""What can happen: its name, whether it may never happen, and what it does to a copy."""
+"""A possible event: its name, True if it may never happen, and its effect on a copy."""
 
 
 def do(method: Callable[..., None], *args: Any) -> Change:

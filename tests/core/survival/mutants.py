@@ -132,7 +132,7 @@ class WaitsForOpsOfOthers(AgentMachine):
 
 
 class KeepsWhatNobodyTakes(AgentMachine):
-    """What dead ranks have called stays open, though others have the result."""
+    """Ops that dead ranks have called stay open, though others have the result."""
 
     def _drop_what_is_over(self) -> Iterator[Instruction]:
         return iter(())

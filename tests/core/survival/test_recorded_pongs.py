@@ -25,14 +25,14 @@ NEVER = float("inf")
 
 
 def recorded() -> list[tuple[float, float]]:
-    """When each ping was sent, and when it was answered."""
+    """The times at which each ping was sent and answered."""
     lines = [line for line in RECORDED.read_text().splitlines() if line[0] != "#"]
     pings = [(int(each["sent"]), int(each["took"])) for each in csv.DictReader(lines)]
     return [(sent / 1000, (sent + took) / 1000) for sent, took in pings]
 
 
 def accusations(pings: list[tuple[float, float]]) -> list[float]:
-    """When an observer that does not lag itself, and hears answers alone, accuses the node."""
+    """The time at which an observer that does not lag, and only hears answers, accuses the node."""
     suspect, worst = Suspicion(), RecentMaximum(PONG_WINDOW_SECONDS)
     now, sent, answered, accused = 0.0, 0, 0, list[float]()
     while now < pings[-1][0]:

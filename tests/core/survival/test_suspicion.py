@@ -32,7 +32,7 @@ def actions(
     own_lag: float = 0.0,
     refused: bool = False,
 ) -> list[tuple[float, Action]]:
-    """What is done in so many seconds of silence, and how long after they began."""
+    """The steps taken in so many seconds of silence, each with its time since the beginning."""
     done: list[tuple[float, Action]] = []
     for tick in range(round(seconds / TICK) + 1):
         now = began + tick * TICK + MOMENT

@@ -46,7 +46,7 @@ class WishesOf(NamedTuple):
 
 
 News = tuple[int, str | Doubt | WishesOf]
-"""What is on its way to the leader of a term: DOWN, DOUBT, or wishes."""
+"""A message on its way to the leader of a term: DOWN, DOUBT, or wishes."""
 
 
 def judge_any(

@@ -15,7 +15,7 @@ LONG = 500_000
 
 
 def test_what_was_not_sent_of_an_op_that_is_given_up_never_is_and_the_next_op_follows() -> None:
-    """What was numbered before is sent nevertheless: the receiver has to get every number."""
+    """Frames that have a number already are sent: the receiver has to get every number."""
     sender = Side(2, (Send(Slice(0, LONG), 1),), 0, numel=LONG)
     edge = OutEdge("b", "test-a-b")
     ours, theirs = socket.socketpair()

@@ -165,7 +165,7 @@ def test_a_connection_that_is_cut_inside_every_header_still_makes_progress() -> 
 
 
 def test_an_edge_is_tried_again_until_it_is_closed() -> None:
-    """Whether its node is lost is for others to decide: they can see more."""
+    """Others decide if its node is lost: they can see more."""
     tried = Semaphore(0)
 
     def dial_once(wire: Wire) -> Dial:

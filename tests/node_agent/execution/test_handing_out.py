@@ -174,9 +174,13 @@ def test_large_results_are_exact_also_over_edges_that_break(kind: Kind, strategy
 
 
 class Handing:
-    """Stops what hands out results, at one of the calls, until it may go on."""
+    """Stops what hands out results, at one of the calls, until it may go on.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    Args:
+        later: stop all later calls, too, so that no node gets its whole result.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, later: bool = False) -> None:
         self.inside, self.go_on = Event(), Event()
         self._calls, self._at, self._lock = 0, at, Lock()
         real = Operands.hand_out
@@ -186,7 +190,7 @@ class Handing:
         ) -> None:
             with self._lock:
                 self._calls += 1
-                mine = self._calls == self._at
+                mine = self._calls == self._at or (later and self._calls > self._at)
             if mine:
                 self.inside.set()
                 assert self.go_on.wait(SECONDS)
@@ -237,7 +241,7 @@ def test_a_rank_hears_of_a_failure_when_nothing_is_handed_out_to_it_any_more(
 def test_the_inputs_of_an_op_that_fails_half_way_are_as_they_were(
     monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
-    handing = Handing(monkeypatch, at=2)
+    handing = Handing(monkeypatch, at=2, later=True)
     with local_groups(RANKS) as local:
         call = call_of(kind, 0)
         run_all(local, 0, call, strategies_for(kind)[0])

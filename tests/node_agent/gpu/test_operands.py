@@ -43,7 +43,7 @@ class Device:
         return True
 
     def wait_for(self, point: object) -> None:
-        """What comes next waits; this GPU does nothing anyway."""
+        """The next work waits; this GPU does nothing anyway."""
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Nothing is copied."""

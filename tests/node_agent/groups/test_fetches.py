@@ -24,7 +24,7 @@ def refuse(*_: Any) -> bool:
 def test_ranks_that_cannot_be_given_a_result_that_others_keep_are_out_of_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What others were handed cannot be taken back, so those who lack it cannot go on."""
+    """A result that was handed out cannot be taken back: a node that lacks it cannot go on."""
     monkeypatch.setattr(LocalLinks, "fetch", refuse)
     dam = Dam(0, 1, after=1, lane=Lane.OPS)
     with local_groups([[0], [1, 2]], dam=dam) as local:

@@ -99,7 +99,7 @@ def test_a_result_that_all_refuse_although_they_answer_is_given_up_in_the_end() 
 
 
 def test_a_result_is_not_given_up_as_long_as_one_of_its_keepers_is_gone() -> None:
-    """What it died with, the others will agree upon anew."""
+    """The others will agree anew about the ops that it had."""
     with serving(find_result=lambda _: None, token=TOKEN) as port:
         assert fetch([port.address, "127.0.0.1:1"], tries=6, deadline=PAST) is None
 

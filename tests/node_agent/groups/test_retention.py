@@ -1,4 +1,4 @@
-"""What a node keeps for others is bounded, and the bound blocks nobody for ever."""
+"""A node keeps a bounded amount for others, and the bound blocks nobody for ever."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Told:
         self.connection.send_outcome(Outcome(Message.DONE, NUMBER, seq, ordinal, 2))
 
     def heard(self) -> Iterator[str | tuple[int, ...]]:
-        """What has arrived: epochs with the rank's number and world, and the ops with outcomes."""
+        """The messages that have arrived: epochs with rank and world, and the ops with outcomes."""
         while True:
             try:
                 data = self.socket.recv(MAX_MESSAGE)

@@ -22,7 +22,7 @@ from tests.node_agent.membership.link_nodes import Node
 
 
 class Charges:
-    """What a node says to the orchestrator; as an accuser, and as lines of the program."""
+    """The messages of a node to the orchestrator; as an accuser, and as lines of the program."""
 
     def __init__(self, *, says: bool = False) -> None:
         self.made: list[tuple[str, str]] = []

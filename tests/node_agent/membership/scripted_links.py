@@ -27,7 +27,7 @@ _NEVER = float("-inf")
 
 @dataclass
 class SeenNode:
-    """What there is to be seen of another node.
+    """The visible state of another node.
 
     Attributes:
         answers: tells whether it answers at a time; it does so at once then, and pings itself.

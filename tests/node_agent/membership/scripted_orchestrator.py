@@ -21,7 +21,7 @@ from tests.support.waiting import until
 Json = dict[str, Any]
 
 SILENT = "was silent to b, and gave no sign of life"
-"""How the orchestrator knows that a life is over."""
+"""The way in which the orchestrator learns that a life is over."""
 
 
 class _Server(uvicorn.Server):

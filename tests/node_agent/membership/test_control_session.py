@@ -1,4 +1,4 @@
-"""When BEATs are due, when an orchestrator counts as silent, and which terms count."""
+"""The times of BEATs, the silence of an orchestrator, and the terms that count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a witness makes of real links: to processes that stop or die, and over lines that break."""
+"""A witness on real links: to processes that stop or die, and over lines that break."""
 
 from __future__ import annotations
 

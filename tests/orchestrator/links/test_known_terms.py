@@ -1,4 +1,4 @@
-"""What a replica knows of terms: looked up for every BEAT, in groups of thousands of nodes."""
+"""The terms that a replica knows: looked up for every BEAT, in groups of thousands of nodes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ SHORT = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.2}
 
 @asynccontextmanager
 async def staying_linked(*linked: FakeAgent) -> AsyncIterator[None]:
-    """These agents link anew whenever their link ends."""
+    """These agents link anew whenever their link ends.
+
+    Leave it before their orchestrator ends: a request on its way would outlive the client.
+    """
     tasks = [asyncio.create_task(agent.stay_linked()) for agent in linked]
     try:
         yield
@@ -106,12 +109,12 @@ async def test_an_orchestrator_that_was_away_for_long_costs_no_group(real: Real)
     async with AsyncExitStack() as stack:
         async with replica(Store(real.client(), LEASE_SECONDS), **SHORT) as first:
             linked = await agents(stack, first, "abc")
-            await stack.enter_async_context(staying_linked(*linked))
         await outage()
         store = Store(real.client(), LEASE_SECONDS)
         after = await stack.enter_async_context(replica(store, **SHORT))
         for agent in linked:
             agent.at = after
+        await stack.enter_async_context(staying_linked(*linked))
         await has_looked_at_all_leases(after, before=0.0)
         await all_goes_on(after, *linked)
 

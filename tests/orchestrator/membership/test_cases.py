@@ -1,4 +1,4 @@
-"""What is said of a node that others accuse."""
+"""The sentence about a node that others accuse."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BEFORE, AFTER = 0.0, 200.0
 
 @dataclass
 class Agent:
-    """What one agent knows: the newest term that it has taken."""
+    """An agent, and the newest term that it has taken."""
 
     name: str
     held: TermRecord

@@ -1,4 +1,4 @@
-"""Which names of groups are wanted: those that ranks ask for, and are not given yet."""
+"""Wanted names of groups: ranks ask for them, and have not got them yet."""
 
 from __future__ import annotations
 

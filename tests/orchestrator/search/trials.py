@@ -1,4 +1,4 @@
-"""What is brought before the jury."""
+"""The evidence that is brought before the jury."""
 
 from __future__ import annotations
 

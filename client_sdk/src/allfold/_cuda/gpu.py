@@ -132,9 +132,9 @@ class Gpu:
     def allocate_array(self, nbytes: int) -> Block:
         """Memory for a tensor of the user's, ready for the current stream.
 
-        As with torch's own allocator, what was freed may still be in use by the stream on which it
-        was allocated. Here, other streams wait for that one. And for ours, which may have a result
-        to copy there that nobody has waited for.
+        As with torch's own allocator, the stream on which freed memory was allocated may still use
+        it. Here, other streams wait for that stream, and also for ours, which may still have to
+        copy a result there that nobody has waited for.
         """
         with self.turn() as device:
             current = self.current_stream() if _torch_uses_gpus() else _LEGACY_STREAM

@@ -55,7 +55,8 @@ class State:
     None, bool, int, float, str, bytes, and dicts, lists, tuples and sets of all these. Each is an
     attribute of its name.
 
-    Every rank makes it of the same names, and of what it would begin with by itself.
+    Every rank creates it with the same names, and with the values that it would start from on its
+    own.
 
     Args:
         keep: whether each :meth:`commit` copies the state to memory of the host, for
@@ -106,15 +107,16 @@ class State:
         """Say that the state is complete here: a step is done, and the next has not begun.
 
         Call it at the same point of the program on all ranks, with at least one collective between
-        two calls. Where ranks wait to join or to leave, they do so here (:meth:`Group.edge`), and
-        newcomers get this state while the others compute their next step; else it sends nothing.
+        two calls. Ranks that wait to join or to leave do so here (:meth:`Group.edge`), and
+        newcomers get this state while the others compute their next step. If no rank waits, nothing
+        is sent.
 
         Args:
             group: by default the first of the process, if it is in one.
 
         Raises:
-            InvalidArgument: newcomers get the state of the last commit, and no collective of the
-                group has been called since, which waits until they have it.
+            InvalidArgument: newcomers still pull the state of the last commit, because no
+                collective, which would wait for them, was called since then.
         """
         if group is None and len(registry):
             group = registry.default()
@@ -146,9 +148,10 @@ class State:
     def sync(self, group: Group | None = None, *, timeout: float | None = None) -> None:
         """Give every rank the most advanced state in the group; a collective.
 
-        The ranks with the most commits hold it, all others pull it from several of them at once,
-        and go on with others when one dies. Where all have equally many, those that got theirs from
-        each other before are the same, and otherwise rank 0 has it.
+        The ranks with the most commits have that state. All others pull it from several of these at
+        once, and go on with the rest if one dies. Among states with equally many commits, those
+        that were synced with each other before are the same; among different ones, that of the
+        lowest rank wins.
 
         Args:
             group: by default the first of the process.

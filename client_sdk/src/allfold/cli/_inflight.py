@@ -24,7 +24,7 @@ class OpInFlight:
     """One op, seen over all nodes.
 
     Attributes:
-        epoch: how often the group had lost ranks before; ranks are numbered as in that epoch.
+        epoch: how often its ranks had changed before; ranks are numbered as in that epoch.
         what: the call, e.g. ``all_reduce(sum, float32[1024])``.
         age: seconds since the first arrival that any node saw.
         missing: the ranks that have not called it.
@@ -107,7 +107,7 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
 
 
 def kept_results(statuses: Iterable[Json]) -> list[str]:
-    """What nodes keep for others: ``node a keeps 12.0 MiB of results of group dp, until ...``."""
+    """Results kept for other nodes: ``node a keeps 12.0 MiB of results of group dp, until ...``."""
     return [
         f"node {status['node']} keeps {_size(group['retained_bytes'])} of results of "
         f"group {group['name']}, until every node has them"
@@ -123,14 +123,15 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True)
 class Membership:
-    """The members of a group that runs, as the newest of its agents tells.
+    """The members of a running group, as reported by the agent with the newest term and epoch.
 
     Attributes:
-        opening: tells the group from others that had its name.
-        epoch: how often it has lost ranks.
-        term: of the set of its nodes.
-        losses: why it has had each of its later epochs, or nothing works any more; the newest last.
-        links: on slow links, and what was done about them.
+        opening: distinguishes the group from earlier groups of the same name.
+        epoch: how often its ranks have changed.
+        term: the number of the term, that is, of the current set of nodes.
+        losses: the reason for each epoch after the first, or why the group no longer works; newest
+            last.
+        links: lines about slow links, and what was done about them.
     """
 
     group: str
@@ -154,9 +155,9 @@ def memberships(statuses: Iterable[Json]) -> list[Membership]:
 
 
 def _about_links(name: str, newest: Json, nodes: Iterable[Json]) -> Iterable[str]:
-    """Yield a line on the order that nodes stand in, or else on links that are slow.
+    """Yield a line about the changed order of the nodes, or else about slow links.
 
-    Agents of earlier versions do not tell.
+    Agents of earlier versions do not report this.
     """
     if layout := newest.get("layout"):
         yield f"group {name!r} epoch {newest['epoch']}: {layout}"
@@ -175,7 +176,7 @@ def _by_opening(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Jso
 
 
 def _merged(every: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
-    """Merge what the nodes say of an op, in the numbers of the newest epoch that any is in."""
+    """Merge the nodes' reports of an op; ranks have their numbers of the newest reported epoch."""
     seq, epoch = views[0]["seq"], max(group["epoch"] for group in every.values())
     nodes = {node: group for node, group in every.items() if group["epoch"] == epoch}
     name = next(iter(nodes.values()))["name"]

@@ -21,9 +21,9 @@ from allfold_core.verdict import name_ranks
 
 _STDOUT, _STDERR = 1, 2
 _FLUSH_SECONDS = 2.0
-"""The time for which a slow reader of our output may delay a run that was told to end."""
+"""Seconds by which a slow reader of our output may delay the end of a run that was told to end."""
 _LATECOMERS_SECONDS = 2.0
-"""How often it is asked if ranks that were started again wait for others that have ended."""
+"""The interval of the checks whether restarted ranks wait for ranks that have ended."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Policy:
         quiet_others: show rank 0 only.
         prefix: put ``[rank]`` in front of each line.
         keep_going: let the others go on after a failure.
-        max_restarts: how often ranks that fail are started again, all of them together.
+        max_restarts: how many restarts of failed ranks there may be, over all ranks.
     """
 
     grace: float = 5.0
@@ -221,9 +221,9 @@ class Launch:
             self._ending.in_vain(failure, now)
 
     def _failure_of_those_left(self) -> int | None:
-        """Return a status for which a rank was started again, if all that are left were so.
+        """Return the failure status of a restarted rank, if all remaining ranks are restarted ones.
 
-        ``None`` also as long as nobody has ended well.
+        Also ``None`` as long as no rank has ended with status 0.
         """
         failures = [self._restarts.last_failure(rank.number) for rank in self._running]
         known = [status for status in failures if status is not None]

@@ -39,7 +39,7 @@ class HookState:
         group: the ranks that DDP has, in the same order; by default the first group of the process.
         wire: how gradients travel between nodes, as in :meth:`allfold.Group.all_reduce`; ``None``
             for the default of the group.
-        feedback: add what a lossy wire cost a bucket to the same bucket of the next step.
+        feedback: add the rounding error of a lossy wire to the same bucket in the next step.
         name: of the model; by default a number, in the order in which states are made, which must
             be the same on all ranks.
     """

@@ -56,7 +56,7 @@ def _names(plan: Plan) -> tuple[str, ...]:
 
 
 def _score(plan: Plan, figures: Layout, *, in_tree: bool) -> _Score:
-    """Return what tells how long the best strategy takes that goes by an order of this sort."""
+    """Return a function that maps an order of the nodes to the time of the best strategy."""
     beta, nodes = plan.links.seconds_per_byte, len(plan.members)
     rated = []
     for name in _names(plan):

@@ -41,8 +41,8 @@ def choose(
         nbytes: what travels, of the tensor or of all blocks.
         asked: the call's own choice, which wins over the plan's.
         wire: the format in which it travels.
-        feedback: every encoding adds what earlier ones have cost, so that a slice that is encoded
-            again comes out different.
+        feedback: every encoding adds the rounding errors of earlier ones, so the same slice encoded
+            twice gives different bytes.
 
     Raises:
         InvalidArgument: for a choice that cannot run ``kind``, or not with ``wire``.

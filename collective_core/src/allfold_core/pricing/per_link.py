@@ -59,7 +59,7 @@ def shares_of(kind: Kind, strategy: str, nodes: int) -> Shares:
 
 
 class Delay(NamedTuple):
-    """What slow links cost an op; the less the better, the first figure before the second.
+    """The cost of slow links for an op; compared as a tuple, less is better.
 
     Attributes:
         busiest: seconds for which the busiest link or node sends.

@@ -1,4 +1,4 @@
-"""When a group plans around a slow link, and for how long. Pure: the time is an argument."""
+"""The decision to plan around a slow link, and for how long. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Measured(NamedTuple):
 
 
 class LinkTable:
-    """What the leader of a group knows of the links between its nodes."""
+    """The measured rates of the links between the nodes of a group, on its leader."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[str, str], _Measured] = {}
@@ -54,7 +54,7 @@ class LinkTable:
             self._measured[pair] = _Measured(1 / rate, now + patience)
 
     def adopt(self, layout: Layout, now: float) -> None:
-        """Believe what another leader has planned around."""
+        """Take over the slow links that another leader has planned around."""
         if layout == self._adopted:
             return
         self._adopted = layout
@@ -65,7 +65,7 @@ class LinkTable:
     def figures(self, natural: Plan, now: float) -> Layout:
         """Return what links cost; the order of nodes is not in it.
 
-        Slow links are forgotten of which nothing was heard for long.
+        A slow link is forgotten if no new measurement of it has come for a long time.
 
         Args:
             natural: the plan in the order of the group's opening.

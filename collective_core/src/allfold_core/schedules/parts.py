@@ -1,4 +1,4 @@
-"""The meaning of every collective: which elements of whose input end where in whose output.
+"""The meaning of every collective: which rank's input elements go where in which rank's output.
 
 An op is a list of *parts*. A part is a range of elements; its *sources* are the ranks that bring
 it, folded where there are several, and its *targets* the ranks that get it. The parts lie one after

@@ -1,4 +1,4 @@
-"""In which order nodes stand in rings and trees: those near each other next to each other."""
+"""The order of the nodes in rings and trees, in which nodes near each other are neighbours."""
 
 from __future__ import annotations
 

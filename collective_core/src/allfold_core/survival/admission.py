@@ -1,9 +1,10 @@
 """The ranks that join a running group, and those that leave it in order. Pure.
 
 Ranks join between two ops: before any op, or only where all ranks commit their state. In the second
-case a round first announces that somebody waits, every rank hears of it with the outcome of the
-same op, and stops at its next commit, an *edge*; when all of them have come there, a round changes
-the members. Where too few ranks are left to go on, they all stop at an edge, and wait for others.
+case, a round first announces that a rank waits. Every rank is told so with the outcome of the same
+op, and stops at its next commit, an *edge*. When all ranks have reached the edge, another round
+changes the members. If too few ranks are left to go on, they all stop at an edge and wait for
+others.
 """
 
 from __future__ import annotations

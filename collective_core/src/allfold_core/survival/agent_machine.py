@@ -1,8 +1,8 @@
 """One node's part in the rounds of one group. Pure: no I/O, no clock, no threads.
 
-A node that has reported to a round is *frozen*: until the decision of that very round it starts no
-op, takes none for complete, hands out nothing and raises no watermark. What becomes complete
-meanwhile is noted, and counts afterwards.
+A node that has reported to a round is *frozen*: until it has the decision of that round it starts
+no op, treats no op as complete, hands out no result and does not raise its watermark. An op that
+becomes complete meanwhile is noted, and counts afterwards.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AgentMachine(OpMachine):
         return [] if self.out else [SendWishes(self.wishes)]
 
     def _leave_edge(self) -> Instructions:
-        """Let the ranks at an edge go on once it is over; by then another one may be announced.
+        """Let the ranks at an edge go on once it is over; the next one may be announced already.
 
         A rank that others await in an op from before the edge goes on sooner.
         """
@@ -106,7 +106,7 @@ class AgentMachine(OpMachine):
     # Rounds
 
     def registers(self) -> None:
-        """The node says that it holds this term: until the answer that has to stay true.
+        """The node reports that it holds this term, which must stay true until the answer has come.
 
         Also if the answer never comes: the store may have taken note.
         """

@@ -6,11 +6,11 @@ apply to an op:
 1. A node reports that it has failed: the same error everywhere.
 2. A node has the result, and a copy of it serves all (all-reduce, all-gather, broadcast, barrier),
    or every node that is left has its own part of it: the op has succeeded.
-3. A call relies on another membership: the error that tells of the loss between them.
+3. A call was made for another membership: the error of the change between the two.
 4. It is judged, because somebody doubts it or its calls do not fit together: an error.
-5. Everybody whose input it needs is here, or has called it before dying: it goes on.
-6. It can be done by those who are left: it is run again with them, from inputs that are untouched.
-7. An error that says who was lost.
+5. Every rank whose input it needs is alive, or has called it before dying: it goes on.
+6. The remaining ranks can do it: they run it again, from their unchanged inputs.
+7. In any other case: an error that says which ranks were lost.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def decide(
 
 
 def _end(policy: GroupPolicy, stamp: Stamp, dead: Collection[str]) -> Install:
-    """Return the end of a group of which only nodes are left that were about to join it."""
+    """Return the end of a group if all nodes that are left were still joining it."""
     why = PeerLost(f"group '{policy.group}' has lost all its ranks before others could join it")
     epoch = Epoch(stamp, 1, (), packed(why))
     return Install(stamp.term, stamp.round, epoch, (), -1, {}, frozenset(dead))
@@ -252,7 +252,7 @@ class _Round:
     def _begin(self, seq: int, epoch: Epoch) -> Outcome | None:
         """Return the outcome of an op that nobody has started.
 
-        With too few ranks it may wait for others to join, and run in a later epoch.
+        If too few ranks are left, the op may wait for others to join, and run in a later epoch.
 
         Args:
             epoch: the epoch whose ranks have a part in it.
@@ -277,7 +277,7 @@ class _Round:
     def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
         """Return True if every input of an epoch's op is here.
 
-        That of a dead rank is, if it has called: its agent has its memory mapped.
+        The input of a dead rank is here if that rank has called: its agent has mapped its memory.
         """
         members = self.evidence.members_of(epoch)
         return all(

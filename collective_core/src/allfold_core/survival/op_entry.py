@@ -14,15 +14,16 @@ class OpEntry:
     """One op on this node.
 
     Attributes:
-        stamp: of the epoch in which it runs, is to run, or whose result this is; ``None`` while no
-            epoch has it, because it was neither started nor decided upon: then it is the current.
+        stamp: the stamp of the epoch in which the op runs, is to run or has its result; ``None``
+            while the op is neither started nor decided upon, which means the current epoch.
         started: it runs, or has run, in that epoch here.
-        complete: everything of its result is here; counts once the node is not frozen.
-        closed: so it is on all other nodes.
-        forward: a round has said that it has succeeded.
-        fetch: who holds its result, where this node is to get it from another one.
+        complete: this node has its whole part of the result; counts only while the node is not
+            frozen.
+        closed: all other nodes have their parts of the result, too.
+        forward: a round has decided that the op has succeeded.
+        fetch: the nodes that hold its result, if this node is to get it from one of them.
         fetching: it is being fetched.
-        doubted: the leader was asked to judge it, as it cannot begin.
+        doubted: the leader was asked to judge the op, because it cannot begin.
     """
 
     state: OpState = OpState.OPEN

@@ -1,7 +1,8 @@
 """The ops of one group on one node, between rounds. Pure: no I/O, no clock, no threads.
 
-An op is called, begun, held, handed out and, once all nodes have it, forgotten. That is all there
-is to it as long as nothing is lost. Rounds are in :mod:`allfold_core.survival.agent_machine`.
+An op is called, begun, held, handed out and, once all nodes have its result, forgotten. As long as
+nothing is lost, nothing else happens to it. Rounds are in
+:mod:`allfold_core.survival.agent_machine`.
 """
 
 from __future__ import annotations
@@ -144,9 +145,9 @@ class OpMachine:
         return seq > self.floor if entry is None else entry.state is OpState.OPEN
 
     def expected_stamp(self, seq: int) -> Stamp | None:
-        """The epoch from which frames of an op are wanted; ``None`` if none are, or none any more.
+        """The epoch whose frames of an op this node still wants; ``None`` if it wants none.
 
-        Of an op that nothing is known of yet, it is the current one.
+        For an op of which this node knows nothing yet, it is the current epoch.
         """
         entry = self.ops.get(seq)
         if entry is None:
@@ -157,7 +158,7 @@ class OpMachine:
         return entry.stamp or self.epoch.stamp
 
     def unclosed(self) -> list[tuple[int, Stamp]]:
-        """The ops of which this node holds its part, as others may not have heard yet."""
+        """The ops of which this node holds its part, which some other nodes may not know yet."""
         return [
             (seq, entry.stamp)
             for seq, entry in self.ops.items()
@@ -248,7 +249,7 @@ class OpMachine:
         return [Start(seq, epoch)]
 
     def _may_begin(self, entry: OpEntry, epoch: Epoch) -> bool:
-        """Return False where the op has to fail: the round that is asked for says so to all."""
+        """Return False if the op has to fail: the round that is requested then tells all nodes."""
         for call in entry.calls.values():
             if self.policy.is_stale(call, epoch):
                 return False
@@ -295,7 +296,7 @@ class OpMachine:
         return [*self._drop_what_is_over(), *self._settle()]
 
     def _drop_what_is_over(self) -> Iterator[Instruction]:
-        """Give up what others have the results of: the ranks here that had a part are gone."""
+        """Give up ops that other nodes have results of: the ranks here that took part are gone."""
         if self.frozen:
             return
         for seq, entry in list(self.ops.items()):

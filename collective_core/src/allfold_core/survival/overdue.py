@@ -30,9 +30,10 @@ class OverdueRounds:
         """Return the nodes that are stuck, each with the seconds for which it was waited for.
 
         Args:
-            awaited: what is waited for now, without an excuse. A node has one while it answers no
-                pings, since that is silence; and a leader as long as it waits for others itself.
-            own_lag: how late this node was of late to read what others say.
+            awaited: what is waited for now, from nodes without an excuse. A node that answers no
+                pings is excused, because that is silence; a leader is excused as long as it waits
+                for others itself.
+            own_lag: how late this node has recently been in reading messages of others.
         """
         self._since = {each: self._since.get(each, now) for each in awaited}
         waited: dict[str, float] = {}

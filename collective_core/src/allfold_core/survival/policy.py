@@ -38,7 +38,7 @@ class GroupPolicy:
     def waits_in_ops(self, epoch: Epoch) -> bool:
         """Return True if ops wait for others to join: too few are left.
 
-        Where others come in at edges alone, ops fail instead, and the ranks wait at an edge.
+        If others may only join at edges, ops fail instead, and the ranks wait at an edge.
         """
         return self.is_elastic and not self.at_commits and self.is_too_small(epoch)
 

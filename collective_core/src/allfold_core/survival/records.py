@@ -108,8 +108,8 @@ class Term:
     def may_follow(self, older: Term) -> bool:
         """Return True if a node that holds ``older`` may take this term.
 
-        Nobody who was left out once comes back as a member that never left: every voter that is
-        not newer than the older term has to be a voter of that one.
+        A node that was once left out must not come back as if it had never left: every voter that
+        joined no later than the older term has to be a voter of the older term.
         """
         known = frozenset(older.voters)
         return self.number > older.number and all(
@@ -123,7 +123,7 @@ class Term:
 class Epoch:
     """One membership of a group, and the order of its nodes.
 
-    Epochs that differ in the layout only have one ordinal: for the ranks nothing has changed.
+    Epochs that only differ in the layout have the same ordinal: for the ranks nothing has changed.
 
     Attributes:
         stamp: of the round that made it.
@@ -192,4 +192,4 @@ class Epoch:
 
 
 NO_EPOCH = Epoch(Stamp(-1, 0, 0), -1, ())
-"""What a node has that is not in the group yet; older than any other."""
+"""The epoch of a node that is not in the group yet; older than any other epoch."""

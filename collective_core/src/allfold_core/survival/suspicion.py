@@ -19,7 +19,7 @@ UNANSWERED_PINGS = 3
 
 
 def patience_for(worst_pong: float) -> float:
-    """Return how long a node may be silent whose slowest answer of late took so long."""
+    """Return how long a node may be silent if its slowest recent answer took this long."""
     return min(max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong), LONGEST_PATIENCE_SECONDS)
 
 
@@ -68,7 +68,7 @@ class Observation:
     def is_silent(self, now: float) -> bool:
         """Return True if the node leaves pings unanswered, and has said nothing else for too long.
 
-        Unanswered pings alone are no silence: its answers may only be slow.
+        Unanswered pings alone do not count as silence: the answers may just be slow.
         """
         window = patience_for(self.worst_pong) + self.own_lag
         return self.unanswered >= UNANSWERED_PINGS and now - self.last_heard >= window

@@ -88,10 +88,10 @@ class Region(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A point that a call's memory waits for, in work that the rank's GPU has been given.
+    """A point in the work of a rank's GPU, after which the memory of a call may be used.
 
-    The GPU writes a word of the arena, in host memory, when it comes to that point. The agent looks
-    at the word, and needs no GPU for that; and no process waits for a GPU that has lost its owner.
+    When the GPU reaches that point, it writes a word of the arena, in host memory. The agent reads
+    the word, for which it needs no GPU, and no process waits for a GPU whose owner has died.
 
     Attributes:
         word: where it is.
@@ -313,7 +313,7 @@ def pack_drain(reason: str) -> bytes:
 
 
 def pack_hold(group: int, waits_for: str, seconds: float) -> bytes:
-    """A ``HOLD`` message: the group recovers, and deadlines of its ops stand still.
+    """A ``HOLD`` message: the group recovers, and deadlines of its ops are suspended.
 
     Args:
         group: the number that the agent gave the group when the rank joined.

@@ -1,7 +1,7 @@
 """The messages of a peer link: a fixed header, then a body.
 
-Two agents that share a group have one link. It carries what they agree upon, and pings. A message
-is named by what its body says, so that one may come twice, or be lost with its connection.
+Two agents that share a group have one link. It carries the messages of their agreements, and pings.
+The content of a message identifies it, so a message may come twice, or be lost with its connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Error feedback: what lossy encoding has cost, kept to be made up for."""
+"""Error feedback: the rounding errors of lossy encodings, kept to be added to later ops."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Residual:
     def give_up(self, attempt: ResidualAttempt) -> None:
         """Undo what an attempt has changed, after the later ones that were given up too.
 
-        Where a later one was not, its error holds this one's, and nothing can be undone: one
-        rounding error is lost then, and everybody still has the same bits.
+        If a later one was not given up, its error contains this one's, and nothing can be undone:
+        one rounding error is lost then, and everybody still has the same bits.
         """
         with self._lock:
             attempt.given_up = True
@@ -112,10 +112,10 @@ class ResidualAttempt:
 class Residuals:
     """The residuals of a group's series, as long as there is room for them.
 
-    A series that nobody goes on with cannot be told from one that rests, so the one that rests
-    longest is forgotten when all of them take more than ``limit`` bytes; if it comes again, it
-    begins anew. What a node has forgotten is its own affair: it rounds a little worse, and sends
-    everybody the same.
+    A series that has ended cannot be told from one that pauses. So when all series together take
+    more than ``limit`` bytes, the one that was not used for the longest time is forgotten; if it
+    comes again, it starts from zero. Nodes may forget different series: the node then rounds a
+    little worse, but it still sends the same bytes to all others.
 
     Args:
         limit: in bytes; one series alone may take more. By default a quarter of the memory
@@ -134,7 +134,7 @@ class Residuals:
     def of(
         self, series: int, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()
     ) -> Residual:
-        """That of a series, zero at its beginning and where its ops are laid out anew.
+        """The residual of a series: zero at its start, and when the layout of its ops has changed.
 
         Blocks lie in the order of the nodes, which changes where a slow link is avoided.
         """

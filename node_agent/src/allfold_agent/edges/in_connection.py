@@ -91,8 +91,8 @@ class InConnection:
     def wake_for(self, missing: int) -> None:
         """Have the connection readable when a good part of a payload is there.
 
-        No more than half of what the peer may send without being read, which is not much at first:
-        it would wait for us, and we for it.
+        But it waits for no more than half of what the peer may send before we read, which is little
+        at first; otherwise the peer would wait for us, and we for the peer.
         """
         if missing > HEADER_SIZE and self.crosses_a_wire:
             if self._window < 2 * _LOW_WATER:  # it grows
@@ -104,8 +104,8 @@ class InConnection:
     def wake_at(self, nbytes: int) -> None:
         """Have the connection readable only when so many bytes are there, or it has ended.
 
-        A link brings a long payload packet by packet. A blocking call would not do: what it has
-        taken while it waits does not count any more.
+        A link delivers a long payload packet by packet. A blocking call would not work, because
+        bytes that it has taken while it waits no longer count.
         """
         if nbytes != self._low_water and self.crosses_a_wire:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)

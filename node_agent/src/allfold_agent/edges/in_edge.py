@@ -2,8 +2,8 @@
 
 Short frames are read by the reactor, many at once; where a long one comes, the edge's own thread
 takes over, until there is nothing to be read for a while. A frame of an op that the local ranks
-have not called yet waits, and so do those behind it, in the socket: TCP holds the sender back.
-That is all the flow control there is.
+have not called yet waits in the socket, and so do the frames behind it: TCP holds the sender back.
+There is no other flow control.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class InEdge:
 
     @property
     def last_heard(self) -> float:
-        """When the last byte came from the peer (monotonic); ``-inf`` if none ever did."""
+        """The time of the last byte from the peer (monotonic); ``-inf`` if there was none."""
         connection = self._connection
         return float("-inf") if connection is None else connection.last_heard
 
     @property
     def rate(self) -> LinkRate:
-        """How fast the peer sends, by long payloads."""
+        """The rate at which the peer sends, measured on long payloads."""
         return self._frames.rate
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""The rate at which a node sends, from what payloads took to come over a network."""
+"""The rate at which a node sends, from how long its payloads took to come over a network."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SAMPLE_KEPT_SECONDS = 300.0
 class LinkRate:
     """Measures the direction from one node to this one, by the time from header to last byte.
 
-    The sender has all of a payload when it sends the header, and the receiver has called its op, so
-    neither is waited for. Where the receiver was late, much of the payload is here already, and the
-    link seems to be faster than it is. A receiver that becomes late after the header makes it seem
-    slower: so it is the median of some samples that counts.
+    When the header is sent, the sender has the whole payload and the receiver has called its op, so
+    the time contains no wait for either of them. If the receiver was late, much of the payload has
+    arrived already, and the link seems faster than it is. If the receiver is delayed after the
+    header, the link seems slower. So the median of some samples counts.
 
     Attributes:
         samples: how many there were so far, for others to know whether there is a new one.

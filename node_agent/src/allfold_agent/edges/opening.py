@@ -13,7 +13,7 @@ from allfold_core.errors import PeerLost, PeerSentIncoherentTensor, ServiceError
 
 log = logging.getLogger(__name__)
 
-# Pauses between dials in vain, for a second; then it is a longer one each time.
+# Pauses after failed dials, for about a second; after that, each pause is the long one.
 _RETRY_SECONDS = (0.02, 0.04, *(0.05,) * 20)
 _LONG_RETRY_SECONDS = 0.5
 # From one opened connection to the next dial at least: a peer that resets each of them must not
@@ -49,7 +49,7 @@ class EdgeOpener:
         self._opened = float("-inf")
 
     def open(self, from_frame: int) -> tuple[socket.socket, bytes]:
-        """Open the edge, trying again until it is closed: whether the peer is lost, others decide.
+        """Open the edge, trying again until it is closed; others decide whether the peer is lost.
 
         Returns:
             The connection, and the bytes of frames that were received already.

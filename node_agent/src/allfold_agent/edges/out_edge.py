@@ -2,7 +2,8 @@
 
 Sources (the parts of ops, or point-to-point messages) are sent one after the other, each in an
 order of its own; so the receiver never waits for an op whose frames are stuck behind those of a
-later one. What is urgent goes ahead of what is not yet begun, and between the frames of what is.
+later one. Urgent sources go ahead of sources that have not begun, and between the frames of one
+that has.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class OutEdge:
         """Append what is to be sent; ops are appended in their order.
 
         Args:
-            urgent: goes ahead of all that is not: few bytes without an order against that.
+            urgent: goes ahead of all sources that are not urgent; for few bytes, whose order
+                relative to the others does not matter.
         """
         with self._lock:
             self._queue.add(source, urgent=urgent)

@@ -43,7 +43,7 @@ class PayloadSource(Protocol):
 
     @property
     def behind(self) -> int:
-        """How far the op is ahead of those that are over everywhere, for the headers."""
+        """The distance from the last op that is final on all nodes to this one, for the headers."""
 
     @property
     def seq(self) -> int:

@@ -47,8 +47,9 @@ class Executor(SendingOp, ReceivingOp):
         on_receivable: called with a source when what it sends next can be received.
         on_finished: called once, when every task is done.
         on_failed: called when this node cannot compute what it has to.
-        early: whether results are handed out chunk by chunk. Only for ops whose results do not go
-            where inputs lie: those stay untouched until it is certain that the op succeeds.
+        early: whether results are handed out chunk by chunk. Only for ops whose results do not
+            overwrite inputs, because inputs stay untouched until it is certain that the op
+            succeeds.
         hand_out: has a GPU do so, where ranks have their memory there: given what of the result is
             there, and who is told when the ranks have it.
         floor: all ops up to this one are final on this node.
@@ -111,7 +112,8 @@ class Executor(SendingOp, ReceivingOp):
     def contributed(self, task: Task, error: Exception | None) -> None:
         """The local inputs are folded into the task's range, or cannot be.
 
-        After an error of a GPU the work buffer is nobody's any more, as that may still write to it.
+        After an error of a GPU nobody may use the work buffer, because the GPU may still write to
+        it.
         """
         try:
             if error is not None:

@@ -13,7 +13,7 @@ from allfold_agent.runtime.locks import make_rlock
 
 
 class OpState:
-    """Which tasks still wait for others, and the memory that the op works in.
+    """The tasks of an op that are not done yet, and its work memory.
 
     Args:
         graph: the task graph of this node.
@@ -22,9 +22,9 @@ class OpState:
         floor: all ops up to this one are final on this node.
 
     Attributes:
-        floor: all ops up to this one are final on this node, and on those from which something has
-            come that is in what this node has; on all of them once an op is done to which every
-            node contributes.
+        floor: all ops up to this one are final on this node, and on every node whose data is in
+            what this node has received. Once an op to which every node contributes is done, that
+            means on all nodes.
     """
 
     def __init__(

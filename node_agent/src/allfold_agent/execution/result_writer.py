@@ -30,7 +30,8 @@ class Endings(Protocol):
 class ResultWriter:
     """Hands out results: folded here, received from other nodes, or fetched from one of them.
 
-    Nothing can fail such an op any more, so no rank is told that its memory is free before that.
+    Such an op can no longer fail, so no rank is told that its memory is free before the result is
+    written.
     """
 
     def __init__(self, workers: WorkerPool, endings: Endings) -> None:

@@ -98,7 +98,7 @@ class Runner:
     def prepare_result(self, op: Op) -> int:
         """Set an op up whose result comes from another node; return the size of that in bytes.
 
-        Ranks that are dead have not called it; what would be theirs goes nowhere.
+        Dead ranks have not called it; their parts of the result are dropped.
         """
         for rank in self.ranks:
             if rank not in op.arrivals:
@@ -200,8 +200,9 @@ class Runner:
     def receiver(self, op: Op, source: str) -> OpReceiver | None:
         """Return what a running op gets from a node; ``None`` for one that is not in the epoch.
 
-        An op has one for each node that its schedule names. One that it does not name should send
-        nothing; it may have another op under this number, which the fingerprint tells.
+        An op has one for each node that its schedule names. A node that the schedule does not name
+        should send nothing. If it does, it may have another op under this number, which the
+        fingerprint shows.
         """
         found = op.receivers.get(source)
         if found is None and op.executor is not None and source in self._nodes:

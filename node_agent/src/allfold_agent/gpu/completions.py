@@ -1,4 +1,4 @@
-"""Callbacks for the end of a GPU's work, which ends in the order in which it was given."""
+"""Callbacks for the end of a GPU's work, which finishes in the order in which it was queued."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Expected(NamedTuple):
 
 
 class Completions:
-    """The points of one GPU's work that somebody waits for, in order: only the first is looked at.
+    """The awaited points of one GPU's work, in order: only the first one is polled.
 
     Args:
         poller: who looks.
@@ -55,8 +55,8 @@ class Completions:
     def is_stuck(self) -> bool:
         """True if the GPU may still run abandoned work, or did so until just now.
 
-        Ranks that were told of a failure use their memory again; work that comes late would spoil
-        it. They may have done so a moment before it came.
+        Ranks that were told of a failure use their memory again, and late work of the GPU would
+        overwrite it. They may have started to do so just before that work was done.
         """
         return bool(self._stuck) or monotonic() < self._quiet_since + _QUIET_SECONDS
 

@@ -1,8 +1,9 @@
 """One op whose local ranks have memory on GPUs: its kernels, and what they read and write.
 
-One GPU folds the op. It reads the ranks' memory where that is: its own, that of GPUs whose memory
-it reaches, and page-locked memory of the host, which ranks without a GPU have and the work buffer
-of an exchange with other nodes. What it does not reach is copied through the host.
+One GPU folds the op. It reads the ranks' memory directly if it can reach it: its own memory, that
+of GPUs which it can access, and page-locked memory of the host, which holds the tensors of ranks
+without a GPU and the work buffer of an exchange with other nodes. Memory that it cannot reach is
+copied through the host.
 """
 
 from __future__ import annotations

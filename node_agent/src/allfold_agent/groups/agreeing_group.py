@@ -364,7 +364,7 @@ class AgreeingGroup(OpAttempts):
     # The end
 
     def edge_failed(self, node: str, error: AllfoldError) -> None:
-        """Nothing more can be received from a node that lives: the others go on without us."""
+        """Nothing more can be received from a live node: the others go on without this node."""
         for session in self._sessions_here():
             how = f"cannot receive from node {node}: {error.message}"
             self.rank_ended(session, how, withdraws=True)

@@ -19,15 +19,16 @@ class EpochTable:
 
     Args:
         make: makes the epoch of a record.
-        first: the record of the first one, which stays: ranks come into the group as it was opened.
-            Of a node that joins it is none of the group's.
+        first: the record of the first epoch, which is never forgotten, because ranks begin in the
+            group as it was opened. On a node that joins a running group, it is not an epoch of that
+            group.
         sessions: those of this node. Each may name the epochs from that of its last call on.
 
     Attributes:
         by_ordinal: the epochs, the newest last; of those with the same ranks, whose nodes only
             stand in another order, the newest. Replaced as a whole and never changed, so that every
             thread may look through it without the lock.
-        changes: why there were the latest of them; the newest last.
+        changes: the reasons for the latest epochs, the newest last.
     """
 
     def __init__(

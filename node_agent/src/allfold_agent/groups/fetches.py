@@ -105,8 +105,9 @@ class Fetches:
     def fail(self, op: Op, order: Fetch, error: Exception) -> None:
         """Other nodes have the result of an op, and this one cannot get it: its ranks fail alone.
 
-        What others were given cannot be taken back. A rank whose own call is to blame hears that,
-        and goes on; from others the group goes on without them.
+        The result that other ranks were given cannot be taken back. If a rank's own call is the
+        cause, the rank is told so and stays in the group; the group goes on without the other ranks
+        of this node.
         """
         node = self._resources.node
         told: AllfoldError = breakdown(self._plan.group, node, op.seq, error)

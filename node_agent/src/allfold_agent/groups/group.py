@@ -261,8 +261,8 @@ class Group(AgreeingGroup):
     def waits_for(self) -> str:
         """Return what the group waits for while nothing can be decided; ``""`` at other times.
 
-        So it is in a round, and when a node cannot be reached of which nobody has said yet that the
-        group goes on without it. In the reactor's thread.
+        That is so during a round, and while a node cannot be reached and it is not decided yet
+        whether the group goes on without it. In the reactor's thread.
         """
         obstacles, machine = self._neighbours.obstacles(self), self.agreement.machine
         if obstacles.missing:
@@ -364,7 +364,7 @@ class Group(AgreeingGroup):
         return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))
 
     def closed_elsewhere(self, node: str, *, all_left: bool) -> None:
-        """The group is over on another node, so that nothing can be agreed upon any more.
+        """The group is over on another node, so the nodes can no longer agree on anything.
 
         Either all ranks have left and this node has missed that decision, or the node is left out.
         """

@@ -1,6 +1,6 @@
-"""Slow links of a group: every node measures and tells the leader, which has the nodes rearranged.
+"""Slow links of a group: nodes measure and tell the leader, which changes the order of nodes.
 
-In the reactor's thread, but for the comparison of orders, which takes a while.
+All of it runs in the reactor's thread, except the comparison of orders, which takes a while.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class LocalRanks:
                 self._add_due(partial(go_on, epoch))
 
     def settle_joins(self, epoch: Epoch, *, is_over: bool) -> list[str]:
-        """Tell those who are in an epoch, and those who never will be; returns the former.
+        """Tell joining ranks that are in an epoch now, or never will be; return those that are.
 
         Args:
             is_over: the group takes in nobody any more.

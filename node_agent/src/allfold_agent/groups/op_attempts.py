@@ -112,7 +112,7 @@ class OpAttempts(ABC):
     def is_stale(self, seq: int, stamp: int) -> bool:
         """Return True for a frame of an attempt that is over here, or was given up.
 
-        One of an attempt that is not known here yet has to wait: the others are ahead.
+        A frame of an attempt that is not known here yet is not stale: the other nodes are ahead.
         """
         if self.evicted is not None:
             return True

@@ -50,9 +50,9 @@ class Progress(Protocol):
 class OpRuns:
     """Runs the ops of a group, each in the epoch that the agreement says. With the table's lock.
 
-    An attempt that was given up may still write to the memory of ranks for a moment. What comes
-    next for its op waits for that, and so do the starts of later ops: on every edge ops go in
-    their order. What takes time is done when the lock is free.
+    An attempt that was given up may still write to the memory of ranks for a moment. The next step
+    of its op waits until that is over, and so do the starts of later ops, because ops are in order
+    on every edge. Work that takes time is done without the lock.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class OpRuns:
     def _begin_next(self) -> None:
         """Begin what may begin, in order.
 
-        A group that keeps more results than it should begins its oldest op alone: others may wait
-        for that one, and it for none of those behind it.
+        A group that keeps more results than its share only begins its oldest op: other nodes may
+        wait for that one, and it waits for none of the ops behind it.
         """
         if self._beginning or not self._starts:
             return

@@ -1,4 +1,4 @@
-"""The request for the result of an op, of a node that has not got it."""
+"""The request for the result of an op, made by a node that does not have it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allfold_agent.http.server import whole_number
 
 @dataclass(frozen=True, slots=True)
 class ResultRequest:
-    """Which result: an op of a group, as it was done in the epoch of a packed stamp."""
+    """The name of a result: the op of a group, and the packed stamp of the attempt that made it."""
 
     group: str
     opening: int

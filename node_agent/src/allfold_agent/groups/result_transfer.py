@@ -1,4 +1,4 @@
-"""The result of an op, from a node that keeps it to one that has not got it."""
+"""The transfer of an op's result from a node that keeps it to a node that does not have it."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ def fetch_result(
 ) -> bool:
     """Get a result from one of several nodes, whichever gives it, for as long as it is wanted.
 
-    A node that cannot be reached may be gone. Then something else will be agreed upon, so it is
-    asked again until the result is not wanted any more.
+    A node that cannot be reached may be gone, and then the nodes will agree on another outcome. So
+    it is asked again until the result is no longer wanted.
 
     Args:
         view: where it goes; exactly as long as it is.
-        deadline: until when nodes that answer may all refuse it, as they may be behind (monotonic);
-            asked each time, since deadlines stand still while nothing can be decided.
+        deadline: returns until when nodes that answer may all refuse the request, because they may
+            be behind (monotonic). It is called each time, because deadlines move while the group
+            cannot decide anything.
 
     Raises:
-        MismatchError: on all of them it has another size: a rank here has called something else.
+        MismatchError: the result has another size on all of them, so a rank here has called another
+            op.
         AllfoldError: all of them have refused it for too long; what one of them said.
     """
     while True:

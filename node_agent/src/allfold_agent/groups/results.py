@@ -23,7 +23,7 @@ class Result(NamedTuple):
 class Results:
     """Work buffers of ops that are over here: held, not copied. With the table's lock held.
 
-    Of kinds whose result is the same everywhere: a copy of any other serves nobody.
+    Only for kinds whose result is the same on all nodes: other nodes cannot use any other result.
     """
 
     def __init__(self, table: OpTable, retention: Retention) -> None:

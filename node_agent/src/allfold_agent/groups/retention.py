@@ -10,8 +10,8 @@ LEAST_BYTES = 256 << 20
 class Retention:
     """The bound on what the groups of this node keep, in equal shares.
 
-    No group waits for the memory of another one: two of them, called in another order on another
-    node, would wait for each other.
+    No group waits for the memory of another one: two groups whose ops are called in different
+    orders on two nodes would wait for each other.
 
     Args:
         limit: in bytes; by default at least 256 MiB, and twice the largest result.

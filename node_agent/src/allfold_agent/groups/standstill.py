@@ -1,4 +1,4 @@
-"""The time in which nothing of a group can be decided: deadlines of its calls stand still."""
+"""The time in which a group cannot decide anything: the deadlines of its calls are suspended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Caller(Protocol):
 
     @property
     def group_number(self) -> int:
-        """What the rank calls the group."""
+        """The rank's number for the group."""
 
 
 class Standstill:
@@ -80,7 +80,8 @@ class Standstill:
     def is_time_to_tell(self) -> bool:
         """Return True whenever deadlines were moved by another second.
 
-        Many short times count as a long one: who waits would take the agent for stopped.
+        Many short waits count like a long one; otherwise a waiting rank would think that the agent
+        has stopped.
         """
         if self._untold < TELL_SECONDS:
             return False
@@ -100,7 +101,7 @@ def hold_messages(
 
 
 def describe_round(awaited: Collection[str]) -> str:
-    """Return what a group waits for whose round needs the word of these nodes."""
+    """Return what a group waits for if its round needs the reports of these nodes."""
     return f"the word of {_and(f'node {node}' for node in sorted(awaited))}"
 
 

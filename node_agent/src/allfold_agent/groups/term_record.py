@@ -12,7 +12,7 @@ from allfold_core.survival.records import Epoch, Term
 def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the record of a term that a node may have learned of from another one.
 
-    What it does not say is as in the record that is known.
+    Fields that the term does not have are taken from the known record.
 
     Args:
         announced: the generation of the store that has announced the term.
@@ -30,7 +30,7 @@ def with_seats(
 ) -> Mapping[str, Any]:
     """Return a record with the seats that are taken now; some have come or gone since the term.
 
-    Those of nodes that the term has left out are taken no more.
+    Seats of nodes that the term has left out are no longer taken.
 
     Args:
         epoch: the newest one. It cannot have the ranks of nodes that have joined after it.

@@ -1,7 +1,7 @@
 """Calls whose memory is still in use by the GPU of their rank, and those behind them.
 
-They begin in the order in which their process made them. One that is late counts as not called: its
-data are not there.
+They begin in the order in which their process made them. A deferred call counts as not made,
+because its data are not there.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ class Listener:
         self._reactor.register(connected, lambda events: self._serve(process, events))
 
     def watch(self, process: RankConnection) -> None:
-        """Notice the end of the process itself, though a child of it may hold its socket open.
+        """Notice the end of the process itself, even if a child of it holds its socket open.
 
-        For a process that has answered since its connection was made: only then it is certain that
-        its number has not become another's in between.
+        Only for a process that has answered since its connection was made: otherwise its process id
+        might belong to another process by now.
         """
         if process.end is not None and not process.is_watched:
             process.is_watched = True

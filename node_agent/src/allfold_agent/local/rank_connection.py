@@ -60,9 +60,9 @@ class Membership:
         return self.group.epoch_table.newest_with(self.session)
 
     def untold_epochs(self, ordinal: int) -> list[Epoch]:
-        """The epochs up to one that the rank is in and was not told of, which it is from now on.
+        """Return the untold epochs of the rank up to this one; they count as told from now on.
 
-        All of them: the rank may wait first for an op of an older epoch than the newest.
+        It needs all of them, because it may first wait for an op of an epoch before the newest.
         """
         older, self.told_ordinal = self.told_ordinal, ordinal
         return [

@@ -1,8 +1,8 @@
 """The control link: this agent's connection to the orchestrator, kept open for the agent's life.
 
 The node is registered over REST first. Then a WebSocket to the same replica carries the rest: BEATs
-keep the node's lease, accusations go up, terms and questions for signs of life come down. Where the
-link ends, or the replica falls silent, the next replica is tried.
+keep the node's lease, accusations go up, terms and questions for signs of life come down. If the
+link ends, or the replica falls silent, the agent tries the next replica.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ControlListener(Protocol):
         """
 
     def has_unsaid(self) -> bool:
-        """Return True if the orchestrator may lack a group that :meth:`held` has not told of."""
+        """Return True if :meth:`held` has not reported a group that the orchestrator may lack."""
 
     def registered(self, generation: int, out: Sequence[str]) -> None:
         """A registration was answered: of the groups ``out`` this node is no member any more.
@@ -127,7 +127,7 @@ class ControlLink:
     def opened(self) -> None:
         """A group was opened: register again if the orchestrator may not know of it.
 
-        Without a link, or before an answer that is due, that is done later anyway.
+        If there is no link, or an answer is still due, the agent registers again later anyway.
         """
         is_due = self._outgoing is not None and self._session.is_registered
         if is_due and self._listener.has_unsaid():

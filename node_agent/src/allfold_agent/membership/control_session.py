@@ -17,8 +17,8 @@ class Session:
     """One connection to the orchestrator: its registrations and its BEATs.
 
     Registering is a promise to take no term that an earlier generation of the store has announced.
-    So a term counts only if no registration waits for its answer, and if it was announced in the
-    generation that the last answer has named.
+    So a term only counts if no registration waits for an answer, and if the term was announced in
+    the generation that the last answer named.
 
     Attributes:
         generation: of the store with which the agent has registered last, here or elsewhere.

@@ -105,7 +105,7 @@ class GroupLinks(LinkListener):
     def awaited(self) -> list[Awaited]:
         """Return what this node waits for in the rounds of its groups.
 
-        Of a group that goes on without this node it can wait for nothing.
+        It waits for nothing in a group that goes on without it.
         """
         found: list[Awaited] = []
         for group in self._registry.all():

@@ -51,7 +51,8 @@ class GroupTerms:
     def generation(self) -> int:
         """That of the store with which this node has registered last; 0 while it registers anew.
 
-        What it has said of its groups is on the way then, and a rank that came would not be in it.
+        While it does so, its report of its groups is on the way, and would lack a rank that came
+        meanwhile.
         """
         return 0 if self._is_registering else self._generation
 
@@ -62,7 +63,7 @@ class GroupTerms:
     def has_unsaid(self) -> bool:
         """Return True if the store may lack a group, and this node has not told of it yet.
 
-        So it is with a group that a store of an earlier generation has opened, and whose plan came
+        That is so for a group that a store of an earlier generation has opened, and whose plan came
         after :meth:`held` was asked.
         """
         return any(

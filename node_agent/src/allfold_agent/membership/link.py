@@ -1,10 +1,11 @@
-"""The link to one other agent: of all connections to it the one that counts, and its redial.
+"""The link to one other agent: which of the connections to it is used, and how it is redialled.
 
-Both ends may dial, and at once. The end whose name is the earlier chooses: a connection is the link
-when that end has sent ``CHOSEN`` on it. The other end takes the newest choice.
+Both ends may dial, even at the same time. The end whose name comes first chooses: a connection
+becomes the link when that end has sent ``CHOSEN`` on it. The other end follows the newest choice.
 
-Groups may want different lives of the node, since the plan of one may come late. Which of them is
-the present one the node says itself: by its HELLO, or by refusing a dial that is meant for another.
+Groups may want a link to different lives of the other node, because the plan of a group may come
+late. The node itself says which life is the present one: by its HELLO, or by refusing a dial meant
+for another life.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class LinkConnection:
         dialled: the node that this agent has dialled, empty where the peer has.
 
     Attributes:
-        peer: the end's own words about who it is, once they have come.
+        peer: the HELLO of the other end, once it has come.
         settled: True once it is, or was, the link.
         last_heard: when the last byte came (monotonic).
     """

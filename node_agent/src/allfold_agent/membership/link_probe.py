@@ -1,8 +1,8 @@
 """The measurement of the link to another agent, made once, when an agent has registered.
 
-Over a connection like those of edges, the shortcut between agents of one machine included. First a
-byte goes to and fro some times, then the other side sends zeros for a moment. A connection begins
-slowly and gets faster with each round trip, so a long link is watched for longer.
+It uses a connection like those of edges, including the shortcut between agents of one machine.
+First it times some round trips of one byte, then the other side sends zeros for a moment. A
+connection begins slowly and gets faster with each round trip, so a long link is watched for longer.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class _Debt:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the orchestrator is told."""
+        """The part of the message to the orchestrator that says why the seat is free."""
         return {"reason": self.reason, "ended": self.ended, "was_joining": self.was_joining}
 
 

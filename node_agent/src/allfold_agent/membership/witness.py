@@ -1,8 +1,8 @@
 """The witness: what this agent sees of the others, and whom it accuses at the orchestrator.
 
-It watches all links that a group wants. Silence is suspected, and answered by a second dial; where
-that does not help, or the node refuses connections, or does not do its part of a round, it is
-accused. What becomes of the accused is for the orchestrator to decide.
+It watches all links that a group wants. If a node falls silent, the witness dials it once more. If
+that does not help, or if the node refuses connections or does not do its part of a round, the
+witness accuses it. The orchestrator decides what happens to an accused node.
 """
 
 from __future__ import annotations

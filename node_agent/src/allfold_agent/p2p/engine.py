@@ -1,8 +1,9 @@
 """Sends and receives of one group on this node: point-to-point messages between two ranks.
 
-A send is done when the receiver has the content, so both sides have one outcome. A small message
-travels with its offer; the content of a large one follows when a receive has taken the offer, so
-little is buffered that nobody wants. Between ranks of one node it is copied directly.
+A send is done when the receiver has the content, so both sides have the same outcome. A small
+message travels with its offer. The content of a large one follows only when a receive has taken the
+offer, so little is buffered for messages that nobody receives. Between ranks of one node it is
+copied directly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where messages meet the receives of a node's ranks: small, large, or of the same node."""
+"""Matching of messages with the receives of local ranks: small, large, and within the node."""
 
 from __future__ import annotations
 

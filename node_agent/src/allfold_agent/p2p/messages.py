@@ -48,7 +48,7 @@ class PendingCall:
 
     @property
     def deadline(self) -> float:
-        """When it fails (monotonic)."""
+        """The time at which it fails (monotonic)."""
         if self.last_word is not None:
             return self.last_word
         return self.began + self.message.timeout + self.extension

@@ -1,8 +1,8 @@
 """The locks of the agent, and the order in which a thread may take them.
 
 Where the environment has ``ALLFOLD_CHECK_LOCKS=1``, as in the tests, each lock notes what its
-thread holds and refuses to be taken out of order, so that a possible deadlock is found without one.
-Elsewhere these functions return the locks of ``threading``, at no cost.
+thread holds and refuses to be taken out of order, so that a possible deadlock is found before it
+happens. Elsewhere these functions return the locks of ``threading``, at no cost.
 """
 
 from __future__ import annotations

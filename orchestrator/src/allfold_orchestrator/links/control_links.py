@@ -1,8 +1,8 @@
 """All control links of one replica: what agents say goes to the jury, terms go down to them.
 
 Agents may be linked to any replica. A replica hears of every change of a group on the store's
-channel, and tells the agents that are linked to it. It announces nothing before it has looked once
-more which generation of the store this is: an agent takes no term of an earlier one.
+channel, and tells the agents that are linked to it. Before it announces anything, it checks the
+generation of the store once more, because an agent takes no term of an earlier generation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LIFE_SECONDS = 1.0
-"""How often the store's generation is read."""
+"""The interval at which the store's generation is read, in seconds."""
 
 
 class UnknownNode(ValueError):
@@ -361,7 +361,7 @@ class ControlLinks:
 async def _if_possible(write: Awaitable[T]) -> T | None:
     """Await a write; ``None`` if the store takes none, which the sweeper tells people.
 
-    That ends no link: another replica could not write either, and all leases stand still.
+    No link is ended for that: another replica could not write either, and all leases are suspended.
     """
     try:
         return await write

@@ -193,7 +193,7 @@ class JuryRunner:
     def store_failed(self) -> None:
         """Note that the store does not answer, or takes no writes.
 
-        Answers are lost by that, of agents that are linked to this replica and to others.
+        Answers of agents are lost by that, whichever replica they are linked to.
         """
         self._has_store_failed = True
 
@@ -218,8 +218,8 @@ class JuryRunner:
     async def _carry_out(self, verdicts: Iterable[Evict], turn: str | None = None) -> None:
         """End the lives that are over, all together: each group gets one term for them.
 
-        A case whose life may not be ended now, as the record was lost at this moment, or as this
-        replica's turn is over, stays open.
+        A case stays open if its life must not be ended now, because the record was just lost or
+        because this replica's turn is over.
         """
         over = {
             life: how

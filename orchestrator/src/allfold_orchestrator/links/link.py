@@ -90,7 +90,7 @@ class Link:
     def holds_ended(self, held: Collection[tuple[str, int]], now: float) -> bool:
         """Return True, once, if the agent still holds a group whose end it must have missed.
 
-        As a rule it learns of that from the other agents, or sees it itself.
+        Normally it learns of the end from the other agents, or notices it itself.
 
         Args:
             held: names of groups, and their openings.

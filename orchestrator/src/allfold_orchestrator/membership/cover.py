@@ -39,10 +39,11 @@ def cover_of_some(
 ) -> frozenset[str] | None:
     """Return the nodes to leave out for some dead links, while it is open which others are dead.
 
-    They are ends of dead links, have an end of each undecided link that such a node is an end of,
-    and cost no more than the dead links ask for. So whichever of the undecided links die, no other
-    choice would have been cheaper: those that are left touch none of these nodes. Where there is no
-    such set the answer is ``None``: wait.
+    All of these nodes are ends of dead links. They also cover every undecided link that has an end
+    in common with a dead one, and cost no more than the cheapest cover of the dead links alone. So
+    whichever undecided links turn out to be dead, no other choice would have been cheaper: the
+    links that are not covered touch none of the dead ones. If there is no such set, return
+    ``None``: wait.
     """
     cheapest = smallest_cover(dead, ranks, leaders)
     ends = frozenset().union(*dead)

@@ -263,9 +263,9 @@ class Leave:
     """A rank gives up its seat.
 
     Attributes:
-        ended: the opening whose nodes have told the rank that all others had left it before it was
-            in; 0 where they have not.
-        store: its life now, where it is known.
+        ended: the opening that ended before the rank was in: its nodes told the rank that all other
+            ranks had left; 0 if they did not.
+        store: the store's present life, if known.
         was_joining: its node may not know yet that the group is complete.
     """
 

@@ -79,8 +79,8 @@ def join_running(state: GroupState, join: Join) -> Outcome:
 def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> GroupState:
     """Return a group after a rank has left it, without its node if that has no other rank.
 
-    That is so only for nodes that joined it while it ran, where the rank ended on its own account,
-    and for those whose ranks ended while the plan was on its way: nobody knows if the node has
+    The node is removed in two cases only: it joined the running group, and the rank ended by
+    itself; or the rank ended while the plan was on its way, so that nobody knows if the node has
     heard that it is in.
     """
     old, record = term_record(before), term_record(state)

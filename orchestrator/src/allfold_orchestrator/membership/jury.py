@@ -129,7 +129,7 @@ class Jury:
             del self._cases[life]
 
     def unlinked(self, accuser: Life) -> None:
-        """Drop what an accuser has said, as it could not take it back here any more.
+        """Drop the accusations of an accuser that could no longer withdraw them here.
 
         On its next link, which may lead to another replica, it says again what still holds.
         """

@@ -290,7 +290,7 @@ def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...
 
 
 def _rank_of(epoch: Epoch, leave: Leave) -> int | None:
-    """Return the number of the leaving rank's seat, which others know by other numbers since."""
+    """Return the number of the leaving rank's seat; its rank number may have changed since."""
     if epoch.params.is_elastic or _holds(epoch.seats, leave.rank, leave.session):
         return _seat_of(epoch.seats, leave)
     return None

@@ -29,7 +29,7 @@ from allfold_orchestrator.membership.terms import (
 
 
 def node_holds(state: GroupState, holds: NodeHolds) -> Outcome:
-    """Never use an epoch again that an agent knows: agents outlive the orchestrator's state."""
+    """Never reuse an epoch that an agent knows: agents outlive the orchestrator's state."""
     return _above(state, holds.epoch), ()
 
 
@@ -82,7 +82,7 @@ def without_reported_seat(state: GroupState, session: str) -> GroupState:
 
 
 def end_term(state: GroupState, reason: Reason) -> Outcome:
-    """Return the group without its term, which nobody is in; whose seats it has, has left."""
+    """Return the group without its term, in which no rank is left; its seats count as departed."""
     ended = replace(state, term=None, recalled=0)  # a late report must not bring it back
     current = state.current
     if current is None or state.term is None or not _has_seats(current, state.term):

@@ -201,7 +201,7 @@ def register(
 def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
     """Return a record with the seats of the nodes that have registered as themselves know them.
 
-    A node does not know of all ranks that others have taken in.
+    A node does not know all ranks that have joined on other nodes.
     """
     if met == record or record.recall is None or met.epoch != record.epoch:
         return met
@@ -244,8 +244,9 @@ def _after(recall: Recall | None, voters: Collection[str]) -> Recall | None:
 def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
     """Return the record in which a recalled one and a reported one meet.
 
-    Of one chain it is the newer one. Two terms of different chains go on with the nodes that are in
-    both: whatever one of them decided, all of these know. ``None`` if there are no such nodes.
+    If both are of one chain, the newer one counts. If they are of different chains, the group goes
+    on with the nodes that are in both terms, because these know everything that either term
+    decided. ``None`` if there are no such nodes.
     """
     mine, other = record.term, held.term
     if held.epoch != record.epoch:

@@ -285,9 +285,7 @@ class GroupStore:
 
     def _forget_some(self) -> None:
         if len(self._slots) >= MAX_CACHED_GROUPS:
-            unused = [
-                n for n, s in self._slots.items() if not s.lock.locked() and not s.batches.waiting
-            ]
+            unused = [n for n, s in self._slots.items() if not s.busy]
             for name in unused[: MAX_CACHED_GROUPS // 4]:
                 del self._slots[name]
 

@@ -37,11 +37,11 @@ class Settings(TypedDict, total=False):
     peers: Literal["all", "none"]
     """``all`` if a GPU can use the memory of the others (all)."""
     ipc: bool
-    """If memory of other processes can be opened; otherwise ``NOT_SUPPORTED``."""
+    """True: memory of other processes can be opened; otherwise ``NOT_SUPPORTED``."""
     register: bool
-    """If host memory can be registered; otherwise ``NOT_PERMITTED``."""
+    """True: host memory can be registered; otherwise ``NOT_PERMITTED``."""
     stream_words: bool
-    """If streams can write and await words of memory; otherwise ``NOT_SUPPORTED``."""
+    """True: streams can write and await words of memory; otherwise ``NOT_SUPPORTED``."""
     memory_mb: int
     """MiB of each GPU that this process may allocate (4096)."""
     delay_us: int
@@ -49,7 +49,7 @@ class Settings(TypedDict, total=False):
     seed: int
     """Of these delays (a different one each time)."""
     release_waits: bool
-    """If unmapping and unregistering memory waits for all work, as with real drivers (no)."""
+    """True: unmapping and unregistering memory waits for all work, as with real drivers (no)."""
     old_device: int
     """The number of a GPU for which there are no kernels any more (none)."""
     hang_device_after: int

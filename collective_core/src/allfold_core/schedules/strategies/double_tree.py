@@ -98,7 +98,7 @@ STRATEGY = Strategy(
     predict=seconds,
     positions=in_tree_order,
     description=Description(
-        summary="two binary trees with half of the tensor each; who is inner in one is a leaf of "
+        summary="two binary trees with half of the tensor each; an inner node of one is a leaf of "
         "the other",
         steps="2 log₂P",
         sent="2 m",

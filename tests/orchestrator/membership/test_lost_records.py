@@ -1,0 +1,114 @@
+"""Ranks join a group whose record the store has lost, in part or completely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from allfold_core.errors import ServiceError
+from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Seated
+from allfold_orchestrator.membership.joining import is_unclaimed
+from allfold_orchestrator.membership.term_record import Recall, Registration, StoreLife, TermRecord
+from tests.orchestrator.builders import GROUP, leave, play, refused
+from tests.orchestrator.membership.running_groups import (
+    EITHER,
+    elastic,
+    forgotten,
+    group,
+    record_of,
+    running,
+    seats_of,
+    voters_of,
+)
+
+STORE = StoreLife(2, "another")
+
+
+def registers(state: GroupState, on: str, held: TermRecord) -> GroupState:
+    """The group after a node has registered with a store that may have lost something."""
+    report = Registration((on, "1"), 1, held)
+    return play([AgentRegisters(report, STORE, 9.0)], state)[0]
+
+
+@EITHER
+def test_nobody_joins_a_group_of_which_no_node_has_told_since_its_record_was_lost(
+    loses: bool,
+) -> None:
+    """Whatever it asks for: the group may be long over, and its name free soon."""
+    before = group(loses)
+    later = elastic(None, "c", session="new", max_world=7, generation=5)
+    assert "if none does, the group is over" in refused(before, later).message
+    assert before.term is not None
+    known = replace(before.term, generation=5, recall=Recall(-1.0, frozenset("a")))
+    claimed = elastic(None, "c", session="new", generation=5)
+    _, (seated,) = play([claimed], replace(before, term=known))
+    assert seated == Seated(2, 1, ready=True)
+    nobody = replace(before.term, generation=5, recall=Recall(-1.0, frozenset("x")))
+    assert "takes in nobody" in refused(replace(before, term=nobody), later).message
+
+
+def test_ranks_form_another_group_beside_one_of_which_no_node_has_told() -> None:
+    before = running(max_world=None)
+    newcomer = elastic(0, "c", session="new", max_world=None, of=1)
+    assert "registered already" in refused(before, newcomer).message
+    later = replace(newcomer, store=StoreLife(5, "0"))
+    forming, (seated,) = play([later], before)
+    assert seated == Seated(0, 2, ready=False)
+    assert forming.forming is not None
+    assert forming.forming.full
+
+
+def test_nobody_is_taken_in_while_a_newer_record_may_be_lost() -> None:
+    state = forgotten(running())
+    assert state.term is not None
+    waiting = replace(state, term=replace(state.term, recall=Recall(5.0, frozenset("a"))))
+    late = elastic(None, "c", session="new")
+    assert type(refused(waiting, late)) is ServiceError
+    assert voters_of(play([replace(late, now=5.0)], waiting)[0]) == ("a", "b", "c")
+
+
+def test_nobody_is_taken_in_by_a_record_of_another_life_of_the_store() -> None:
+    state = running(generation=1)
+    late = replace(elastic(None, "c", session="new"), store=StoreLife(2, "another"), now=9.0)
+    assert type(refused(state, late)) is ServiceError
+    unknown = replace(late, store=None)
+    assert voters_of(play([unknown], state)[0]) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("on", ["b", "c"])
+def test_a_record_that_has_come_back_gets_the_ranks_that_had_joined_since(on: str) -> None:
+    before = running(generation=1)
+    held = record_of(play([elastic(None, on, session="new")], before)[0])
+    state = registers(registers(before, on, held), "a", record_of(before))
+    assert sorted(seats_of(state)) == ["new", "s0", "s1"]
+
+
+def test_a_record_that_has_come_back_loses_the_ranks_that_had_left_since() -> None:
+    before, _ = play([elastic(None, "b", session="new")], running(generation=1))
+    held = record_of(play([leave(1)], before)[0])
+    assert seats_of(registers(before, "b", held)) == ["s0", "new"]
+    assert seats_of(registers(before, "a", held)) == ["s0", "s1", "new"]
+
+
+def test_what_a_node_has_said_of_its_ranks_counts_for_more_than_what_others_know() -> None:
+    before = running(generation=1)
+    known = record_of(play([elastic(None, "b", session="new")], before)[0])
+    newer = record_of(play([elastic(None, "c", session="more")], before)[0])
+    state = registers(registers(GroupState(GROUP), "b", known), "c", newer)
+    assert voters_of(state) == ("a", "b", "c")
+    assert sorted(seats_of(state)) == ["more", "new", "s0", "s1"]
+
+
+def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_runs() -> None:
+    late = elastic(None, "c", session="new", generation=2)
+    state, (seated,) = play([late])
+    assert seated == Seated(0, 1, ready=False)
+    held = record_of(running(generation=1))
+    state = registers(registers(state, "a", held), "b", held)
+    assert state.forming is None
+    assert play([late], state)[1] == (Seated(2, 1, ready=True),)
+
+
+def test_a_group_without_a_record_is_not_one_that_its_nodes_do_not_claim() -> None:
+    assert not is_unclaimed(GroupState(GROUP), elastic(0))
