@@ -57,11 +57,19 @@ def open_and_join(job: Job, services: Services) -> None:
     reduces(job, 0, 1, 3)
 
 
-def forget(services: Services) -> None:
-    """Have the orchestrator lose its state, and wait until all agents have come back to it."""
+def forget(services: Services, job: Job) -> None:
+    """Have the orchestrator lose its state, and wait until agents have told it of the group."""
     services.kill_orchestrator()
     services.start_orchestrator()
     services.await_all_registered()
+    groups = f"{services.orchestrator_url}/v1/groups"
+
+    def is_known() -> bool:
+        return any(
+            each["group"] == job.name and each["term"] for each in services.get(groups)["groups"]
+        )
+
+    wait_until(is_known, "the orchestrator knows the group")
 
 
 def reduces(job: Job, *ranks: int) -> None:
@@ -73,7 +81,7 @@ def test_ranks_and_nodes_join_a_group_that_the_orchestrator_has_forgotten(
     job: Job, services: Services
 ) -> None:
     open_with(job, services, 0, 1)
-    forget(services)
+    forget(services, job)
     assert join(job, services, 2).result()[:2] == [2, 3]
     reduces(job, 0, 1, 2)
     assert join(job, services, 3).result()[:2] == [3, 4]
@@ -85,7 +93,7 @@ def test_the_ranks_that_have_joined_before_are_remembered_by_their_agents(
 ) -> None:
     """The first ones leave: the group goes on, and takes in others, with those who have joined."""
     open_and_join(job, services)
-    forget(services)
+    forget(services, job)
     for rank in (0, 1):
         job.start(rank, programs.leave).result()
     wait_until(
@@ -101,7 +109,7 @@ def test_a_seat_that_was_free_before_the_loss_is_free_after_it(
     open_with(job, services, 0, 1, max_world=2)
     job.start(1, programs.leave).result()
     wait_until(lambda: services.group_status("node0", job.name)["world_size"] == 1, "it has left")
-    forget(services)
+    forget(services, job)
     assert join(job, services, 3, max_world=2).result()[:2] == [1, 2]
     reduces(job, 0, 3)
 
@@ -110,7 +118,7 @@ def test_a_node_with_ranks_that_have_joined_outlives_the_loss_of_another(
     job: Job, services: Services
 ) -> None:
     open_and_join(job, services)
-    forget(services)
+    forget(services, job)
     services.kill_agent("node1")
     reduces(job, 0, 3)
     services.restart_dead_agents()
