@@ -142,7 +142,8 @@ def granules() -> list[int]:
 def produce(file: int, ordered: bool) -> None:
     """Fill memory again and again, and tell each time by a flag in a file.
 
-    The second word of the file says how far the consumer is.
+    The second word of the file says how far the consumer is, the third one up to where there may
+    be data.
     """
     export(0)
     kept["flags"] = host_memory(mmap.PAGESIZE, file)
@@ -157,6 +158,7 @@ def _produce(data: int, flag: int) -> None:
     use_device()
     flags = kept["flags"]
     for number in range(1, ROUNDS + 1):
+        check(driver.cuStreamWaitValue32(data, flags.ctypes.data + 8, number, 0))
         check(driver.cuMemsetD8Async(kept["memory"], number, NBYTES, data))
         check(driver.cuStreamWriteValue32(flag, flags.ctypes.data, number, 0))
         # Not before the consumer has read it; and neither may be a round ahead of the other.
@@ -165,14 +167,20 @@ def _produce(data: int, flag: int) -> None:
         check(driver.cuStreamSynchronize(flag))
 
 
-def consume(file: int) -> int:
-    """Count the times that the memory did not have what the flag said."""
+def consume(file: int, ordered: bool) -> int:
+    """Count the times that the memory did not have what the flag said.
+
+    Where flags are not ordered, data come when the memory was read: a flag that is early is seen to
+    be so, however late the reader is.
+    """
     memory, flags = open_memory(), np.frombuffer(mmap.mmap(file, mmap.PAGESIZE), np.int32)
     wrong = 0
     deadline = time.monotonic() + SECONDS
     for number in range(1, ROUNDS + 1):
+        if ordered:
+            flags[2] = number
         while flags[0] < number:
             assert time.monotonic() < deadline, "the flag did not come"
         wrong += read(memory) != [number]
-        flags[1] = number
+        flags[2] = flags[1] = number
     return wrong

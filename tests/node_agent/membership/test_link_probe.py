@@ -107,6 +107,22 @@ def test_whatever_a_peer_says_the_next_one_can_measure(
     assert caplog.messages == []
 
 
+class Turns:
+    """The lock of those who measure; counts how often it was taken."""
+
+    def __init__(self) -> None:
+        self._lock = link_probe._one_at_a_time
+        self.begun = 0
+
+    def acquire(self, timeout: float) -> bool:
+        taken = self._lock.acquire(timeout=timeout)
+        self.begun += taken
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+
 @pytest.mark.parametrize("said", [b"", b"p", b"b"], ids=["silent", "hesitant", "never reads"])
 def test_a_peer_that_does_not_use_its_turn_loses_it(
     said: bytes, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +135,11 @@ def test_a_peer_that_does_not_use_its_turn_loses_it(
         except PeerLost:
             return False
 
+    turns = Turns()
+    monkeypatch.setattr(link_probe, "_one_at_a_time", turns)
     with serving() as port, open_probe(port) as connected:
+        # Or else the one that measures may overtake it, and it gets its turn afterwards.
+        wait_until(lambda: turns.begun, "its turn has come", BOUND_SECONDS)
         connected.sendall(said)
         wait_until(is_measured, "its turn is over", BOUND_SECONDS)
         assert sum(map(len, iter(lambda: connected.recv(1 << 20), b""))) < 16 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, Thread
@@ -17,6 +17,7 @@ from allfold_agent.tensors.span import digest_header
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing, from_dict
 from allfold_core.wire.state_wire import BLOCK_BYTES, TransferMessage
 from tests.node_agent.tensors.holders import HEAD, Holder, Puller, holding, state
+from tests.support.waiting import wait_until
 
 SECONDS = 20.0
 BLOCKS = 12
@@ -54,11 +55,30 @@ def finished(puller: Puller) -> dict[str, int]:
             puller.take(data)
 
 
-def test_blocks_come_from_all_holders_and_fit_together() -> None:
+def waits_for_another(holders: Sequence[Holder]) -> Callable[[int], None]:
+    """Holds blocks back until two holders were asked for some: one may be faster than all others.
+
+    The head does not count, which is of one holder.
+    """
+
+    def are_two() -> bool:
+        return sum(any(holder.served) for holder in holders) > 1
+
+    def on_block(start: int) -> None:
+        if start:
+            wait_until(are_two, "another holder is asked as well", SECONDS)
+
+    return on_block
+
+
+def test_blocks_come_from_all_holders_and_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    # However slow a holder is: no block is fetched from two.
+    monkeypatch.setattr("allfold_agent.tensors.work.HEDGE_SECONDS", 2 * SECONDS)
     content = state(SIZE)
     with holding(3) as holders:
         for holder in holders:
-            holder.offer(content)
+            holder.offer(content, patience=2 * SECONDS)
+            holder.on_block = waits_for_another(holders)
         with pulling([holder.source for holder in holders]) as puller:
             came = finished(puller)
         assert puller.content == content
@@ -83,10 +103,12 @@ def test_the_head_comes_from_one_holder() -> None:
         assert puller.content[head:] == large
 
 
-def dies_after(holder: Holder, blocks: int, how: object) -> None:
+def dies_after(holder: Holder, blocks: int, how: Callable[[], None]) -> None:
+    """It gives so many blocks, and ends when it is asked for another one."""
+
     def on_block(_: int) -> None:
-        if len(holder.served) == blocks:
-            Thread(target=how, daemon=True).start()  # type: ignore[arg-type]
+        if len(holder.served) == blocks + 1:
+            how()
 
     holder.on_block = on_block
 
@@ -99,7 +121,9 @@ def test_a_pull_goes_on_elsewhere_when_a_source_dies(part: str, blocks: int) -> 
         for holder in holders:
             holder.offer(content)
         dying = holders[0]
-        dies_after(dying, blocks, dying.end_rank if part == "rank" else dying.die)
+        # The end of an agent waits for those who wait for its rank.
+        ends = Thread(target=dying.die, daemon=True).start
+        dies_after(dying, blocks, dying.end_rank if part == "rank" else ends)
         with pulling([holder.source for holder in holders]) as puller:
             finished(puller)
         assert puller.content == content
