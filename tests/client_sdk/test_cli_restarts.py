@@ -126,13 +126,18 @@ def test_a_killed_rank_is_started_again_while_the_others_go_on(allfold: Commands
 
 def test_a_failure_ends_the_run_when_the_restarts_are_used_up(allfold: Commands) -> None:
     script = allfold.script(
-        "import os, sys, time\n"
-        "if os.environ['RANK'] == '1': sys.exit(7)\n"
+        "import os, pathlib, sys, time\n"
+        "flag = pathlib.Path(sys.argv[1])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not flag.exists(): time.sleep(0.01)\n"
+        "    sys.exit(7)\n"
         "print('waits', flush=True)\n"
+        "flag.touch()\n"
         "time.sleep(600)"
     )
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--grace", "0.2")
-    command = allfold.run("run", *allfold.agent(), *options, script, status=7)
+    flag = allfold.folder / "flag"
+    command = allfold.run("run", *allfold.agent(), *options, script, flag, status=7)
     assert command.out.count("waits") == 1
     assert "rank 1 ended with status 7; it is started again" in command.err
     assert (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.services import ROOT, Services
+from tests.support.waiting import wait_until
 
 SECONDS = 90.0
 
@@ -60,9 +61,16 @@ def test_the_others_are_told_how_a_rank_that_is_gone_has_ended(
     listener, gone = run(services, tmp_path, LISTEN, ending)
     assert (listener.returncode, gone.returncode) == (1, status), listener.stderr + gone.stderr
     assert f"rank 1 on node node0, which {told}" in listener.stderr
-    log = (services.folder / "node0.log").read_text()[before:].splitlines()
-    (first,) = [line for line in log if "rank 1 of 'torch-" in line]
+
+    def lines_of(rank: int) -> list[str]:
+        log = (services.folder / "node0.log").read_text()[before:].splitlines(keepends=True)
+        whole = [line.rstrip("\n") for line in log if line.endswith("\n")]
+        return [line for line in whole if f"rank {rank} of 'torch-" in line]
+
+    # The agent hears of an end when the process is over.
+    wait_until(lambda: lines_of(0) and lines_of(1), "the agent tells of both ends", SECONDS)
+    (first,) = lines_of(1)
     assert first.endswith(told)
-    (second,) = [line for line in log if "rank 0 of 'torch-" in line]
+    (second,) = lines_of(0)
     assert "WARNING" in second
     assert "ended with an exception (PeerLost: " in second

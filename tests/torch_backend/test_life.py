@@ -24,7 +24,8 @@ for number in range(3):
     print("sum", tensor.tolist())
 
 dist.init_process_group("allfold")
-group = dist.new_group([3, 2, 0], timeout=datetime.timedelta(seconds=1))
+group = dist.new_group([3, 2, 0], timeout=datetime.timedelta(seconds=3))
+dist.barrier()  # so that those who call, call within that time
 if dist.get_rank() in (0, 3):
     try:
         dist.all_reduce(torch.ones(1), group=group)

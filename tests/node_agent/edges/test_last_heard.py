@@ -12,6 +12,7 @@ from allfold_agent.p2p.messages import control_frame
 from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameType
 from tests.node_agent.edges.edge_ends import DEADLINE
 from tests.support.fakes.local_groups import local_groups
+from tests.support.waiting import wait_until
 
 NEVER = float("-inf")
 
@@ -66,5 +67,9 @@ def test_the_latest_of_both_directions_counts() -> None:
         edges: Edges = local.groups[0].edges
         local.call_all(0, [[1.0], [2.0]])
         assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
-        both = (edges.out("node1").last_heard(), edges.open_in("node1").last_heard)
-        assert edges.last_heard("node1") == max(both)
+
+        def is_the_latest() -> bool:  # acknowledgements may still come
+            both = (edges.out("node1").last_heard(), edges.open_in("node1").last_heard)
+            return edges.last_heard("node1") == max(both)
+
+        wait_until(is_the_latest, "what came last on either edge counts")

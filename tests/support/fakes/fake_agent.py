@@ -19,6 +19,7 @@ from allfold_core.wire.local_wire import (
     pack_json,
     unpack_json,
 )
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 class FakeAgent:
@@ -29,7 +30,7 @@ class FakeAgent:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.path)
         self._listener.listen(backlog)
-        self._listener.settimeout(10.0)
+        self._listener.settimeout(DEADLINE_SECONDS)  # for a process that has yet to start
         self.connected: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -43,7 +44,7 @@ class FakeAgent:
     def greet(self) -> None:
         """Take the connection and answer its HELLO."""
         self.connected, _ = self._listener.accept()
-        self.connected.settimeout(10.0)
+        self.connected.settimeout(DEADLINE_SECONDS)
         assert self._next()[0] == Message.HELLO
         self.connected.sendall(pack_json(Message.WELCOME, {"node": "fake"}))
 

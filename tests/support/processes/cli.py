@@ -123,7 +123,8 @@ class Command:
         return found[0]
 
     def assert_nothing_left(self) -> None:
-        assert self.marked() == [], self.err
+        # What was killed needs a moment to be gone, and nobody but its own parent can wait for it.
+        wait_until(lambda: not self.marked(), f"no process is left; stderr: {self.err}")
         assert list(self.temporary.iterdir()) == [], self.err
 
     def kill(self) -> None:

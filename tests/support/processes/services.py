@@ -205,7 +205,7 @@ class Services:
 
     def get(self, url: str) -> dict[str, Any]:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=5.0) as response:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
             body = json.load(response)
         assert isinstance(body, dict)
         return body
