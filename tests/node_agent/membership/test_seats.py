@@ -38,6 +38,11 @@ async def join(node: LinkedNode, request: dict[str, Any], seconds: float) -> Pla
     return (await node.seats.join(body, monotonic() + seconds)).plan
 
 
+async def has_problem(node: LinkedNode, words: str) -> None:
+    """Wait until a node knows why it is not registered; who joins soon hears that then."""
+    await until(lambda: words in str(node.registration.problem), f"the problem is {words!r}")
+
+
 JOIN = {
     "group": "train",
     "rank": 0,
@@ -66,6 +71,7 @@ async def test_ranks_wait_until_the_links_are_measured(one: ScriptedOrchestrator
 
     try:
         async with linked_node(one.url, probe=probe) as node:
+            await has_problem(node, "measuring the links")
             with pytest.raises(ServiceError, match="measuring the links") as caught:
                 await join(node, {**JOIN}, 0.3)
             assert type(caught.value) is ServiceError
@@ -85,6 +91,7 @@ async def test_a_rank_hears_why_its_node_is_not_registered_with_the_advice_for_t
 ) -> None:
     one.refusal = refusal
     async with linked_node(one.url) as node:
+        await has_problem(node, refusal.message)
         with pytest.raises(type(refusal)) as caught:
             await join(node, {**JOIN}, 0.3)
     error = caught.value
@@ -122,6 +129,7 @@ async def test_a_rank_that_came_after_the_end_of_its_group_is_told_so(
 ) -> None:
     said = []
     async with linked_node(one.url) as node:
+        await one.is_linked()
         for epoch in (1, 2):
             one.formation = {"ready": False, "epoch": epoch, "missing": [1]}
             with pytest.raises(PeerMissing) as caught:
@@ -136,6 +144,7 @@ async def test_a_join_without_an_answer_says_that_the_orchestrator_does_not_answ
     monkeypatch.setattr("allfold_agent.membership.seats._ANSWER_SECONDS", 0.05)
     one.formation = None
     async with linked_node(one.url) as node:
+        await one.is_linked()
         with pytest.raises(OrchestratorUnreachable, match="no answer of the orchestrator"):
             await join(node, {**JOIN}, 0.3)
 
@@ -145,6 +154,7 @@ async def test_an_orchestrator_that_does_not_answer_is_said_to_be_unreachable(
 ) -> None:
     one.is_down = True
     async with linked_node(one.url) as node:
+        await has_problem(node, "answered 502")
         with pytest.raises(OrchestratorUnreachable, match="could not register in time") as caught:
             await join(node, {**JOIN}, 0.3)
     assert "Check that it runs" in str(caught.value)
