@@ -19,6 +19,7 @@ TRIALS = 36
 @pytest.fixture(scope="module", params=["1x3", "2x2", "3x1"])
 def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
     with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
+        works(job)  # all have imported the program: else one may be late for that
         yield job
 
 

