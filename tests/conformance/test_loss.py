@@ -51,10 +51,10 @@ def told_within(found: list[Failure], since: float) -> None:
 
 
 def fail_at_once(job: Job, ranks: Sequence[int], error: type[AllfoldError] = PeerLost) -> None:
-    """Check that calls fail now without waiting for anybody."""
+    """Check that calls fail without waiting for the op's deadline."""
     for failure in failures([job.start(rank, programs.call) for rank in ranks]):
         assert type(failure.error) is error, str(failure)
-        assert failure.seconds < 1.0
+        assert failure.seconds < SECONDS
 
 
 def works(job: Job) -> None:
@@ -71,7 +71,7 @@ def go_on(job: Job, ranks: Sequence[int]) -> None:
 def streaming(job: Job, services: Services) -> None:
     """Return once a stream of ops is under way: amid one of them, or between two."""
     node = job.nodes[0]
-    wait_until(lambda: len(services.ops(node, job.name, job.opening)) >= 20, "ops are done")
+    wait_until(lambda: len(services.ops(node, job.name, job.opening)) >= 20, "ops are done", 30.0)
 
 
 def call_all(job: Job, ranks: list[int], services: Services) -> list[Call]:
