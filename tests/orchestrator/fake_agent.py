@@ -96,8 +96,10 @@ class FakeAgent:
         self.control_is_silent = False
         self.beats_rarely = False
         self.draining = False
+        self.beats = 0
         self._control: asyncio.Server
         self._socket: ClientConnection
+        self._sockets: list[ClientConnection] = []  # also those of links before
         self._tasks: list[asyncio.Task[None]] = []
         self._dialled: list[asyncio.StreamWriter] = []
 
@@ -160,6 +162,7 @@ class FakeAgent:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = f"ws://{self.at.address}/v1/nodes/{self.name}/link"
         self._socket = await connect(url, additional_headers=headers, ping_interval=None)
+        self._sockets.append(self._socket)
         self._end_tasks()
         await self.say_what_it_holds()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
@@ -212,17 +215,17 @@ class FakeAgent:
                 self.held[message["group"]] = message["record"]
 
     async def _beat(self) -> None:
-        number = 0
+        self.beats = 0
         with suppress(ConnectionClosed):
             while True:
                 if not self.is_stopped and not self.is_mute:
-                    number += 1
+                    self.beats += 1
                     progress = [
                         {"group": name, "epoch": held["epoch"], "last_seq": -1, "in_flight": 0}
                         for name, held in self.held.items()
                     ]
                     said = {"heard": self.heard, "draining": self.draining, "progress": progress}
-                    await self.send("beat", number=number, **said)
+                    await self.send("beat", number=self.beats, **said)
                 await asyncio.sleep(2.0 if self.beats_rarely else BEAT_SECONDS)
 
     def received(self, kind: str) -> list[Json]:
@@ -259,8 +262,8 @@ class FakeAgent:
         for writer in self._dialled:
             writer.transport.abort()
         self._end_tasks()
-        if hasattr(self, "_socket"):
-            self._socket.transport.abort()
+        for socket in self._sockets:
+            socket.transport.abort()
 
 
 async def agents(

@@ -23,9 +23,12 @@ async def draining(at: Replica) -> dict[str, bool]:
     return {node["node"]: node["draining"] for node in await at.nodes()}
 
 
-async def beats_twice(agent: FakeAgent) -> None:
-    """Return when a BEAT that the agent sends from now on was answered."""
-    await agent.hears("beat", number=agent.received("beat")[-1]["number"] + 2)
+async def beats(agent: FakeAgent) -> None:
+    """Return when a BEAT that the agent sends from now on was answered.
+
+    Answers may lag behind: those to come are not all to later BEATs.
+    """
+    await agent.hears("beat", number=agent.beats + 1)
 
 
 async def test_an_agent_that_is_linked_to_another_replica_is_told_to_drain(
@@ -38,7 +41,7 @@ async def test_an_agent_that_is_linked_to_another_replica_is_told_to_drain(
         answer = await two.http.post("/v1/nodes/b/drain", headers=ADMIN)
         assert answer.raise_for_status().json()["draining"] is False
         await b.hears("drain")
-        await beats_twice(b)
+        await beats(b)
         assert await draining(two) == {"a": False, "b": True}
         assert not a.received("drain")
 
@@ -48,8 +51,8 @@ async def test_an_agent_that_drains_is_not_told_again(make_store: MakeStore) -> 
         (a,) = await agents(stack, one, "a")
         await one.http.post("/v1/nodes/a/drain", headers=ADMIN)
         await a.hears("drain")
-        await beats_twice(a)
+        await beats(a)
         answer = await one.http.post("/v1/nodes/a/drain", headers=ADMIN)
         assert answer.raise_for_status().json()["draining"] is True
-        await beats_twice(a)
+        await beats(a)
         assert len(a.received("drain")) == 1
