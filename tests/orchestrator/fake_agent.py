@@ -17,10 +17,10 @@ from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.http.server import address_of, bind, web_sockets
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.store import Store
-from tests.support.waiting import until, within
+from tests.support.waiting import DEADLINE_SECONDS, until, within
 
 Json = dict[str, Any]
-SECONDS = 10.0
+SECONDS = DEADLINE_SECONDS
 BEAT_SECONDS = 0.1
 REDIAL_SECONDS = 0.05
 
