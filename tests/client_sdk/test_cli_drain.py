@@ -44,7 +44,7 @@ def test_a_node_is_drained_when_it_has_said_so_and_no_rank_is_left(
 
 
 class Orchestrator(BaseHTTPRequestHandler):
-    """Answers one POST after the other, the last answer for ever, and notes the requests."""
+    """Gives its answers to POST requests in order, repeats the last one, and notes the requests."""
 
     answers: list[tuple[int, Json]]
     asked: list[tuple[str, str | None]]

@@ -187,9 +187,15 @@ def test_a_reader_that_stands_still_does_not_keep_a_run_from_ending(allfold: Com
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_slow_reader_gets_everything(allfold: Commands, status: int) -> None:
     reader, writer = os.pipe()
-    script = allfold.script(f"print('y' * 150_000, end='!'); raise SystemExit({status})")
-    command = allfold.start("run", *allfold.agent(), "--no-prefix", script, stdout=writer)
+    started = allfold.folder / "started"
+    script = allfold.script(
+        "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()\n"
+        f"print('y' * 150_000, end='!'); raise SystemExit({status})"
+    )
+    options = (*allfold.agent(), "--no-prefix")
+    command = allfold.start("run", *options, script, started, stdout=writer)
     os.close(writer)
+    wait_until(started.exists, "the rank has started")
     wait_until(lambda: len(command.marked()) == 1, "the rank's end, with output left")
     with os.fdopen(reader, "rb") as source:
         assert source.read().count(b"y") == 150_000

@@ -61,7 +61,7 @@ def come_late(group: allfold.Group, late: list[int], nbytes: int) -> dict[str, A
 def join_while_others_go_on(group: allfold.Group, nbytes: int) -> list[Any]:
     """The last rank catches up with the others, which go on until the op that all do.
 
-    They serve nothing before that: whoever waited for the newcomer earlier would do so for ever.
+    They serve nothing before that op, so a rank that waited for the newcomer earlier would hang.
     """
     state = STATES[group.name]
     if group.rank == group.world_size - 1:

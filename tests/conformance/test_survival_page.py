@@ -84,7 +84,7 @@ def ranks(services: Services, tmp_path: Path) -> Iterator[list[Rank]]:
 def test_the_loop_goes_on_after_a_loss_and_ends_where_the_group_goes_on_without_it(
     services: Services, ranks: list[Rank]
 ) -> None:
-    """A rank that was evicted would otherwise go round for ever, with an error in each round."""
+    """Otherwise the loop of an evicted rank would never end, with an error in each round."""
     for each in ranks:
         each.await_rounds(5)
     *left, evicted = ranks

@@ -131,7 +131,7 @@ def check_end(w: World) -> None:
         for rank in w.ready:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
             if mine and f"r{rank}" not in me.epoch.sessions and _takes_in(w, me.epoch):
-                raise Violation(f"I4: rank {rank} on node {n} waits for ever to join")
+                raise Violation(f"I4: rank {rank} on node {n} never joins")
         for rank in w.at_edge:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
             if mine and OTHERS not in me.epoch.waiting:

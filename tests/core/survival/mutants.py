@@ -78,7 +78,7 @@ class TakesAnyInstall(AgentMachine):
 
 
 class ForgetsErrors(AgentMachine):
-    """It keeps an error until it has its outcome itself, and not until all nodes have."""
+    """Keeps an error until its own node has the outcome, and not until all nodes have it."""
 
     def _forget(self) -> None:
         failed = [k for k, each in self.ops.items() if each.state is OpState.FAILED]
@@ -96,7 +96,7 @@ class ForgetsErrorsBeforeTheCall(AgentMachine):
 
 
 class ReleasesAlone(AgentMachine):
-    """It drops its copy of a result when it is done with it."""
+    """Drops its copy of a result once its own node is done with it."""
 
     def _settle(self) -> Instructions:
         done = super()._settle()

@@ -213,7 +213,7 @@ def broadcast(local: LocalGroups, seq: int, numel: int) -> None:
 def test_a_rank_hears_of_a_failure_when_nothing_is_handed_out_to_it_any_more(
     monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """It may use its memory for something else then."""
+    """From then on the rank may use its memory for something else."""
     handing = Handing(monkeypatch, at)
     numel = 2_000_000
     with local_groups([[0], [1]]) as local:

@@ -1,4 +1,4 @@
-"""A node keeps a bounded amount for others, and the bound blocks nobody for ever."""
+"""A node keeps a bounded amount of results for other nodes, and the bound deadlocks nobody."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_a_message_for_a_group_that_is_over_is_answered(links: Links) -> None:
 
 
 def test_that_a_group_is_over_elsewhere_is_not_answered(links: Links) -> None:
-    """Else two nodes would tell each other for ever."""
+    """Otherwise two nodes would answer each other without end."""
     links.registry.remove(links.open())
     links.links.on_message("node1", closed())
     links.peers.send.assert_not_called()
@@ -287,7 +287,7 @@ def test_a_node_that_has_missed_the_last_decision_closes_the_group_like_the_othe
 def test_ranks_that_are_left_in_a_group_go_on_although_another_node_has_closed_it(
     local: LocalGroups, links: Links
 ) -> None:
-    """It is left out, and the orchestrator will say so."""
+    """The node that closed it is left out of the group; the orchestrator tells the others."""
     local.ranks[0].call(0, [1.0])
     links.links.on_message("node1", closed())
     assert no_outcome(local.ranks[0], 0.02)

@@ -104,7 +104,7 @@ def test_the_head_comes_from_one_holder() -> None:
 
 
 def dies_after(holder: Holder, blocks: int, how: Callable[[], None]) -> None:
-    """It gives so many blocks, and ends when it is asked for another one."""
+    """Let a holder give so many blocks, and end when it is asked for another one."""
 
     def on_block(_: int) -> None:
         if len(holder.served) == blocks + 1:
@@ -164,7 +164,7 @@ def test_what_a_stopped_source_was_asked_for_comes_from_another(
 
 
 def test_a_source_in_reserve_is_asked_when_nothing_comes_from_the_others() -> None:
-    """As long as those before it have nothing to offer, they are waited for."""
+    """The sources before it are connected, and have nothing to offer yet."""
     content = state(SIZE)
     with holding(ACTIVE_SOURCES + 1) as holders:
         holders[-1].offer(content)

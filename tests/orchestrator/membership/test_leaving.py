@@ -37,7 +37,7 @@ ENDED = Leave(0, "new", Reason.WITHDRAWN, ended=1)
 def test_a_node_whose_ranks_were_gone_before_they_had_the_plan_has_no_vote(
     was_joining: bool, max_world: int | None
 ) -> None:
-    """It may not know of the group, and the others would wait for its word for ever."""
+    """The node may not know of the group, so the others would never get its report."""
     gone = replace(leave(0, Reason.LOST), was_joining=was_joining)
     state, _ = play([gone], running(max_world=max_world))
     assert seats_of(state) == ["s1"]

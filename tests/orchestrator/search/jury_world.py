@@ -329,9 +329,9 @@ class JuryWorld:
             return  # nobody is left who could say anything
         for node in members:
             if self.status[node] != "runs":
-                raise Violation(f"{node} is {self.status[node]}, and a member for ever")
+                raise Violation(f"{node} is {self.status[node]}, and still a member at the end")
             if node in self.stuck:
-                raise Violation(f"{node} does not do its part, and is a member for ever")
+                raise Violation(f"{node} does not do its part, and is still a member at the end")
         for link in self.cut:
             if link <= set(members) - self.lonely:
                 raise Violation(f"the link {sorted(link)} is dead, and both ends are members")

@@ -351,7 +351,7 @@ class StoreWorld(World):
             raise Violation("I4: the record is never trusted again")
         for n in {*voters_of(record), *live}:
             if n not in live:
-                raise Violation(f"I4: node {n} is gone, and a voter for ever")
+                raise Violation(f"I4: node {n} is gone, and is still a voter at the end")
             if self.agents[n].term != record.term:
                 raise Violation(f"I4: node {n} never comes to term {record.term}")
         if self.s.max_world is not None:
@@ -363,7 +363,7 @@ class StoreWorld(World):
         gone = self.dead | self.left
         for rank, n in enumerate(self.s.rank_node):
             if rank in seated and (rank in gone or n not in self.live()):
-                raise Violation(f"rank {rank} is gone, and has a seat for ever")
+                raise Violation(f"rank {rank} is gone, and still has a seat at the end")
             is_there = n in self.live() and rank in {*self.s.founders, *self.ready} - gone
             if is_there and rank not in seated:
                 raise Violation(f"rank {rank} is in the group, and has no seat")

@@ -210,7 +210,7 @@ class GpuOperands:
             return
 
         def ended(error: Exception | None) -> None:
-            if not isinstance(error, GpuFailed):  # else the GPU may use the memory for ever
+            if not isinstance(error, GpuFailed):  # a failed GPU may still use the memory: keep it
                 with self._count:
                     self._given -= 1
                 self._release_if_idle()

@@ -49,7 +49,7 @@ class GroupTerms:
 
     @property
     def generation(self) -> int:
-        """That of the store with which this node has registered last; 0 while it registers anew.
+        """The generation of the store with which this node registered last; 0 while it registers.
 
         While it does so, its report of its groups is on the way, and would lack a rank that came
         meanwhile.

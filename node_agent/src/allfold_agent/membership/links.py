@@ -210,7 +210,7 @@ class PeerLinks:
         self._reactor.later(_HANDSHAKE_SECONDS, lambda: self._check(connection))
         try:
             connection.open(self._context.me.pack(), early)
-        except Exception as error:  # else the link would wait for this dial for ever
+        except Exception as error:  # without an end, the link would never dial again
             log.exception("a connection of a link cannot be served")
             connection.end(str(error))
 

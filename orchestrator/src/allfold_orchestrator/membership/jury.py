@@ -146,7 +146,7 @@ class Jury:
             case.until = max(case.until, now + CONFIRM_SECONDS)
 
     def doubted(self, now: float, life: Life) -> None:
-        """It is linked to no replica; :meth:`link_ended` follows once it is known who hears it."""
+        """A node has no link; :meth:`link_ended` follows once it is known which nodes hear it."""
         case = self._open(now, life)
         if not case.link_ended and not case.is_missed:
             case.wait_for_life(now + self._confirm(life, now))
