@@ -208,6 +208,17 @@ def test_a_connection_that_is_reset_as_soon_as_it_is_open_is_opened_again() -> N
         assert wire.connections == 1
 
 
+def test_a_sender_takes_a_connection_that_was_reset_already_and_sends_on_the_next_one() -> None:
+    edge = OutEdge("b", "test-a-b")
+    edge.enqueue(control_frame(FrameType.GRANT, 7))
+    edge.attach(0)(a_connection_that_was_reset())
+    receiving, sending = tcp_pair()
+    with receiving:
+        edge.attach(0)(sending)
+        assert [frame.type for frame in read_frames(receiving, 1)] == [FrameType.GRANT]
+        edge.close()
+
+
 def test_what_is_urgent_goes_ahead_and_comes_again_in_the_order_in_which_it_was_sent() -> None:
     """Frames are numbered as they are sent, so an edge resumes with the same ones."""
     edge = OutEdge("b", "test-a-b")

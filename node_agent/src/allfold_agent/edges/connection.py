@@ -33,7 +33,8 @@ def tune(connected: socket.socket) -> None:
     Between machines the kernel adapts them to the link. On loopback there is no link to fill, and
     what is queued beyond the caches is fetched from memory again: half a MiB was fastest.
     """
-    if connected.family == socket.AF_UNIX or _is_loopback(connected.getpeername()[0]):
+    # Not by the address of the peer: a connection that it has reset already has none.
+    if connected.family == socket.AF_UNIX or _is_loopback(connected.getsockname()[0]):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOOPBACK_BUFFER)
 
