@@ -12,6 +12,7 @@ from allfold._connection import GRACE_SECONDS
 from allfold._membership import Membership
 from allfold._staging.choice import stage
 from allfold._staging.host import Staged
+from allfold._staging.slot import LaneMemory, give
 from allfold._work import Work
 from allfold_core.errors import InvalidArgument
 from allfold_core.wire.local_wire import (
@@ -35,6 +36,7 @@ class Channel:
         self._lock = Lock()
         self._op_numbers = count(membership.first)
         self._next_op = membership.first
+        self._last_message = -1
         self._pair_numbers = count(FIRST_PAIR)
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
@@ -55,8 +57,13 @@ class Channel:
             AgentLost: the oldest should have had an outcome long ago.
         """
 
+        posted = self._post(view, call, fingerprint, timeout)
+        if posted is not None:
+            return posted
+
         def message(number: int, staged: Staged) -> bytes:
             self._next_op = number + 1
+            self._last_message = number
             group = self._membership.number
             source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(
@@ -64,6 +71,26 @@ class Channel:
             ).pack()
 
         return self._start(call, self._op_numbers, message, timeout, self._ops, self._await_room)
+
+    def _post(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work | None:
+        """Start a collective in the short lane, if that is where it goes and the lane is open."""
+        epochs = self._membership.epochs
+        lane = epochs.lanes.of(view.epoch)
+        if lane is None or (recipe := lane.recipe(packed)) is None:
+            return None
+        if any(each.gpu is not None for each in call.inputs + call.outputs):
+            return None
+        with self._lock:
+            number = self._next_op
+            slot = lane.slot_for(number)
+            if slot < 0:
+                return None
+            give(lane.page, slot, call)
+            next(self._op_numbers)
+            self._next_op = number + 1
+            op = lane.post(number, slot, recipe, timeout, self._last_message)
+            memory = LaneMemory(lane.page, call, op)
+            return Work(self._connection, op, epochs, number, memory, timeout, self._ops)
 
     def start_pair(self, view: EpochView, call: P2PCall, timeout: float) -> Work:
         """Start a send or a receive.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import mmap
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -49,6 +51,8 @@ _ANSWERS = {
 }
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
+_DESCRIPTOR = struct.Struct("i")
+_ONE_DESCRIPTOR = socket.CMSG_SPACE(_DESCRIPTOR.size)
 
 
 class GroupListener(Protocol):
@@ -59,6 +63,9 @@ class GroupListener(Protocol):
 
     def hold(self, body: Mapping[str, Any]) -> None:
         """The group recovers, and its deadlines are suspended."""
+
+    def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
+        """An op of the short lane has an outcome of the agent; false if there is no such op."""
 
 
 class Connection:
@@ -132,7 +139,7 @@ class Connection:
 
     def expect(self, key: Hashable) -> Pending:
         """Announce that an answer will come."""
-        pending = Pending()
+        pending = Pending(self)
         with self._lock:
             if self._lost:
                 raise self._lost
@@ -248,18 +255,23 @@ class Connection:
 
     def _take_in(self, timeout: float) -> None:
         """Wait for a message; where more are expected, process those that have arrived as well."""
-        data = self._receive(timeout)
-        while data is not None:
+        received = self._receive(timeout)
+        while received is not None:
             with self._lock:
-                self._dispatch(data)
-            data = self._receive(0.0) if self._pending else None
+                self._dispatch(*received)
+            received = self._receive(0.0) if self._pending else None
 
-    def _receive(self, timeout: float) -> bytes | None:
-        """Return the next message; ``None`` where none came in time, or none can come any more."""
+    def _receive(self, timeout: float) -> tuple[bytes, mmap.mmap | None] | None:
+        """Return the next message and the memory that came with it.
+
+        ``None`` where no message came in time, or none can come any more.
+        """
         try:
             if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
                 return None
-            data = self._socket.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+            data, beside, _, _ = self._socket.recvmsg(
+                MAX_MESSAGE, _ONE_DESCRIPTOR, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return None
         except OSError as error:
@@ -268,14 +280,16 @@ class Connection:
         if not data:
             self.lose(f"the node agent at {self.path} closed the connection")
             return None
-        return data
+        return data, _mapped(beside[0][2]) if beside else None
 
-    def _dispatch(self, data: bytes) -> None:
+    def _dispatch(self, data: bytes, page: mmap.mmap | None) -> None:
         kind = data[0]
         if kind in (Message.DONE, Message.FAILED):
             self._settle_call(Outcome.unpack(data))
             return
         body = unpack_json(data)
+        if page is not None:
+            body["memory"] = page
         if kind in (Message.EPOCH, Message.HOLD):
             self._take_news(kind, body)
         elif kind == Message.DRAIN:
@@ -291,7 +305,7 @@ class Connection:
     def _settle_call(self, outcome: Outcome) -> None:
         pending = self._pending.pop((Message.OP, outcome.group, outcome.seq), None)
         if pending is None:
-            log.error("unexpected message from the node agent: %s", outcome)
+            self._settle_posted(outcome)
             return
         pending.epoch, pending.participants = outcome.epoch, outcome.participants
         pending.edge = outcome.edge
@@ -300,6 +314,14 @@ class Connection:
         elif outcome.body is not None:
             pending.answer = outcome.body
         pending.done = True
+
+    def _settle_posted(self, outcome: Outcome) -> None:
+        """Take the outcome of an op that was not asked for by a message."""
+        listener = self._listeners.get(outcome.group)
+        failed = outcome.kind is Message.FAILED
+        error = from_dict(outcome.body or {}) if failed else None
+        if listener is None or not listener.settle(outcome, error):
+            log.error("unexpected message from the node agent: %s", outcome)
 
     def _take_news(self, kind: int, body: dict[str, Any]) -> None:
         """Take in what the agent says of a group unasked, unless the group was left."""
@@ -375,6 +397,15 @@ class Connection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._socket.close()
+
+
+def _mapped(beside: bytes) -> mmap.mmap:
+    """Map the file whose descriptor has come with a message."""
+    (descriptor,) = _DESCRIPTOR.unpack(beside)
+    try:
+        return mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _done(give: Callable[[], int]) -> bool:

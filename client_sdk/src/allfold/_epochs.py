@@ -13,7 +13,10 @@ from time import monotonic
 from typing import Any
 
 from allfold._calls.call import EpochView
+from allfold._lane.lanes import Lanes
+from allfold_core.errors import AllfoldError
 from allfold_core.verdict import counted
+from allfold_core.wire.local_wire import Outcome
 
 log = logging.getLogger("allfold")
 
@@ -27,19 +30,22 @@ class Epochs:
 
     Args:
         view: the epoch in which it joined.
+        lanes: the short lanes of the epochs.
         fixed: never leave that epoch: an op that is called after a loss then carries an older view
             than the agents' epoch, and fails.
 
     Attributes:
         view: the current epoch; replaced as a whole.
+        lanes: the short lanes of the epochs.
         held_at: when the agent last said that the group recovers and deadlines are suspended
             (monotonic).
         held_for: for how many seconds it had recovered then.
         waits_for: what it waited for then.
     """
 
-    def __init__(self, view: EpochView, *, fixed: bool = False) -> None:
+    def __init__(self, view: EpochView, lanes: Lanes, *, fixed: bool = False) -> None:
         self.view = view
+        self.lanes = lanes
         self._fixed = fixed
         self.held_at = float("-inf")
         self.held_for = 0.0
@@ -53,6 +59,7 @@ class Epochs:
         """Store an announced epoch; the rank enters it with the outcome of an op."""
         if self._fixed:
             return
+        self.lanes.announce(body)
         self._upcoming[body["epoch"]] = EpochView(
             self.view.group,
             body["rank"],
@@ -83,6 +90,10 @@ class Epochs:
             for older in [each for each in self._upcoming if each <= ordinal]:
                 del self._upcoming[older]
         _log_change(before, view)
+
+    def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
+        """Take the outcome of an op that was posted to a lane; return False if there is none."""
+        return self.lanes.settle(outcome, error)
 
     # Edges, where others join and leave
 

@@ -15,6 +15,7 @@ from allfold._calls.arguments import checked_rank
 from allfold._calls.call import EpochView, SeatRequest
 from allfold._connection import GRACE_SECONDS
 from allfold._epochs import Epochs
+from allfold._lane.lanes import Lanes
 from allfold._parting import Parting
 from allfold._session import Session
 from allfold._settings import GroupSettings
@@ -66,8 +67,10 @@ class Membership:
                 answer["nodes"],
                 answer["edge"],
             ),
+            Lanes(self._connection, answer["number"]),
             fixed=fixed,
         )
+        self.epochs.lanes.announce(answer)
         self.opening: int = answer["opening"]
         self.number: int = answer["number"]
         self.first: int = answer["first"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from allfold_core.errors import AllfoldError
+
+if TYPE_CHECKING:
+    from allfold._connection import Connection
 
 
 class Pending:
@@ -16,9 +20,10 @@ class Pending:
         edge: of a call, the edge that its outcome announces; 0 for none.
     """
 
-    __slots__ = ("answer", "done", "edge", "epoch", "error", "participants")
+    __slots__ = ("_connection", "answer", "done", "edge", "epoch", "error", "participants")
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self.done = False
         self.answer: dict[str, Any] = {}
         self.error: AllfoldError | None = None
@@ -31,3 +36,15 @@ class Pending:
         if self.error is not None:
             raise self.error
         return self.answer
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until the answer makes a condition true, for so long at most; return its value."""
+        return self._connection.wait_until(condition, seconds)
+
+    def poll(self) -> bool:
+        """Return True if the answer has arrived, without waiting for it."""
+        return self._connection.poll(self)
+
+    def look(self) -> bool:
+        """Return True if the answer is here, without asking the agent."""
+        return self.done

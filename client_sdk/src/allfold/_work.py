@@ -11,7 +11,7 @@ from typing import Any
 from allfold._connection import GRACE_SECONDS, Connection
 from allfold._epochs import Epochs
 from allfold._pending import Pending
-from allfold._staging.host import Staged, nothing
+from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.wire.local_wire import FIRST_PAIR
 
@@ -35,7 +35,7 @@ class Work:
         pending: Pending,
         epochs: Epochs,
         number: int,
-        staged: Staged,
+        staged: CallMemory,
         timeout: float,
         in_flight: dict[int, Work],
     ) -> None:
@@ -43,7 +43,7 @@ class Work:
         self._pending = pending
         self._epochs = epochs
         self._number = number
-        self._staged: Staged | None = staged
+        self._staged: CallMemory | None = staged
         self._timeout = timeout
         self._began = monotonic()
         self._patient_until = self._began + 2 * timeout  # while nothing can be decided
@@ -78,16 +78,17 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return True if :meth:`wait` would return, or raise, at once."""
-        return self._settled or self._connection.poll(self._pending)
+        return self._settled or self._pending.poll()
 
     def settle_if_done(self) -> None:
         """Take a result that has arrived; :meth:`wait` still reports the outcome."""
-        if self._pending.done:
+        if self._pending.look():
             self._settle()
 
     def settle_within(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return True if there is an outcome for :meth:`wait` to report."""
-        if not self._settled and self._connection.wait_for(self._pending, seconds):
+        pending = self._pending
+        if not self._settled and pending.wait_until(lambda: pending.done, seconds):
             self._settle()
         return self._settled
 
@@ -99,7 +100,7 @@ class Work:
             AgentLost: the agent gave none although the op's deadline is over.
         """
         while not self._settled:
-            self._connection.wait_until(self._may_end, self._patience())
+            self._pending.wait_until(self._may_end, self._patience())
             if self._pending.done:
                 self._settle()
             elif self._is_undecided:
@@ -245,5 +246,8 @@ def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
         return []
     connection, first = watched[0]._connection, min(work._deadline for work in watched)
     seconds = max(0.0, min(timeout, first - monotonic()))
-    connection.wait_until(lambda: any(work._may_end() for work in list(works)), seconds)
+    if len(watched) == 1:
+        watched[0]._pending.wait_until(watched[0]._may_end, seconds)
+    else:
+        connection.wait_until(lambda: any(work._may_end() for work in list(works)), seconds)
     return [work for work in list(works) if work._pending.done or work.is_overdue()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from allfold._arena import Arena, Block
 from allfold._calls.call import Call
@@ -15,6 +15,23 @@ _NOWHERE = Region(0, 0)
 
 def nothing() -> None:
     """Do nothing: a result in the host's memory can be seen at once."""
+
+
+class CallMemory(Protocol):
+    """The memory in which the agent, or another rank, finds the tensors of a call."""
+
+    @property
+    def result(self) -> Any:
+        """Return the caller's outputs."""
+
+    def bring_home(self) -> Callable[[], None]:
+        """Copy the result to where the caller wants it.
+
+        Returns what has to be called by everybody who wants to see it.
+        """
+
+    def free(self) -> None:
+        """Give the memory back."""
 
 
 class Staged:

@@ -7,7 +7,7 @@ nothing is lost, nothing else happens to it. Rounds are in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -74,6 +74,7 @@ class OpMachine:
         self._reached = -1
         self._told_floor = -1  # of another node
         self._passed: set[int] = set()  # ops in which this node has no part any more
+        self._done_by_ranks = -1  # all ops up to this one that the machine has not heard of
         self._watermarks = {each: -1 for each in term.voters if each != node}  # of the others
         self._look_who_is_awaited()
 
@@ -129,6 +130,19 @@ class OpMachine:
         if entry is None or not entry.fetch:
             return []
         return self._advance(seq, entry) if self._takers(seq, entry) else [self._drop(seq)]
+
+    def note_called(self, called: Mapping[str, int]) -> None:
+        """Local ranks have called ops, up to these, of which no others need to know."""
+        for session, seq in called.items():
+            self.called[session] = max(seq, self.called.get(session, -1))
+
+    def passed_by_ranks(self, seq: int) -> Instructions:
+        """All ops up to this one are done that the machine has not heard of.
+
+        The local ranks have done them by themselves (the short lane).
+        """
+        self._done_by_ranks = max(seq, self._done_by_ranks)
+        return self._settle()
 
     # Questions
 
@@ -332,9 +346,19 @@ class OpMachine:
         return min(watermarks, default=-1)
 
     def _advance_watermark(self) -> None:
+        self._pass_by_ranks()
         while self._is_over(self._reached + 1):
             self._reached += 1
             self._passed.discard(self._reached)
+            self._pass_by_ranks()
+
+    def _pass_by_ranks(self) -> None:
+        """Pass what the ranks have done, many ops at once, up to the next that is known here."""
+        if self._reached < self._done_by_ranks:
+            known = (seq for seq in self.ops if seq > self._reached)
+            self._reached = min(
+                self._done_by_ranks, min(known, default=self._done_by_ranks + 1) - 1
+            )
 
     def _is_over(self, seq: int) -> bool:
         """Return True if an op is final here, or this node has no part in it.

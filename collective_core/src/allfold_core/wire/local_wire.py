@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from allfold_core.errors import InvalidArgument
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
@@ -48,6 +48,8 @@ class Message(IntEnum):
     EDGE = 24  # rank: JSON, it commits its state where others join or leave
     PASSED = 25  # agent: JSON, the answer to EDGE: the rank may go on
     RETIRE = 26  # rank: JSON, it wants to leave at the next edge
+    LOOK = 27  # rank: JSON, an op that it has posted to the short lane's page is not done yet
+    TAKEN = 28  # agent: JSON, it has taken over the ops of a group's short lane, as the page says
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -305,6 +307,15 @@ def pack_epoch(group: int, view: Mapping[str, Any]) -> bytes:
         view: ``epoch`` (its ordinal), ``rank``, ``world_size`` and ``nodes``, as in ``JOINED``.
     """
     return pack_json(Message.EPOCH, {"number": group, **view})
+
+
+def pack_taken(group: int) -> bytes:
+    """A ``TAKEN`` message.
+
+    Args:
+        group: the number that the agent gave the group when the rank joined.
+    """
+    return pack_json(Message.TAKEN, {"number": group})
 
 
 def pack_drain(reason: str) -> bytes:

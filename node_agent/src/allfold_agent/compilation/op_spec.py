@@ -18,6 +18,8 @@ from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
+from allfold_core.short_lane.choice import goes_by_short_lane
+from allfold_core.short_lane.page import FINGERPRINT_BYTES, SLOT_BYTES
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
@@ -40,6 +42,7 @@ class OpSpec:
         output_bytes: what each local rank gets.
         hears_from_all: what a node has in the end has something from every other node in it.
         is_exchange: the calls of the ranks need not be equal, only match.
+        is_short: ranks do it in the short lane, where they can.
     """
 
     packed: bytes
@@ -52,6 +55,7 @@ class OpSpec:
     output_bytes: dict[int, int]
     hears_from_all: bool
     is_exchange: bool
+    is_short: bool
 
 
 class OpSpecs:
@@ -79,6 +83,10 @@ class OpSpecs:
             fingerprint.kind is Kind.BARRIER
             or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
             fingerprint.kind is Kind.ALL_TO_ALL,
+            len(packed) <= FINGERPRINT_BYTES
+            and goes_by_short_lane(
+                fingerprint, self._plan.world_size, len(self._plan.members), SLOT_BYTES
+            ),
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.edges.members import Members, lives_of
+from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, NodeResources
@@ -17,6 +19,7 @@ from allfold_agent.groups.event_queue import EventQueue
 from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
+from allfold_agent.groups.lane_keeper import LaneKeeper
 from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.local_ranks import Admitted, GoOn, LocalRanks
 from allfold_agent.groups.lost_ranks import LostRanks
@@ -46,6 +49,7 @@ from allfold_core.survival.instructions import (
 )
 from allfold_core.survival.plans import first_epoch, first_record, policy_of
 from allfold_core.survival.records import NO_EPOCH, Term
+from allfold_core.wire.local_wire import OpMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
@@ -117,6 +121,9 @@ class AgreeingGroup(OpAttempts):
         self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
         self.current = self.epoch_table.first
         self.agreement = Agreement(self.node, policy_of(plan), term, first, self, self.send)
+        self.lanes = LaneKeeper(self, is_allowed=resources.short_lane)
+        self.outcomes.on_idle = self.lanes.open_if_possible
+        self.lanes.entered(self.current)
 
     def begin(self) -> None:
         """Take part in the group, where this node has joined it while it runs."""
@@ -150,6 +157,28 @@ class AgreeingGroup(OpAttempts):
     def is_empty(self) -> bool:
         """True once every rank of this node has left or is dead."""
         return self._ranks.have_ended
+
+    # The short lane
+
+    @property
+    @abstractmethod
+    def submitted(self) -> Mapping[str, int]:
+        """By session, the last op whose message was taken in."""
+
+    @abstractmethod
+    def submit(
+        self,
+        session: str,
+        connection: RankEndpoint,
+        number: int,
+        message: OpMessage,
+        called: float | None = None,
+    ) -> None:
+        """Take in a local rank's call; the op starts with the last one."""
+
+    def close_lane(self) -> None:
+        """Let all that the ranks do by themselves be ops of the agreement."""
+        self.lanes.close()
 
     # Events
 
@@ -284,6 +313,7 @@ class AgreeingGroup(OpAttempts):
         self.event(partial(self._rank_ended, session, how, withdraws))
 
     def _rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        self.close_lane()
         self.agreement.rank_ended(session, how, withdraws)
         self._settle_joins()
 
@@ -335,6 +365,7 @@ class AgreeingGroup(OpAttempts):
             self.p2p.seats_added([*record.seats])
             if record.change:
                 self._lost_ranks.note(before.record, record)
+        self.lanes.entered(self.current)
         self.epoch_table.forget_old(self.table.in_flight.values(), self.agreement.machine.epochs)
         self.table.changed.notify_all()
         self._settle_joins()
@@ -376,6 +407,7 @@ class AgreeingGroup(OpAttempts):
     def _evict(self, error: PeerLost) -> None:
         if self.evicted is not None:
             return
+        self.close_lane()
         self.evicted = error
         self.agreement.machine.evict()
         log.warning("%s", error.message)

@@ -57,6 +57,9 @@ class Effects(Protocol):
     def later(self, seconds: float, task: Callable[[], None]) -> None:
         """Do something after a while, with the group's lock held."""
 
+    def close_lane(self) -> None:
+        """Let all that the ranks do by themselves be ops of the agreement: it has to report."""
+
 
 class Agreement:
     """One node's machines of one group, and the messages between them and those of other nodes.
@@ -114,6 +117,10 @@ class Agreement:
         self._follow(self.machine.call(seq, session, call))
         if self._asked is not None:
             self._report_if_settled()
+
+    def passed_by_ranks(self, seq: int) -> None:
+        """All ops up to this one are done that were not heard of, by the local ranks themselves."""
+        self._follow(self.machine.passed_by_ranks(seq))
 
     def abandon(self, seq: int, session: str) -> None:
         """A call of a local rank was refused: it will not call the op again."""
@@ -173,6 +180,7 @@ class Agreement:
 
     def take_term(self, term: Term, announced: int) -> bool:
         """A term was announced, by a store of this generation; return True if it is taken."""
+        self._effects.close_lane()
         instructions = self.machine.take_term(term, announced)
         taken = self.machine.term is term
         if taken:
@@ -320,6 +328,7 @@ class Agreement:
             return  # it has reported
         (term, _, doubts), self._asked = self._asked, None
         self._judged = frozenset(each.seq for each in doubts)
+        self._effects.close_lane()
         self._follow(self.machine.freeze(term, number))
 
     def _send_report(self, report: Report) -> None:

@@ -52,6 +52,7 @@ class NodeResources:
             that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
         retention: the bound on the results that are kept for other nodes.
         avoid_slow_links: have nodes stand in another order where a link is slow.
+        short_lane: let the ranks of a node do small ops by themselves.
     """
 
     node: str
@@ -63,6 +64,7 @@ class NodeResources:
     fetch: FetchResult
     retention: Retention
     avoid_slow_links: bool = True
+    short_lane: bool = True
 
 
 class Epoch:

@@ -72,6 +72,10 @@ class EpochTable:
         if ordinal > self._views.get(session, ordinal):
             self._views[session] = ordinal
 
+    def view_of(self, session: str) -> int:
+        """Return the newest epoch that a local rank is known to be in; -1 for none."""
+        return self._views.get(session, -1)
+
     def session_joined(self, session: str, ordinal: int) -> None:
         """A local rank has joined with an epoch."""
         self._views.setdefault(session, ordinal)

@@ -16,6 +16,7 @@ from allfold_agent.groups.failures import breakdown
 from allfold_agent.groups.link_watch import LinkWatch
 from allfold_agent.groups.neighbours import Neighbours
 from allfold_agent.groups.outcomes import refuse
+from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_agent.groups.watched_group import WatchedGroup
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
@@ -42,9 +43,9 @@ class Group(AgreeingGroup):
         neighbours: Neighbours,
         joins: Mapping[str, Any] | None = None,
     ) -> None:
+        self._submitted: dict[str, int] = {}  # by session, the last op that it has called
         super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
-        self._submitted: dict[str, int] = {}  # by session, the last op that it has called
         self.link_watch = LinkWatch(
             plan,
             self.members,
@@ -85,6 +86,18 @@ class Group(AgreeingGroup):
         else:
             call = epoch.call_of(arrival.spec)
             self.event(partial(self._arrive, epoch, session, arrival, call))
+
+    @property
+    def submitted(self) -> Mapping[str, int]:
+        return self._submitted
+
+    def lane_handed(self, lane: ShortLane) -> None:
+        """A local rank was sent the page of the short lane."""
+        self.event(partial(self.lanes.handed, lane))
+
+    def look(self, seq: int) -> None:
+        """A local rank waits for an op that it has posted to the short lane."""
+        self.event(partial(self.lanes.look, seq))
 
     def _view(self, ordinal: int) -> Epoch:
         epoch = self.epoch_table.by_ordinal.get(ordinal)
@@ -132,6 +145,7 @@ class Group(AgreeingGroup):
         """
         message, machine = arrival.message, self.agreement.machine
         seq = message.seq
+        self.lanes.message_came(session, seq, is_short=arrival.spec.is_short)
         is_new = (
             seq > self._submitted.get(session, -1)
             and session not in machine.dead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, record
@@ -26,9 +27,11 @@ class Outcomes:
 
     Attributes:
         recent: the latest ops that are over, newest last.
+        on_idle: called with the lock held when no op is in flight any more.
     """
 
     def __init__(self, group: str, node: str, table: OpTable) -> None:
+        self.on_idle: Callable[[], None] = lambda: None
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self._group = group
         self._node = node
@@ -66,8 +69,11 @@ class Outcomes:
 
     def retire(self, op: Op) -> None:
         """The op is over here; with the table's lock held."""
-        self._table.in_flight.pop(op.seq, None)
+        in_flight = self._table.in_flight
+        in_flight.pop(op.seq, None)
         self.recent.append(record(op))
+        if not in_flight:
+            self.on_idle()
 
 
 def refuse(

@@ -21,6 +21,8 @@ from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.lane_page import LanePage
+from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import AllfoldError, InvalidArgument
@@ -32,7 +34,6 @@ from allfold_core.wire.local_wire import (
     Outcome,
     P2PMessage,
     Region,
-    pack_epoch,
     pack_json,
 )
 
@@ -116,7 +117,7 @@ class RankConnection:
         self._mappings: dict[int, MappedMemory] = {}
         self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[tuple[bytes, LanePage | None]] = deque()
         self._lock = make_lock("rank")
         self._closed = False
         self._want_write = want_write
@@ -210,6 +211,34 @@ class RankConnection:
         if not sent:
             self._want_write(self)
 
+    def send_joined(self, number: int, body: dict[str, Any]) -> None:
+        """Answer a rank that is in its group now, and hand it the page of the short lane.
+
+        Args:
+            number: what the rank is to call the group.
+        """
+        membership = self.memberships[number]
+        with self._lock:
+            lane = self._send_with_page(Message.JOINED, number, membership, body)
+            waits = bool(self._outbox)
+        if waits:
+            self._want_write(self)
+        if lane is not None:
+            membership.group.lane_handed(lane)
+
+    def _send_with_page(
+        self, kind: Message, number: int, membership: Membership, body: dict[str, Any]
+    ) -> ShortLane | None:
+        """Send news of an epoch, with the page of its short lane if it has one."""
+        lane = membership.group.lanes.lane_of(body["epoch"])
+        if lane is None or membership.session not in lane.sessions:
+            self._send(pack_json(kind, body))
+            return None
+        body["page"] = lane.describe_to(membership.session)
+        self._send(pack_json(kind, body), lane.page)
+        lane.hand_to(membership.session, self, number)
+        return lane
+
     def send_outcome(self, outcome: Outcome) -> None:
         """Send the outcome of a call, after all of the epoch that it carries."""
         with self._lock:
@@ -236,19 +265,24 @@ class RankConnection:
         membership = self.memberships.get(number)
         if membership is not None and ordinal > membership.told_ordinal:
             for epoch in membership.untold_epochs(ordinal):
-                self._send(pack_epoch(number, epoch.view(membership.session)))
+                view = {"number": number, **epoch.view(membership.session)}
+                self._send_with_page(Message.EPOCH, number, membership, view)
 
-    def _send(self, message: bytes) -> bool:
-        """Send or keep a message, with the lock; return False if it waits for room."""
-        if self._closed or (not self._outbox and self._try(message)):
+    def _send(self, message: bytes, page: LanePage | None = None) -> bool:
+        """Send or keep a message, with the lock; return False if it waits for room.
+
+        Args:
+            page: whose descriptor goes with it.
+        """
+        if self._closed or (not self._outbox and self._try(message, page)):
             return True
-        self._outbox.append(message)
+        self._outbox.append((message, page))
         return False
 
     def flush(self) -> bool:
         """Send what is kept; return True when all of it is sent."""
         with self._lock:
-            while self._outbox and self._try(self._outbox[0]):
+            while self._outbox and self._try(*self._outbox[0]):
                 self._outbox.popleft()
             return not self._outbox
 
@@ -284,9 +318,13 @@ class RankConnection:
         self._on_gpus.clear()
         end()
 
-    def _try(self, message: bytes) -> bool:
+    def _try(self, message: bytes, page: LanePage | None) -> bool:
         try:
-            self.socket.send(message, socket.MSG_DONTWAIT)
+            if page is None:
+                self.socket.send(message, socket.MSG_DONTWAIT)
+            else:
+                flags = socket.MSG_DONTWAIT
+                socket.send_fds(self.socket, [message], [page.descriptor], flags)
         except BlockingIOError:
             return False
         except OSError as error:

@@ -267,6 +267,9 @@ class LocalServer:
         elif kind == Message.RETIRE:
             membership = _membership(process, body["number"], "that it wants to leave")
             membership.group.wish_to_leave(membership.session)
+        elif kind == Message.LOOK:
+            membership = _membership(process, body["number"], "of an op that it waits for")
+            membership.group.look(int(body["seq"]))
         elif kind == Message.SHARE:
             self._gpu_memory.share(process, body, descriptors)
         elif kind == Message.TRANSFER:
@@ -329,7 +332,12 @@ class LocalServer:
             "first": epoch.record.since_of(session),
             **epoch.view(session),
         }
-        process.send(pack_json(Message.JOINED, body))
+        group.lanes.on_taken_over = self._watch_deadlines_soon
+        process.send_joined(number, body)
+
+    def _watch_deadlines_soon(self) -> None:
+        """Watch the deadlines of calls that have not come as messages; from any thread."""
+        self._reactor.call(self._watch_deadlines)
 
     def _leave(self, process: RankConnection, body: dict[str, Any]) -> None:
         membership = process.memberships.pop(body["number"], None)

@@ -1,0 +1,49 @@
+"""The short lanes of a group, one for each epoch that the agent has made a page for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from allfold._connection import Connection
+from allfold._lane import futex
+from allfold._lane.lane_page import LanePage
+from allfold._lane.recipe import PageSeat
+from allfold._lane.short_lane import ShortLane
+from allfold_core.errors import AllfoldError
+from allfold_core.short_lane.page import PageLayout
+from allfold_core.wire.local_wire import Outcome
+
+
+class Lanes:
+    """The pages of a rank.
+
+    Args:
+        number: the agent's number of the group.
+    """
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._by_epoch: dict[int, ShortLane] = {}
+
+    def announce(self, body: Mapping[str, Any]) -> None:
+        """Take in the page of an epoch, if the agent has sent one with its news of it."""
+        memory = body.get("memory")
+        if memory is None or futex.why_not():
+            return
+        about = body["page"]
+        seat = PageSeat(tuple(map(tuple, about["placement"])), about["node"], about["index"])
+        page = LanePage(memory, PageLayout.from_dict(about), seat.index)
+        epoch = body["epoch"]
+        lane = ShortLane(page, self._connection, self._number, epoch, seat)
+        used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
+        self._by_epoch = {**used, epoch: lane}
+
+    def of(self, epoch: int) -> ShortLane | None:
+        """Return the lane of an epoch; ``None`` if that has none."""
+        return self._by_epoch.get(epoch)
+
+    def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
+        """Take an outcome from the agent; return False if no op of the lanes waits for it."""
+        return any(lane.settle(outcome, error) for lane in list(self._by_epoch.values()))

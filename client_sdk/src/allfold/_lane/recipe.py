@@ -1,0 +1,121 @@
+"""What one rank reads of the slots of all, for calls that are alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from allfold._lane.folding import Elements, Fold, copy, fold_of, stored_as
+from allfold_core.operations import Fingerprint, Kind
+from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
+
+
+@dataclass(frozen=True, slots=True)
+class PageSeat:
+    """The seat of a rank at a page.
+
+    Attributes:
+        placement: the ranks of each node.
+        node: the index of this one.
+        index: of this rank among those of the node.
+    """
+
+    placement: Placement
+    node: int
+    index: int
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return self.placement[self.node]
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self.local_ranks[self.index]
+
+    @property
+    def world_size(self) -> int:
+        """The number of all ranks."""
+        return sum(map(len, self.placement))
+
+    @property
+    def crosses_nodes(self) -> bool:
+        """True if there are other nodes, so that the agent has a part in each op."""
+        return len(self.placement) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A range of a rank's output, and the inputs that it is the fold of.
+
+    Attributes:
+        start, stop: in the output, in elements.
+        sources: the rows of the page that have it, and where their parts begin, in elements.
+    """
+
+    start: int
+    stop: int
+    sources: tuple[tuple[int, int], ...]
+
+
+class Recipe:
+    """The output of one rank, made from the inputs of all.
+
+    Args:
+        packed: the fingerprint of the call.
+        seat: of this process.
+
+    Attributes:
+        digest: of the fingerprint; what ranks compare.
+        stored: the type in which NumPy has the elements.
+        moves: the parts of the output, in order.
+    """
+
+    def __init__(self, packed: bytes, seat: PageSeat) -> None:
+        fingerprint = Fingerprint.unpack(packed)
+        self.packed = packed
+        self.digest = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        self.stored = stored_as(fingerprint.dtype)
+        self.moves = tuple(_moves(fingerprint, seat))
+        self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)
+
+    def fold_into(self, out: Elements, inputs: Sequence[Elements]) -> None:
+        """Write the output of this rank.
+
+        Args:
+            out: flat.
+            inputs: the elements of each row's slot, flat; more than the op has may be there.
+        """
+        for move in self.moves:
+            numel = move.stop - move.start
+            sources = [inputs[row][start : start + numel] for row, start in move.sources]
+            self.fold(sources, out[move.start : move.stop])
+
+
+def _moves(fingerprint: Fingerprint, seat: PageSeat) -> Iterator[Move]:
+    for part in _parts(fingerprint, seat):
+        for target in part.targets:
+            if target.rank == seat.rank:
+                numel = part.slice.stop - part.slice.start
+                yield Move(target.offset, target.offset + numel, _sources(part, seat))
+
+
+def _sources(part: Part, seat: PageSeat) -> tuple[tuple[int, int], ...]:
+    if seat.crosses_nodes:  # the agent has the result of the node
+        return ((len(seat.local_ranks), part.slice.start),)
+    return tuple((seat.local_ranks.index(end.rank), end.offset) for end in part.sources)
+
+
+def _parts(fingerprint: Fingerprint, seat: PageSeat) -> tuple[Part, ...]:
+    """The parts of an op on this node."""
+    kind, world_size = fingerprint.kind, seat.world_size
+    if kind is Kind.ALL_TO_ALL:
+        share = (fingerprint.counts[0] * fingerprint.numel,) * world_size
+        shares: dict[int, Sequence[int]] = dict.fromkeys(seat.local_ranks, share)
+        return exchange_layout(shares, shares, seat.placement, seat.node).parts
+    sizes: tuple[int, ...] = (fingerprint.numel,)
+    if kind.has_blocks:
+        sizes = block_numels(fingerprint, world_size)
+    return layout(kind, sizes, fingerprint.root, seat.placement, seat.node).parts

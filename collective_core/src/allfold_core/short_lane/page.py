@@ -1,0 +1,156 @@
+"""The page: the memory in which the ranks of one node meet, laid out in 64-bit words and slots.
+
+The agent makes one page per group and epoch, and hands it to its ranks. Each rank has a ring of
+slots. To call an op it writes its input and a header into the next slot, and last the word that
+says which op that is. An op uses slot ``seq % slots`` of each rank.
+
+In a group on one node the ranks do an op by themselves: each reads the inputs of all. In a group on
+several nodes the agent, which has a row of slots of its own, exchanges what its ranks have posted
+with the other agents, and posts the node's result.
+
+Who may decide on an op is said by two words that only the agent writes:
+
+- ``FIRST``: the ranks do the ops from this number on by themselves, those below it are the agent's.
+- ``HELD``: ops below this number that were the ranks' are complete, and stay so.
+
+A rank finishes an op if it sees the posts of all ranks, and *after that* that the op is not below
+``FIRST``. To take ops away from the ranks, the agent sets ``FIRST`` to :data:`NEVER`, makes the
+stores of all ranks visible (``membarrier``), and reads the posts: what all have posted is HELD,
+what somebody has not posted nobody has finished. This order is that of ``survival.md``, 6.9.
+
+Plain loads and stores of words have to stay in their order, as they do on x86-64.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+SLOTS = 8
+SLOT_BYTES = 64 * 1024
+FINGERPRINT_BYTES = 448
+NEVER = (1 << 63) - 1
+"""``FIRST`` while all ops are the agent's."""
+
+WORD = 8
+FIRST = 0
+HELD = 1
+_LINE = 8  # words: what two processors write to should not share a cache line
+_ALIGNMENT = 4096
+_HEADER = struct.Struct("<QddIIq")
+
+
+class PostHeader(NamedTuple):
+    """The call that a slot holds.
+
+    Attributes:
+        digest: of the fingerprint; equal for equal fingerprints.
+        called: when the rank called (seconds of the machine's monotonic clock).
+        timeout: seconds until the op fails.
+        view: the ordinal of the newest epoch that the rank knew.
+        fingerprint_bytes: the length of the packed fingerprint.
+        last_message: the number of the rank's last op before this one that it has sent to the agent
+            as a message; -1 for none.
+    """
+
+    digest: int
+    called: float
+    timeout: float
+    view: int
+    fingerprint_bytes: int
+    last_message: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """The places in a page. Its rows of slots are those of the ranks, and then the agent's.
+
+    Attributes:
+        ranks: the number of ranks of the node.
+        slots: of each rank.
+        slot_bytes: the longest input, and the longest output, of an op.
+    """
+
+    ranks: int
+    slots: int = SLOTS
+    slot_bytes: int = SLOT_BYTES
+
+    @property
+    def agent(self) -> int:
+        """The row of the agent."""
+        return self.ranks
+
+    # Words, by their index
+
+    def finished_word(self, rank: int) -> int:
+        """The word in which a rank says that it needs no slot of an op below this number."""
+        return _LINE + rank
+
+    def waiting_word(self, rank: int) -> int:
+        """The word in which a row announces that it blocks: 1 + the index of what it awaits."""
+        return self._lines(1) + rank
+
+    def post_word(self, rank: int, slot: int) -> int:
+        """The word that says which op a slot holds: 1 + its number; 0 for none yet."""
+        return self._lines(2) + (rank * self.slots + slot) * _LINE
+
+    @property
+    def words(self) -> int:
+        """The number of all words."""
+        return self._lines(2) + self._rows * self.slots * _LINE
+
+    @property
+    def _rows(self) -> int:
+        return self.ranks + 1
+
+    def _lines(self, arrays: int) -> int:
+        """The words before so many arrays of one word per row have ended."""
+        return _LINE + arrays * (-(-self._rows // _LINE) * _LINE)
+
+    # Bytes, by their offset
+
+    def fingerprint_offset(self, rank: int, slot: int) -> int:
+        """The place of the packed fingerprint of a call."""
+        return self.words * WORD + (rank * self.slots + slot) * FINGERPRINT_BYTES
+
+    def input_offset(self, rank: int, slot: int) -> int:
+        """The place of what a rank brings."""
+        start = self.words * WORD + self._rows * self.slots * FINGERPRINT_BYTES
+        first = -(-start // _ALIGNMENT) * _ALIGNMENT
+        return first + (rank * self.slots + slot) * 2 * self.slot_bytes
+
+    def output_offset(self, rank: int, slot: int) -> int:
+        """The place of what a rank gets."""
+        return self.input_offset(rank, slot) + self.slot_bytes
+
+    @property
+    def size(self) -> int:
+        """The size of the page in bytes."""
+        return self.input_offset(self._rows, 0)
+
+    # In messages
+
+    def to_dict(self) -> dict[str, int]:
+        """The layout in JSON."""
+        return {"ranks": self.ranks, "slots": self.slots, "slot_bytes": self.slot_bytes}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`."""
+        return cls(int(body["ranks"]), int(body["slots"]), int(body["slot_bytes"]))
+
+
+def write_header(page: memoryview, word: int, header: PostHeader) -> None:
+    """Write the header of a slot, but for the word that says that it is there.
+
+    Args:
+        word: the slot's :meth:`PageLayout.post_word`.
+    """
+    _HEADER.pack_into(page, (word + 1) * WORD, *header)
+
+
+def read_header(page: memoryview, word: int) -> PostHeader:
+    """Read what :func:`write_header` has written."""
+    return PostHeader._make(_HEADER.unpack_from(page, (word + 1) * WORD))

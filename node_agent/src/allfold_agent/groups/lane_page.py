@@ -1,0 +1,145 @@
+"""The page of the short lane, as the agent has it; see :mod:`allfold_core.short_lane.page`."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from allfold_agent.runtime import words
+from allfold_agent.runtime.mapping import MappedMemory
+from allfold_core.short_lane.page import (
+    FINGERPRINT_BYTES,
+    FIRST,
+    HELD,
+    NEVER,
+    WORD,
+    PageLayout,
+    PostHeader,
+    read_header,
+)
+
+
+class Post(NamedTuple):
+    """A call that a rank has posted.
+
+    Attributes:
+        slot: in which its input lies.
+    """
+
+    seq: int
+    slot: int
+    header: PostHeader
+
+
+class LanePage:
+    """A file in memory that nobody can cut or extend.
+
+    Attributes:
+        layout: of the page.
+        descriptor: of the file.
+        mapping: the page.
+        bytes: the page as a tensor.
+    """
+
+    def __init__(self, layout: PageLayout) -> None:
+        self.layout = layout
+        self.descriptor = os.memfd_create("allfold-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, layout.size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        memory = mmap.mmap(self.descriptor, layout.size)
+        self.mapping = MappedMemory(memory)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._view = memoryview(memory)
+        self._words = self._view[: layout.words * WORD].cast("Q")
+        self._words[FIRST] = NEVER
+
+    @property
+    def first(self) -> int:
+        """The ranks do ops from this one on; :data:`NEVER` if they do none."""
+        return self._words[FIRST]
+
+    def open(self, first: int) -> None:
+        """Let the ranks do the ops from this one on."""
+        self._words[FIRST] = first
+
+    def close(self) -> None:
+        """Take the ops away from the ranks; what is read after this stays as it is.
+
+        But for posts that come later, whose ranks know that.
+        """
+        self._words[FIRST] = NEVER
+        words.make_all_stores_visible()
+
+    def hold(self, end: int) -> None:
+        """Let the ranks finish the ops below this one, and wake those that wait."""
+        self._words[HELD] = max(end, self._words[HELD])
+        for rank in range(self.layout.ranks):
+            awaited = self._words[self.layout.waiting_word(rank)]
+            if 0 < awaited <= self.layout.words:
+                words.wake(self.mapping.address + (awaited - 1) * WORD)
+
+    # Posts
+
+    def posts(self, rank: int) -> list[Post]:
+        """Return what a rank has posted and not overwritten since, in order."""
+        return sorted(self._posts(rank))
+
+    def _posts(self, rank: int) -> Iterator[Post]:
+        for slot in range(self.layout.slots):
+            word = self.layout.post_word(rank, slot)
+            if posted := self._words[word]:
+                yield Post(posted - 1, slot, read_header(self._view, word))
+
+    def fingerprint(self, rank: int, post: Post) -> bytes:
+        """Return the packed fingerprint of a call."""
+        start = self.layout.fingerprint_offset(rank, post.slot)
+        length = min(post.header.fingerprint_bytes, FINGERPRINT_BYTES)
+        return bytes(self._view[start : start + length])
+
+    def has_posted(self, seq: int) -> bool:
+        """Return True if a rank has posted this op."""
+        slot = seq % self.layout.slots
+        return any(
+            self._words[self.layout.post_word(rank, slot)] == seq + 1
+            for rank in range(self.layout.ranks)
+        )
+
+    def last_post(self, rank: int) -> Post | None:
+        """Return the last call that a rank has posted."""
+        layout, all_words = self.layout, self._words
+        slot = max(range(layout.slots), key=lambda each: all_words[layout.post_word(rank, each)])
+        word = layout.post_word(rank, slot)
+        posted = all_words[word]
+        return Post(posted - 1, slot, read_header(self._view, word)) if posted else None
+
+    def finished_by_all(self) -> int:
+        """Return the first op that some rank has not finished."""
+        ranks = range(self.layout.ranks)
+        return min(self._words[self.layout.finished_word(rank)] for rank in ranks)
+
+
+def complete_before(posts: Sequence[Sequence[Post]]) -> int:
+    """Return the end of the ops that all ranks have posted, and posted alike.
+
+    Each rank posts in order, so what all have posted is all up to some op.
+
+    Args:
+        posts: of each rank, in order.
+    """
+    end = min((each[-1].seq for each in posts if each), default=-1) + 1
+    if not all(posts):
+        return 0
+    digests: dict[int, set[int]] = {}
+    for each in posts:
+        for post in each:
+            digests.setdefault(post.seq, set()).add(post.header.digest)
+    differing = (seq for seq, found in digests.items() if len(found) > 1 and seq < end)
+    return min(differing, default=end)
