@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from allfold_core.errors import AllfoldError
 
-if TYPE_CHECKING:
-    from allfold._connection import Connection
+
+class Reader(Protocol):
+    """The connection, which reads answers as they come."""
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until answers make a condition true."""
+
+    def poll(self, pending: Pending) -> bool:
+        """Process received messages without blocking; return True if the answer has arrived."""
 
 
 class Pending:
@@ -22,7 +29,7 @@ class Pending:
 
     __slots__ = ("_connection", "answer", "done", "edge", "epoch", "error", "participants")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Reader) -> None:
         self._connection = connection
         self.done = False
         self.answer: dict[str, Any] = {}
