@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import mmap
 import os
 import select
 import socket
 import struct
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -52,7 +52,16 @@ _ANSWERS = {
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
 _DESCRIPTOR = struct.Struct("i")
-_ONE_DESCRIPTOR = socket.CMSG_SPACE(_DESCRIPTOR.size)
+_SOME_DESCRIPTORS = socket.CMSG_SPACE(4 * _DESCRIPTOR.size)
+
+
+class Files:
+    """The descriptors that came with a message; closed with this object."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.descriptors = [number for (number,) in _DESCRIPTOR.iter_unpack(packed)]
+        for each in self.descriptors:
+            weakref.finalize(self, os.close, each)
 
 
 class GroupListener(Protocol):
@@ -261,8 +270,8 @@ class Connection:
                 self._dispatch(*received)
             received = self._receive(0.0) if self._pending else None
 
-    def _receive(self, timeout: float) -> tuple[bytes, mmap.mmap | None] | None:
-        """Return the next message and the memory that came with it.
+    def _receive(self, timeout: float) -> tuple[bytes, Files | None] | None:
+        """Return the next message and the files that came with it.
 
         ``None`` where no message came in time, or none can come any more.
         """
@@ -270,7 +279,7 @@ class Connection:
             if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
                 return None
             data, beside, _, _ = self._socket.recvmsg(
-                MAX_MESSAGE, _ONE_DESCRIPTOR, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                MAX_MESSAGE, _SOME_DESCRIPTORS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return None
@@ -280,16 +289,16 @@ class Connection:
         if not data:
             self.lose(f"the node agent at {self.path} closed the connection")
             return None
-        return data, _mapped(beside[0][2]) if beside else None
+        return data, Files(beside[0][2]) if beside else None
 
-    def _dispatch(self, data: bytes, page: mmap.mmap | None) -> None:
+    def _dispatch(self, data: bytes, files: Files | None) -> None:
         kind = data[0]
         if kind in (Message.DONE, Message.FAILED):
             self._settle_call(Outcome.unpack(data))
             return
         body = unpack_json(data)
-        if page is not None:
-            body["memory"] = page
+        if files is not None:
+            body["files"] = files
         if kind in (Message.EPOCH, Message.HOLD):
             self._take_news(kind, body)
         elif kind == Message.DRAIN:
@@ -397,15 +406,6 @@ class Connection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._socket.close()
-
-
-def _mapped(beside: bytes) -> mmap.mmap:
-    """Map the file whose descriptor has come with a message."""
-    (descriptor,) = _DESCRIPTOR.unpack(beside)
-    try:
-        return mmap.mmap(descriptor, 0)
-    finally:
-        os.close(descriptor)
 
 
 def _done(give: Callable[[], int]) -> bool:

@@ -43,6 +43,7 @@ from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
 from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
@@ -81,6 +82,7 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
+        self._lane_thread = LaneThread("allfold-short-lane")
         self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
         self._poller = FencePoller("allfold-gpus")
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
@@ -150,6 +152,7 @@ class Agent:
             fetch=partial(fetch_result, self.settings.token or None),
             retention=self.retention,
             avoid_slow_links=self.settings.slow_links == "avoid",
+            lane_thread=self._lane_thread,
         )
 
     def _make_local_server(self) -> LocalServer:
@@ -185,6 +188,7 @@ class Agent:
         self._transfers.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
+        await asyncio.to_thread(self._lane_thread.close)
         await asyncio.to_thread(self._data.close)
         self._poller.close()
         self._workers.close()

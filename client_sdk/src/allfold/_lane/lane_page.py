@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from threading import Lock
 
 import numpy as np
 
 from allfold._arena import Block, Bytes
+from allfold._connection import Files
 from allfold._lane import futex
 from allfold_core.short_lane.page import WORD, PageLayout
 from allfold_core.wire.local_wire import Region
@@ -18,7 +20,7 @@ class LanePage:
     """The words and slots of a page.
 
     Args:
-        memory: of the page.
+        files: that of the page; and, in a group on several nodes, the eventfd of the agent.
         layout: of the page.
         index: of this rank among those of the node.
 
@@ -28,7 +30,9 @@ class LanePage:
         address: where it begins.
     """
 
-    def __init__(self, memory: mmap.mmap, layout: PageLayout, index: int) -> None:
+    def __init__(self, files: Files, layout: PageLayout, index: int) -> None:
+        memory = mmap.mmap(files.descriptors[0], layout.size)
+        self._files = files
         self.layout = layout
         self.index = index
         self.view = memoryview(memory)
@@ -49,6 +53,10 @@ class LanePage:
     def wake(self, word: int) -> None:
         """Wake whoever blocks on a word."""
         futex.wake(ctypes.c_void_p(self.address + word * WORD))
+
+    def wake_agent(self) -> None:
+        """Wake the agent, which waits for posts."""
+        os.eventfd_write(self._files.descriptors[1], 1)
 
     def fence(self) -> None:
         """Have what was stored before this seen by others before anything is loaded after it.

@@ -29,14 +29,14 @@ class Lanes:
 
     def announce(self, body: Mapping[str, Any]) -> None:
         """Take in the page of an epoch, if the agent has sent one with its news of it."""
-        memory = body.get("memory")
-        if memory is None or futex.why_not():
+        files = body.get("files")
+        if files is None or futex.why_not():
             return
         about = body["page"]
         seat = PageSeat(tuple(map(tuple, about["placement"])), about["node"], about["index"])
-        page = LanePage(memory, PageLayout.from_dict(about), seat.index)
+        page = LanePage(files, PageLayout.from_dict(about), seat.index)
         epoch = body["epoch"]
-        lane = ShortLane(page, self._connection, self._number, epoch, seat)
+        lane = ShortLane(page, self._connection, self._number, epoch, seat, about["most_bytes"])
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 

@@ -96,13 +96,20 @@ class ShortLane:
         number: the agent's number of the group.
         epoch: the ordinal of the epoch.
         seat: of this rank at the page.
+        most_bytes: the longest input or output of an op.
 
     Attributes:
         page: the memory.
     """
 
     def __init__(
-        self, page: LanePage, connection: Connection, number: int, epoch: int, seat: PageSeat
+        self,
+        page: LanePage,
+        connection: Connection,
+        number: int,
+        epoch: int,
+        seat: PageSeat,
+        most_bytes: int,
     ) -> None:
         self.epoch = epoch
         self.page = page
@@ -112,12 +119,14 @@ class ShortLane:
         self.connection = connection
         self._number = number
         self._seat = seat
+        self._most_bytes = most_bytes
         layout, me = page.layout, page.index
         # Across nodes, a rank reads nothing but what the agent has made of all inputs.
         others = [rank for rank in range(layout.ranks) if rank != me]
         self._rows = [layout.agent] if seat.crosses_nodes else others
         slots = range(layout.slots)
         self._others = [[layout.post_word(row, slot) for row in self._rows] for slot in slots]
+        self._locals = [[layout.post_word(rank, slot) for rank in others] for slot in slots]
         self._mine = [layout.post_word(me, slot) for slot in slots]
         self._waiting = [layout.waiting_word(row) for row in self._rows]
         self._i_wait = layout.waiting_word(me)
@@ -143,9 +152,9 @@ class ShortLane:
     def _learn(self, packed: bytes) -> Recipe | None:
         if len(self._recipes) >= _REMEMBERED:
             self._recipes.clear()
-        seat, slot_bytes = self._seat, self._page.layout.slot_bytes
+        seat = self._seat
         is_short = len(packed) <= FINGERPRINT_BYTES and goes_by_short_lane(
-            Fingerprint.unpack(packed), seat.world_size, len(seat.placement), slot_bytes
+            Fingerprint.unpack(packed), seat.world_size, len(seat.placement), self._most_bytes
         )
         recipe = Recipe(packed, seat) if is_short else None
         self._recipes[packed] = recipe
@@ -183,11 +192,22 @@ class ShortLane:
         words = self._words
         words[word] = seq + 1
         self._page.fence()
-        for each in self._waiting:
-            if words[each] == word + 1:
-                self._page.wake(word)
-                break
+        if self._seat.crosses_nodes:
+            self._wake_agent(seq, slot)
+        else:
+            for each in self._waiting:
+                if words[each] == word + 1:
+                    self._page.wake(word)
+                    break
+        if words[FIRST] > seq:  # the agent may have read the posts before this one was there
+            self._ask_agent(op)
         return op
+
+    def _wake_agent(self, seq: int, slot: int) -> None:
+        """Wake the agent if it blocks and this was the last post that it waits for."""
+        words = self._words
+        if words[self._waiting[0]] and all(words[each] > seq for each in self._locals[slot]):
+            self._page.wake_agent()
 
     # Finishing
 

@@ -18,6 +18,7 @@ from allfold_core.survival.instructions import (
     Instruction,
     Instructions,
     LeaveEdge,
+    OpenLane,
     Refuse,
     RefuseCalls,
     SendReport,
@@ -26,7 +27,16 @@ from allfold_core.survival.instructions import (
 from allfold_core.survival.op_entry import OpEntry
 from allfold_core.survival.op_machine import OpMachine
 from allfold_core.survival.records import NO_EPOCH, Epoch, Term
-from allfold_core.survival.reports import Fail, Forward, Install, OpState, Report, Run, Wishes
+from allfold_core.survival.reports import (
+    NO_LANE,
+    Fail,
+    Forward,
+    Install,
+    OpState,
+    Report,
+    Run,
+    Wishes,
+)
 from allfold_core.verdict import LEFT
 
 
@@ -40,11 +50,13 @@ class AgentMachine(OpMachine):
         """Report to the term that has let this node in; it is in no epoch before the decision."""
         return self._report(0)
 
+    def may_freeze(self, term: int, number: int) -> bool:
+        """Return True if this node has to report to a round, and has not done so."""
+        return not self.out and term == self.term.number and number > self.round
+
     def freeze(self, term: int, number: int) -> Instructions:
         """The leader asks for a report (FREEZE)."""
-        if self.out or term != self.term.number or number <= self.round:
-            return []
-        return self._report(number)
+        return self._report(number) if self.may_freeze(term, number) else []
 
     # Ranks that come and go
 
@@ -57,6 +69,17 @@ class AgentMachine(OpMachine):
         """A local rank wants to leave at the next edge."""
         self.wishes = replace(self.wishes, leave=(*self.wishes.leave, session))
         return [] if self.out else [SendWishes(self.wishes)]
+
+    def wish_for_lane(self, wished: bool) -> Instructions:
+        """This node is ready for the short lane, or cannot go on in it."""
+        if self.out or wished is self.wishes.lane:
+            return []
+        self.wishes = replace(self.wishes, lane=wished)
+        return [SendWishes(self.wishes)]
+
+    def leave_lane(self) -> None:
+        """The lane is closed on this node, whose next report says so."""
+        self.wishes = replace(self.wishes, lane=False)
 
     def at_edge(self, session: str, seq: int, edge: int) -> Instructions:
         """A local rank has come to an edge, and calls this op only after the edge.
@@ -101,6 +124,7 @@ class AgentMachine(OpMachine):
             tuple(each for each in wishes.join if each not in here and each not in dead),
             tuple(each for each in wishes.leave if each in here and each not in dead),
             {each: seq for each, seq in wishes.at_edge.items() if each in here or each in dead},
+            wishes.lane,
         )
 
     # Rounds
@@ -117,15 +141,19 @@ class AgentMachine(OpMachine):
         self.registering = False
         self.generation = max(generation, self.generation)
 
+    def may_take(self, term: Term, announced: int) -> bool:
+        """Return True for a term that is newer and may follow the one that this node holds."""
+        if self.out or self.registering or announced != self.generation:
+            return False
+        return term.may_follow(self.term)
+
     def take_term(self, term: Term, announced: int) -> Instructions:
         """The orchestrator, or another node, tells of a term (TERM): it is its round 0.
 
         Args:
             announced: the generation of the store that has announced it.
         """
-        if self.out or self.registering or announced != self.generation:
-            return []
-        if not term.may_follow(self.term):
+        if not self.may_take(term, announced):
             return []
         if self.node not in term.voters or term.has_come_back(self.node, self.term):
             self.evict()
@@ -191,6 +219,9 @@ class AgentMachine(OpMachine):
         for seq in sorted(self.ops):
             if seq in self.ops:
                 done += self._advance(seq, self.ops[seq])
+        self.wishes = replace(self.wishes, lane=install.lane != NO_LANE)
+        if self.wishes.lane:
+            done.append(OpenLane(install.lane))
         return done + self._settle() + self._leave_edge()
 
     def _enter(self, epoch: Epoch) -> None:

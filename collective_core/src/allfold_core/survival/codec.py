@@ -38,7 +38,7 @@ from allfold_core.survival.json_values import (
     read_text,
 )
 from allfold_core.survival.records import Stamp, Term
-from allfold_core.survival.reports import Doubt, Fail, Install, Reason, Report, Wishes
+from allfold_core.survival.reports import NO_LANE, Doubt, Fail, Install, Reason, Report, Wishes
 from allfold_core.wire.frames import FrameError
 
 SURVIVAL = Schema("message about the members of a group", 2)
@@ -240,6 +240,7 @@ def pack_install(install: Install) -> dict[str, Any]:
             "floor": install.floor,
             "outcomes": [pack_outcome(seq, each) for seq, each in install.outcomes.items()],
             "dead": sorted(install.dead),
+            "lane": install.lane,
         }
     )
 
@@ -259,4 +260,5 @@ def unpack_install(data: dict[str, Any]) -> Install:
         read_floor(data["floor"]),
         outcomes,
         frozenset(map(read_text, read_list(data["dead"]))),
+        read_floor(data.get("lane", NO_LANE)),
     )

@@ -221,6 +221,7 @@ def wishes_fields(wishes: Wishes) -> dict[str, Any]:
         "join": list(wishes.join),
         "leave": list(wishes.leave),
         "at_edge": dict(wishes.at_edge),
+        "lane": wishes.lane,
     }
 
 
@@ -230,4 +231,5 @@ def read_wishes(data: Any) -> Wishes:
         tuple(map(read_text, read_list(data["join"]))),
         tuple(map(read_text, read_list(data["leave"]))),
         read_mapping(data["at_edge"], read_seq),
+        bool(data.get("lane", False)),
     )

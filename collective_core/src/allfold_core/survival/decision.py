@@ -25,6 +25,7 @@ from allfold_core.survival.admission import (
     waiting_sessions,
     with_others_awaited,
 )
+from allfold_core.survival.lane_opening import first_in_lane
 from allfold_core.survival.losses import (
     below_min_world,
     cannot_go_on,
@@ -102,7 +103,8 @@ def decide(
     known = {**evidence.known, **round_.known}
     older = tuple(each for each in _named(outcomes, known) if each != epoch)
     floor, gone = evidence.floor, frozenset(dead)
-    return Install(term.number, number, epoch, older, floor, outcomes, gone)
+    lane = first_in_lane(base, epoch, reports, outcomes)
+    return Install(term.number, number, epoch, older, floor, outcomes, gone, lane)
 
 
 def _end(policy: GroupPolicy, stamp: Stamp, dead: Collection[str]) -> Install:

@@ -134,6 +134,13 @@ class Installed:
 
 
 @dataclass(slots=True)
+class OpenLane:
+    """Let ops go by the short lane from this one on, on all nodes of the epoch."""
+
+    first: int
+
+
+@dataclass(slots=True)
 class Evicted:
     """A term has been decided without this node: nothing of the group can go on here."""
 
@@ -156,6 +163,7 @@ Instruction = (
     | SendWishes
     | LeaveEdge
     | Installed
+    | OpenLane
     | Evicted
 )
 Instructions = list[Instruction]

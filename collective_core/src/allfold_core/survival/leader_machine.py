@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allfold_core.plan import Layout
 from allfold_core.survival.admission import is_due
 from allfold_core.survival.decision import decide
+from allfold_core.survival.lane_opening import is_wished
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
-from allfold_core.survival.reports import Doubt, Install, Reason, Report, Wishes
+from allfold_core.survival.reports import NO_LANE, Doubt, Install, Reason, Report, Wishes
 from allfold_core.survival.round_evidence import Judge
 
 
@@ -53,6 +54,7 @@ class LeaderMachine:
         self._later: dict[int, Doubt] = {}
         self._layout: Layout | None = None
         self._later_layout: Layout | None = None
+        self._has_lane = False
 
     def copy(self) -> LeaderMachine:
         """Return an independent machine in the same state."""
@@ -120,6 +122,9 @@ class LeaderMachine:
         self.gathering = False
         self.epoch = install.epoch
         self._wishes = {node: each.wishes for node, each in self.reports.items()}
+        self._has_lane = install.lane != NO_LANE
+        if not self._has_lane:  # whoever still wishes for it says so again
+            self._wishes = {n: replace(each, lane=False) for n, each in self._wishes.items()}
         self._wishes |= self._wishes_since
         self.reports, self._doubts = {}, {}
         for session in install.dead:
@@ -127,6 +132,8 @@ class LeaderMachine:
         return [install, *self._begin_if_idle()]
 
     def _is_change_due(self) -> bool:
+        if is_wished(self.epoch, self._wishes) != self._has_lane:
+            return True
         return is_due(self.policy, self.term, self.epoch, self._wishes)
 
     def _begin_if_idle(self) -> list[Freeze]:

@@ -144,6 +144,16 @@ class OpMachine:
         self._done_by_ranks = max(seq, self._done_by_ranks)
         return self._settle()
 
+    def hold(self, seq: int, calls: Mapping[str, Call]) -> None:
+        """The local ranks have the result of an op that went by the short lane.
+
+        Other nodes may not: it is held for them, as any other one.
+        """
+        stamp = self.epoch.stamp
+        self.ops[seq] = OpEntry(
+            OpState.HANDED, stamp, started=True, complete=True, calls=dict(calls)
+        )
+
     # Questions
 
     def failure(self, seq: int) -> Fail | None:

@@ -80,20 +80,24 @@ class OpReport:
 
 @dataclass(frozen=True)
 class Wishes:
-    """The changes of the members that the local ranks of a node ask for.
+    """The changes that a node, or its local ranks, ask for.
 
     Attributes:
         join: the sessions that are ready to join.
         leave: the sessions that want to leave at an edge.
         at_edge: by session that waits at an edge, the op that it calls next.
+        lane: the node is ready for the short lane, or has it open and can go on.
     """
 
     join: tuple[str, ...] = ()
     leave: tuple[str, ...] = ()
     at_edge: Mapping[str, int] = field(default_factory=dict)
+    lane: bool = False
 
 
 NO_WISHES = Wishes()
+NO_LANE = -1
+"""In place of the first op of the short lane: all ops are the long one's."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ class Install:
         floor: the highest that any node has reported.
         outcomes: of every op above it that any node has reported.
         dead: the sessions that were left out, of all rounds of the term.
+        lane: the first op that goes by the short lane; :data:`NO_LANE` for none.
     """
 
     term: int
@@ -201,3 +206,4 @@ class Install:
     floor: int
     outcomes: Mapping[int, Outcome]
     dead: frozenset[str] = frozenset()
+    lane: int = NO_LANE

@@ -18,8 +18,8 @@ from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
-from allfold_core.short_lane.choice import goes_by_short_lane
-from allfold_core.short_lane.page import FINGERPRINT_BYTES, SLOT_BYTES
+from allfold_core.short_lane.choice import goes_by_short_lane, most_bytes
+from allfold_core.short_lane.page import FINGERPRINT_BYTES
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
@@ -64,6 +64,7 @@ class OpSpecs:
     def __init__(self, plan: Plan, me: int) -> None:
         self._plan = plan
         self._ranks = plan.members[me].ranks
+        self._most_bytes = most_bytes(plan.links, len(plan.members))
         self.of = lru_cache(maxsize=_REMEMBERED)(self._make)
         """``of(packed)``; ``ValueError`` says why the agents could not do such an op."""
 
@@ -85,7 +86,7 @@ class OpSpecs:
             fingerprint.kind is Kind.ALL_TO_ALL,
             len(packed) <= FINGERPRINT_BYTES
             and goes_by_short_lane(
-                fingerprint, self._plan.world_size, len(self._plan.members), SLOT_BYTES
+                fingerprint, self._plan.world_size, len(self._plan.members), self._most_bytes
             ),
         )
 

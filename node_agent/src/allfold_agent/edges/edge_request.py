@@ -18,6 +18,7 @@ class Lane(Enum):
 
     OPS = "ops"
     PAIRS = "pairs"
+    SHORT = "short"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from allfold_core.survival.instructions import (
     Installed,
     Instruction,
     LeaveEdge,
+    OpenLane,
     Refuse,
     RefuseCalls,
     Release,
@@ -99,7 +100,9 @@ class AgreeingGroup(OpAttempts):
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = Members(plan.members, term)
         self._residuals = Residuals()
-        self._edges = GroupEdges(plan, self.members, self, resources)
+        self._edges = GroupEdges(
+            plan, self.members, self, resources, lambda request: self.lanes.serve(request)
+        )
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
         writer = ResultWriter(resources.workers, self)
         fetches = Fetches(plan, self.members, resources, self)
@@ -121,8 +124,8 @@ class AgreeingGroup(OpAttempts):
         self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
         self.current = self.epoch_table.first
         self.agreement = Agreement(self.node, policy_of(plan), term, first, self, self.send)
-        self.lanes = LaneKeeper(self, is_allowed=resources.short_lane)
-        self.outcomes.on_idle = self.lanes.open_if_possible
+        self.lanes = LaneKeeper(self, plan, self.members, resources)
+        self.outcomes.on_idle = self.lanes.consider_opening
         self.lanes.entered(self.current)
 
     def begin(self) -> None:
@@ -346,6 +349,8 @@ class AgreeingGroup(OpAttempts):
                 self._runs.refuse_calls(seq, sessions, self.current)
             case Installed(epoch, older):
                 self._installed(epoch, older)
+            case OpenLane(first):
+                self.lanes.open_across(first)
             case LeaveEdge(sessions):
                 self._ranks.leave_edge(self.current, sessions)
             case Evicted(term):
@@ -427,6 +432,7 @@ class AgreeingGroup(OpAttempts):
         Args:
             linger: seconds that they have for it.
         """
+        self.lanes.end()
         self._edges.close(linger)
         with self.table.lock:
             self.results.close()

@@ -118,6 +118,10 @@ class Agreement:
         if self._asked is not None:
             self._report_if_settled()
 
+    def wish_for_lane(self, *, wished: bool) -> None:
+        """This node is ready for the short lane, or cannot go on in it."""
+        self._follow(self.machine.wish_for_lane(wished))
+
     def passed_by_ranks(self, seq: int) -> None:
         """All ops up to this one are done that were not heard of, by the local ranks themselves."""
         self._follow(self.machine.passed_by_ranks(seq))
@@ -180,7 +184,8 @@ class Agreement:
 
     def take_term(self, term: Term, announced: int) -> bool:
         """A term was announced, by a store of this generation; return True if it is taken."""
-        self._effects.close_lane()
+        if self.machine.may_take(term, announced):
+            self._effects.close_lane()
         instructions = self.machine.take_term(term, announced)
         taken = self.machine.term is term
         if taken:
@@ -310,6 +315,8 @@ class Agreement:
 
     def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
         """Report, at once or when those had time to call whom a verdict will name."""
+        if self.machine.may_freeze(term, number):
+            self._effects.close_lane()
         self._asked = (term, number, doubts)
         if not self._report_if_settled():
             self._effects.later(_ARRIVAL_SECONDS, lambda: self._report_for(number))
@@ -328,7 +335,6 @@ class Agreement:
             return  # it has reported
         (term, _, doubts), self._asked = self._asked, None
         self._judged = frozenset(each.seq for each in doubts)
-        self._effects.close_lane()
         self._follow(self.machine.freeze(term, number))
 
     def _send_report(self, report: Report) -> None:

@@ -17,6 +17,7 @@ from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.retention import Retention
 from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import InvalidArgument
@@ -53,6 +54,7 @@ class NodeResources:
         retention: the bound on the results that are kept for other nodes.
         avoid_slow_links: have nodes stand in another order where a link is slow.
         short_lane: let the ranks of a node do small ops by themselves.
+        lane_thread: exchanges these with other nodes; ``None`` to do so in the long lane alone.
     """
 
     node: str
@@ -65,6 +67,7 @@ class NodeResources:
     retention: Retention
     avoid_slow_links: bool = True
     short_lane: bool = True
+    lane_thread: LaneThread | None = None
 
 
 class Epoch:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Protocol
 
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import Edges
+from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Life, Members
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import Op
@@ -62,6 +63,7 @@ class GroupEdges:
         members: all nodes of the group.
         ops: of the group.
         resources: of this node.
+        serve_lane: returns the door of the short lane for a node.
 
     Attributes:
         ops: the edges that carry the frames of ops.
@@ -74,7 +76,9 @@ class GroupEdges:
         members: Members,
         ops: OpsOfGroup,
         resources: NodeResources,
+        serve_lane: Callable[[EdgeRequest], LaneDoor],
     ) -> None:
+        self._serve_lane = serve_lane
         self._members = members
         self._group = ops
         self._opening = plan.epoch
@@ -94,7 +98,7 @@ class GroupEdges:
             reactor,
         )
 
-    def serve(self, request: EdgeRequest) -> OutEdge:
+    def serve(self, request: EdgeRequest) -> OutEdge | LaneDoor:
         """Return the out-edge that another node asks for.
 
         Raises:
@@ -109,6 +113,8 @@ class GroupEdges:
                 )
             if self._members.life_of(request.dst) is None:
                 raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
+            if request.lane is Lane.SHORT:
+                return self._serve_lane(request)
             if request.lane is Lane.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)

@@ -1,18 +1,34 @@
-"""The keeper of a group's short lane: opens it while all is well, and closes it when it is not."""
+"""The keeper of a group's short lane: has it opened while all is well, and closed when it is not.
+
+On one node the ranks need nobody else, so the keeper opens and closes the lane by itself. In a
+group on several nodes all of them have to do an op in the same lane: it is opened, and closed, by a
+round of the agreement, for which the keeper wishes.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
+from allfold_agent.edges.edge_request import EdgeRequest
+from allfold_agent.edges.lane_link import LaneDoor
+from allfold_agent.edges.members import Members
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.lane_exchange import LaneExchange
+from allfold_agent.groups.lane_links import LaneLinks
+from allfold_agent.groups.lane_page import LanePage
 from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.results import Results
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_core.errors import PeerLost
+from allfold_core.plan import Plan
+from allfold_core.short_lane.choice import MOST_NODES
+from allfold_core.wire.frames import FrameHeader
 from allfold_core.wire.local_wire import OpMessage
 
 log = logging.getLogger(__name__)
@@ -28,6 +44,8 @@ class LaneGroup(Protocol):
     epoch_table: EpochTable
     current: Epoch
     evicted: PeerLost | None
+    results: Results
+    event: Callable[[Callable[[], None]], None]
 
     @property
     def submitted(self) -> Mapping[str, int]:
@@ -47,29 +65,98 @@ class LaneGroup(Protocol):
 class LaneKeeper:
     """Keeps the lane of the current epoch. With the lock of the group's ops held.
 
-    Args:
-        is_allowed: the settings of the node allow a lane.
-
     Attributes:
         lane: of the current epoch; ``None`` if its ranks cannot have one.
         on_taken_over: told when calls go on as if they were messages; their deadlines are to be
             watched.
     """
 
-    def __init__(self, group: LaneGroup, *, is_allowed: bool) -> None:
+    def __init__(
+        self, group: LaneGroup, plan: Plan, members: Members, resources: NodeResources
+    ) -> None:
         self.lane: ShortLane | None = None
         self.on_taken_over: Callable[[], None] = lambda: None
         self._group = group
-        self._is_possible = is_allowed and ShortLane.is_possible()
+        self._plan = plan
+        self._members = members
+        self._resources = resources
+        self._is_possible = resources.short_lane and ShortLane.is_possible()
+        self._links: LaneLinks | None = None
         self._is_closing = False
 
     def entered(self, epoch: Epoch) -> None:
         """The group goes on in this epoch, whose ranks need a page of their own."""
-        if not self._is_possible or (self.lane and self.lane.ordinal == epoch.ordinal):
+        before, self.lane = self.lane, None
+        nodes, thread = epoch.record.nodes, self._resources.lane_thread
+        if not self._is_possible or self._group.node not in nodes:
             return
-        self.lane = None
-        if epoch.record.nodes == {self._group.node}:
-            self.lane = ShortLane(epoch, self._group.node)
+        if len(nodes) == 1:
+            self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
+        elif len(nodes) <= MOST_NODES and thread is not None:
+            self._enter_across(before, epoch)
+
+    def _same(self, before: ShortLane | None, epoch: Epoch) -> ShortLane | None:
+        """Return the lane of before, if its ranks are those of the epoch, in the same order."""
+        if before is None or before.ordinal != epoch.ordinal:
+            return None
+        return before if before.layout == epoch.record.layout else None
+
+    def _enter_across(self, before: ShortLane | None, epoch: Epoch) -> None:
+        lane = self._same(before, epoch)
+        if lane is not None:
+            lane.exchange = self._exchange(epoch, lane.page)
+        elif before is None or before.ordinal != epoch.ordinal:
+            lane = ShortLane(epoch, self._group.node, self._exchange)
+        self.lane = lane  # None where the ranks have a page for another order of the nodes
+        self._have_links().want(self._others(epoch))
+
+    def _others(self, epoch: Epoch) -> list[str]:
+        return sorted(epoch.record.nodes - {self._group.node})
+
+    def _exchange(self, epoch: Epoch, page: LanePage) -> LaneExchange:
+        thread = self._resources.lane_thread
+        assert thread is not None
+        return LaneExchange(
+            epoch,
+            self._group.node,
+            page,
+            self._have_links(),
+            self._group.table,
+            thread,
+            lambda reason: self._group.event(partial(self.withdraw, reason)),
+        )
+
+    def _have_links(self) -> LaneLinks:
+        thread = self._resources.lane_thread
+        assert thread is not None
+        if self._links is None:
+            self._links = LaneLinks(
+                self._plan.group,
+                self._plan.epoch,
+                self._group.node,
+                self._members,
+                self._resources.dial,
+                thread,
+                self._take_frame,
+                lambda: self._group.event(self._links_changed),
+            )
+        return self._links
+
+    def _take_frame(self, node: str, header: FrameHeader, payload: bytearray) -> None:
+        """Hand a frame to the exchange of the current epoch; in the lane's thread."""
+        lane = self.lane
+        if lane is not None and lane.exchange is not None:
+            lane.exchange.take(node, header, payload)
+
+    def serve(self, request: EdgeRequest) -> LaneDoor:
+        """Return the door for a connection that another node opens.
+
+        Raises:
+            PeerLost: this node has no short lane to it.
+        """
+        if not self._is_possible or self._resources.lane_thread is None:
+            raise PeerLost(f"node {self._group.node} has no short lane")
+        return self._have_links().serve(request)
 
     def lane_of(self, ordinal: int) -> ShortLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""
@@ -78,45 +165,107 @@ class LaneKeeper:
 
     # Open
 
-    def open_if_possible(self) -> None:
-        """Open the lane, unless something is under way that concerns others than the ranks here."""
-        lane, group = self.lane, self._group
-        if lane is None or lane.is_open or group.table.in_flight or group.evicted is not None:
+    def consider_opening(self) -> None:
+        """Open the lane, or wish for it, unless something is under way."""
+        lane = self.lane
+        if lane is None or lane.is_open or not self._is_ready(lane):
             return
-        machine, epoch = group.agreement.machine, group.current
-        if machine.frozen or epoch.ordinal != lane.ordinal or epoch.record.edge:
+        first = self._next_op(lane)
+        if not lane.may_open(first):
             return
-        policy, views = machine.policy, group.epoch_table
-        if policy.is_too_small(epoch.record) or not machine.dead.keys().isdisjoint(lane.sessions):
-            return
-        if any(views.view_of(session) < lane.ordinal for session in lane.sessions):
-            return  # a rank has yet to learn that it is in this epoch
+        if lane.exchange is None:
+            lane.open(first)
+        elif self._have_links().are_whole(self._others(self._group.current)):
+            self._group.agreement.wish_for_lane(wished=True)
+        else:
+            self._have_links().want(self._others(self._group.current))
+
+    def _is_ready(self, lane: ShortLane) -> bool:
+        """Return True if nothing concerns others than the ranks, and all ranks know the epoch."""
+        group, epoch = self._group, self._group.current
+        machine, views = group.agreement.machine, group.epoch_table
+        return not (
+            group.evicted is not None
+            or machine.frozen
+            or (lane.exchange is None and group.table.in_flight)
+            or epoch.ordinal != lane.ordinal
+            or epoch.record.edge
+            or machine.policy.is_too_small(epoch.record)
+            or not machine.dead.keys().isdisjoint(lane.sessions)
+            or any(views.view_of(session) < lane.ordinal for session in lane.sessions)
+        )
+
+    def _next_op(self, lane: ShortLane) -> int:
+        """Return the first op that no rank of this node has called."""
+        machine, record = self._group.agreement.machine, self._group.current.record
         called = (machine.called.get(session, -1) + 1 for session in lane.sessions)
-        first = max(*called, *(epoch.record.since_of(session) for session in lane.sessions))
-        if lane.may_open(first):
+        return max(*called, *(record.since_of(session) for session in lane.sessions))
+
+    def open_across(self, first: int) -> None:
+        """The nodes have agreed that ops go by the lane from this one on."""
+        lane = self.lane
+        if lane is None or lane.exchange is None:
+            self.withdraw("there is no lane")
+        elif self._next_op(lane) > first:
+            self.withdraw(f"op {first} was called before the lane was open")
+        else:
             lane.open(first)
 
     def handed(self, lane: ShortLane) -> None:
         """A rank was sent the page of a lane."""
         if lane is self.lane:
-            self.open_if_possible()
+            self.consider_opening()
+
+    def _links_changed(self) -> None:
+        """A connection to another node is there, or has ended."""
+        lane = self.lane
+        if lane is None or lane.exchange is None:
+            return
+        if not lane.is_open:
+            self.consider_opening()
+        elif not self._have_links().are_whole(self._others(self._group.current)):
+            self.withdraw("a connection of the short lane is broken")
 
     # Closed
 
+    def withdraw(self, reason: str) -> None:
+        """Have the nodes close the lane, in which this one cannot go on."""
+        log.debug("group '%s': %s", self._group.name, reason)
+        self._group.agreement.wish_for_lane(wished=False)
+
     def close(self) -> None:
         """Take over what the ranks have not completed: the nodes have to agree on it."""
-        lane = self.lane
+        lane, machine = self.lane, self._group.agreement.machine
         if lane is None or not lane.is_open or self._is_closing:
             return
         self._is_closing = True
         try:
-            end = lane.close()
-            self._group.agreement.machine.note_called(lane.last_posted())
-            self._group.agreement.passed_by_ranks(end - 1)
+            machine.leave_lane()
+            lane.close()
+            machine.note_called(lane.last_posted())
+            self._hold_results(lane)
+            self._pass(lane, self._group.submitted)
             self._take_over(lane)
             lane.tell_closed()
         finally:
             self._is_closing = False
+
+    def _hold_results(self, lane: ShortLane) -> None:
+        """Let the agreement know of results that other nodes may not have."""
+        if lane.exchange is None:
+            return
+        group, epoch = self._group, self._group.current
+        for seq, (program, slot) in sorted(lane.exchange.held(lane.held_calls()).items()):
+            call = epoch.call_of(program.spec)
+            group.agreement.machine.hold(seq, dict.fromkeys(lane.sessions, call))
+            held = program.held(slot)
+            buffer = self._resources.buffers.take(held.nbytes)
+            buffer.bytes[: held.nbytes] = held
+            group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
+
+    def _pass(self, lane: ShortLane, submitted: Mapping[str, int]) -> None:
+        """Let the agreement know which ops are done, as far as all messages before are read."""
+        self._group.agreement.passed_by_ranks(lane.complete(submitted) - 1)
 
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()
@@ -126,6 +275,12 @@ class LaneKeeper:
             log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
             self.on_taken_over()
 
+    def end(self) -> None:
+        """The group is over on this node."""
+        self.lane = None
+        if self._links is not None:
+            self._links.close()
+
     # News of the ranks
 
     def message_came(self, session: str, seq: int, *, is_short: bool) -> None:
@@ -134,14 +289,13 @@ class LaneKeeper:
         If others may have posted the same op, nobody can finish it but the agent.
         """
         lane = self.lane
-        if lane is None or not lane.is_open:
+        if lane is None:
             return
-        if (is_short and seq >= lane.page.first) or lane.page.has_posted(seq):
+        if lane.is_open and ((is_short and seq >= lane.page.first) or lane.page.has_posted(seq)):
             lane.note_misfit(seq)
-            self.close()
-        else:
-            submitted = {**self._group.submitted, session: seq}
-            self._group.agreement.passed_by_ranks(lane.complete(submitted) - 1)
+            self._close_or_withdraw(lane, f"op {seq} has come as a message")
+        elif lane.has_done_anything:
+            self._pass(lane, {**self._group.submitted, session: seq})
 
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""
@@ -152,4 +306,10 @@ class LaneKeeper:
             self._take_over(lane)  # it was posted as the lane was closed
             lane.tell_closed()
         elif lane.is_stuck(seq, self._group.submitted):
+            self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
+
+    def _close_or_withdraw(self, lane: ShortLane, reason: str) -> None:
+        if lane.exchange is None:
             self.close()
+        else:
+            self.withdraw(reason)

@@ -7,6 +7,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from allfold_core.short_lane.page import (
     read_header,
 )
 
+_REMEMBERED = 1024
+
 
 class Post(NamedTuple):
     """A call that a rank has posted.
@@ -35,6 +38,20 @@ class Post(NamedTuple):
     seq: int
     slot: int
     header: PostHeader
+
+
+class NextPost(NamedTuple):
+    """An op that all ranks have posted.
+
+    Attributes:
+        fingerprint: packed, of one of them.
+        is_mixed: the calls differ.
+    """
+
+    seq: int
+    slot: int
+    fingerprint: bytes
+    is_mixed: bool
 
 
 class LanePage:
@@ -60,6 +77,8 @@ class LanePage:
         self._view = memoryview(memory)
         self._words = self._view[: layout.words * WORD].cast("Q")
         self._words[FIRST] = NEVER
+        self._fingerprints: dict[int, bytes] = {}  # by digest
+        self._fence = Lock()
 
     @property
     def first(self) -> int:
@@ -85,6 +104,61 @@ class LanePage:
             awaited = self._words[self.layout.waiting_word(rank)]
             if 0 < awaited <= self.layout.words:
                 words.wake(self.mapping.address + (awaited - 1) * WORD)
+
+    # The agent's row, in a group on several nodes
+
+    def next_post(self, after: int) -> NextPost | None:
+        """Return the first op from a number on that all ranks have posted; ``None`` without one."""
+        layout, all_words = self.layout, self._words
+        seq = self._first_posted(after)
+        if seq < 0:
+            return None
+        slot = seq % layout.slots
+        digest, is_mixed = -1, False
+        for rank in range(layout.ranks):
+            word = layout.post_word(rank, slot)
+            if all_words[word] != seq + 1:
+                return None
+            is_mixed = is_mixed or digest not in (-1, all_words[word + 1])
+            digest = all_words[word + 1]
+        packed = self._fingerprints.get(digest)
+        if packed is None:
+            if len(self._fingerprints) >= _REMEMBERED:
+                self._fingerprints.clear()
+            post = Post(seq, slot, read_header(self._view, layout.post_word(0, slot)))
+            packed = self._fingerprints[digest] = self.fingerprint(0, post)
+        return NextPost(seq, slot, packed, is_mixed)
+
+    def _first_posted(self, after: int) -> int:
+        """Return the first op from a number on that the first rank has posted; -1 for none."""
+        layout, all_words = self.layout, self._words
+        if all_words[layout.post_word(0, after % layout.slots)] == after + 1:
+            return after
+        posted = (all_words[layout.post_word(0, slot)] for slot in range(layout.slots))
+        return min((each for each in posted if each > after), default=0) - 1
+
+    def publish(self, seq: int, slot: int) -> None:
+        """Tell the ranks that the result of an op is in the agent's slot."""
+        layout, all_words = self.layout, self._words
+        word = layout.post_word(layout.agent, slot)
+        all_words[word + 1] = all_words[layout.post_word(0, slot) + 1]
+        all_words[word] = seq + 1
+        self._fence.acquire()
+        self._fence.release()
+
+    def wake_for_result(self, slot: int) -> None:
+        """Wake the ranks that block until there is a result in the agent's slot."""
+        layout, all_words = self.layout, self._words
+        word = layout.post_word(layout.agent, slot)
+        waiting = (all_words[layout.waiting_word(rank)] for rank in range(layout.ranks))
+        if any(each == word + 1 for each in waiting):
+            words.wake(self.mapping.address + word * WORD)
+
+    def announce_agent(self, *, blocks: bool) -> None:
+        """Tell the ranks whether the agent has to be woken for a post."""
+        self._words[self.layout.waiting_word(self.layout.agent)] = blocks
+        self._fence.acquire()
+        self._fence.release()
 
     # Posts
 

@@ -55,6 +55,11 @@ class Results:
         self._kept[op.seq] = Result(op.stamp, buffer.hold(), nbytes)
         self._nbytes += nbytes
 
+    def keep_copy(self, seq: int, stamp: Stamp, buffer: Buffer, nbytes: int) -> None:
+        """Keep a result that lies in a buffer of its own."""
+        self._kept[seq] = Result(stamp, buffer, nbytes)
+        self._nbytes += nbytes
+
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
         kept = self._kept

@@ -8,7 +8,7 @@ the rest goes on as if the ranks had sent messages. It is opened again when that
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -17,10 +17,12 @@ import torch
 
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_page import LanePage, Post, complete_before
 from allfold_agent.runtime import words
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import InvalidArgument
+from allfold_core.short_lane.choice import most_bytes
 from allfold_core.short_lane.page import NEVER, PageLayout
 from allfold_core.wire.local_wire import OpMessage, Outcome, Region, pack_taken
 
@@ -31,6 +33,8 @@ _PAGE = 0  # the segment of a call that was posted
 # twice as many the next time.
 _FIRST_PAUSE = 8
 _LONGEST_PAUSE = 4096
+
+MakeExchange = Callable[[Epoch, LanePage], LaneExchange]
 
 
 class PostingRank:
@@ -79,14 +83,18 @@ class ShortLane:
 
     Args:
         node: the name of this one.
+        exchange: makes that with the other nodes, where there are any.
 
     Attributes:
+        layout: the order of the nodes.
+        exchange: with the other nodes; ``None`` if there are none.
         ordinal: of the epoch.
         sessions: of the local ranks, in the order of their numbers.
     """
 
-    def __init__(self, epoch: Epoch, node: str) -> None:
+    def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
         plan = epoch.plan
+        self.layout = epoch.record.layout
         self.ordinal = epoch.ordinal
         self.sessions = sessions = tuple(
             seat.session for seat in epoch.record.seats if seat.node == node
@@ -94,17 +102,25 @@ class ShortLane:
         self._placement = [list(member.ranks) for member in plan.members]
         self._node = next(i for i, member in enumerate(plan.members) if member.node == node)
         self.page = LanePage(PageLayout(len(sessions)))
+        self.exchange = exchange(epoch, self.page) if exchange else None
+        self._most_bytes = most_bytes(plan.links, len(plan.members))
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
         self._taken: dict[str, int] = {}  # by session, the last op that was taken over
         self._held = 0
         self._pause = _FIRST_PAUSE
         self._closed_until = 0
-        self._opened_at = 0
+        self._opened_at = -1
 
     @staticmethod
     def is_possible() -> bool:
         """Return True if ranks of this machine can do ops by themselves."""
         return words.are_ordered()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the page's file, and of what wakes the thread that serves it, where there is one."""
+        exchange = self.exchange
+        return [self.page.descriptor, *([] if exchange is None else [exchange.wake_descriptor])]
 
     def describe_to(self, session: str) -> dict[str, Any]:
         """Return what a rank has to know of its page."""
@@ -113,6 +129,7 @@ class ShortLane:
             "index": self.sessions.index(session),
             "placement": self._placement,
             "node": self._node,
+            "most_bytes": self._most_bytes,
         }
 
     def hand_to(self, session: str, connection: RankEndpoint, number: int) -> None:
@@ -135,6 +152,8 @@ class ShortLane:
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
         self._opened_at = first
+        if self.exchange is not None:
+            self.exchange.open(first)
         self.page.open(first)
 
     def note_misfit(self, seq: int) -> None:
@@ -144,30 +163,54 @@ class ShortLane:
         self._closed_until = seq + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
+    @property
+    def has_done_anything(self) -> bool:
+        """True once the ranks may have done an op."""
+        return self._opened_at >= 0
+
     def complete(self, submitted: Mapping[str, int]) -> int:
-        """Return the end of the ops that are complete, as far as messages have been read.
+        """Return the end of the ops that are complete here, as far as messages have been read.
+
+        What a rank has posted behind an op that it has sent as a message tells nothing before the
+        message is read: that op may not be complete.
 
         Args:
             submitted: by session, the last op that was taken in as a message.
         """
-        ends = []
+        end = self._end()
         for rank, session in enumerate(self.sessions):
-            last, read = self.page.last_post(rank), submitted.get(session, -1)
-            if last is None:
-                return self._held
-            ends.append(last.seq + 1 if last.header.last_message <= read else read + 1)
-        return max(min(ends), self._held)
+            last, known = self.page.last_post(rank), submitted.get(session, -1)
+            if last is not None and last.header.last_message <= known:
+                known = max(known, last.seq)
+            end = min(end, known + 1)
+        return end
 
-    def close(self) -> int:
-        """Take the ops away from the ranks; return the end of those that all have posted."""
+    def _end(self) -> int:
+        """The end of the ops that are complete."""
+        if not self.is_open:
+            return self._held
+        if self.exchange is not None:
+            return self.exchange.published
+        posts = (self.page.last_post(rank) for rank in range(len(self.sessions)))
+        return min(0 if post is None else post.seq + 1 for post in posts)
+
+    def close(self) -> None:
+        """Take the ops away from the ranks; those that all have posted are complete."""
+        if self.exchange is not None:
+            self.exchange.close()
         self.page.close()
+        if self.exchange is not None:
+            self._hold(self.exchange.published)
+            return
         posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
         finished = self.page.finished_by_all()
         unfinished = [[post for post in each if post.seq >= finished] for each in posts]
         complete = complete_before(unfinished) if all(unfinished) else finished
-        self._held = max(self._held, finished, complete)
+        self._hold(max(finished, complete))
+
+    def _hold(self, end: int) -> None:
+        self._held = max(self._held, end)
         self.page.hold(self._held)
-        return self._held
 
     def tell_closed(self) -> None:
         """Have the ranks look at the page that wait for the agent's word."""
@@ -205,6 +248,12 @@ class ShortLane:
             view=header.view,
         )
         return PostedCall(session, endpoint, number, message, min(header.called, monotonic()))
+
+    def held_calls(self) -> dict[int, tuple[int, bytes]]:
+        """Return the slot and the fingerprint of each op that the first rank has posted."""
+        return {
+            post.seq: (post.slot, self.page.fingerprint(0, post)) for post in self.page.posts(0)
+        }
 
     def is_stuck(self, seq: int, submitted: Mapping[str, int]) -> bool:
         """Return True if an op that a rank waits for cannot be finished by the ranks."""

@@ -21,7 +21,6 @@ from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.lane_page import LanePage
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
@@ -117,7 +116,7 @@ class RankConnection:
         self._mappings: dict[int, MappedMemory] = {}
         self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
-        self._outbox: deque[tuple[bytes, LanePage | None]] = deque()
+        self._outbox: deque[tuple[bytes, ShortLane | None]] = deque()
         self._lock = make_lock("rank")
         self._closed = False
         self._want_write = want_write
@@ -235,7 +234,7 @@ class RankConnection:
             self._send(pack_json(kind, body))
             return None
         body["page"] = lane.describe_to(membership.session)
-        self._send(pack_json(kind, body), lane.page)
+        self._send(pack_json(kind, body), lane)
         lane.hand_to(membership.session, self, number)
         return lane
 
@@ -268,15 +267,15 @@ class RankConnection:
                 view = {"number": number, **epoch.view(membership.session)}
                 self._send_with_page(Message.EPOCH, number, membership, view)
 
-    def _send(self, message: bytes, page: LanePage | None = None) -> bool:
+    def _send(self, message: bytes, lane: ShortLane | None = None) -> bool:
         """Send or keep a message, with the lock; return False if it waits for room.
 
         Args:
-            page: whose descriptor goes with it.
+            lane: whose descriptors go with it.
         """
-        if self._closed or (not self._outbox and self._try(message, page)):
+        if self._closed or (not self._outbox and self._try(message, lane)):
             return True
-        self._outbox.append((message, page))
+        self._outbox.append((message, lane))
         return False
 
     def flush(self) -> bool:
@@ -318,13 +317,13 @@ class RankConnection:
         self._on_gpus.clear()
         end()
 
-    def _try(self, message: bytes, page: LanePage | None) -> bool:
+    def _try(self, message: bytes, lane: ShortLane | None) -> bool:
         try:
-            if page is None:
+            if lane is None:
                 self.socket.send(message, socket.MSG_DONTWAIT)
             else:
                 flags = socket.MSG_DONTWAIT
-                socket.send_fds(self.socket, [message], [page.descriptor], flags)
+                socket.send_fds(self.socket, [message], lane.descriptors, flags)
         except BlockingIOError:
             return False
         except OSError as error:
