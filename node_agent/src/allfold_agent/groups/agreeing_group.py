@@ -176,6 +176,8 @@ class AgreeingGroup(OpAttempts):
         number: int,
         message: OpMessage,
         called: float | None = None,
+        *,
+        posted: bool = False,
     ) -> None:
         """Take in a local rank's call; the op starts with the last one."""
 

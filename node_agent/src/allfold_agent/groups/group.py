@@ -61,6 +61,8 @@ class Group(AgreeingGroup):
         number: int,
         message: OpMessage,
         called: float | None = None,
+        *,
+        posted: bool = False,
     ) -> None:
         """Take in a local rank's call; the op starts with the last one.
 
@@ -68,6 +70,7 @@ class Group(AgreeingGroup):
             session: whose call it is.
             number: what the rank calls the group.
             called: when it called, if that was not just now (monotonic).
+            posted: it was posted to the short lane, maybe before ops that came as messages.
         """
         seq = message.seq
         try:
@@ -85,7 +88,7 @@ class Group(AgreeingGroup):
             self.abandon(session, seq, error)
         else:
             call = epoch.call_of(arrival.spec)
-            self.event(partial(self._arrive, epoch, session, arrival, call))
+            self.event(partial(self._arrive, epoch, session, arrival, call, posted=posted))
 
     @property
     def submitted(self) -> Mapping[str, int]:
@@ -137,7 +140,9 @@ class Group(AgreeingGroup):
                 "flight, the most there may be; wait for some of them first"
             )
 
-    def _arrive(self, view: Epoch, session: str, arrival: Arrival, call: Call) -> None:
+    def _arrive(
+        self, view: Epoch, session: str, arrival: Arrival, call: Call, *, posted: bool
+    ) -> None:
         """Record a call; with the table's lock held.
 
         Args:
@@ -145,12 +150,10 @@ class Group(AgreeingGroup):
         """
         message, machine = arrival.message, self.agreement.machine
         seq = message.seq
-        self.lanes.message_came(session, seq, is_short=arrival.spec.is_short)
-        is_new = (
-            seq > self._submitted.get(session, -1)
-            and session not in machine.dead
-            and self.evicted is None
-        )
+        last = self._submitted.get(session, -1)
+        if not posted:
+            self.lanes.message_came(session, seq, is_short=arrival.spec.is_short)
+        is_new = (posted or seq > last) and session not in machine.dead and self.evicted is None
         op = refusal = None
         if not is_new or machine.failure(seq) is not None:
             refusal = self._refusal(session, arrival)
@@ -161,7 +164,7 @@ class Group(AgreeingGroup):
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
             )
         if is_new:
-            self._submitted[session] = seq
+            self._submitted[session] = max(seq, last)
             self.epoch_table.note_view(session, message.view)
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:
@@ -176,10 +179,8 @@ class Group(AgreeingGroup):
             return PeerLost(gone), view
         if (failed := self.failed_call(seq, view)) is not None:
             return failed
-        if seq <= self._submitted.get(session, -1):
-            text = f"rank {arrival.rank} has called op {seq} of group '{self.name}' before"
-            return InvalidArgument(text), view
-        return None
+        text = f"rank {arrival.rank} has called op {seq} of group '{self.name}' before"
+        return InvalidArgument(text), view
 
     def _record(self, view: Epoch, session: str, arrival: Arrival) -> Op:
         seq = arrival.message.seq

@@ -58,6 +58,8 @@ class LaneGroup(Protocol):
         number: int,
         message: OpMessage,
         called: float | None = None,
+        *,
+        posted: bool = False,
     ) -> None:
         """Take in a local rank's call."""
 
@@ -270,7 +272,9 @@ class LaneKeeper:
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()
         for each in calls:
-            self._group.submit(each.session, each.endpoint, each.number, each.message, each.called)
+            self._group.submit(
+                each.session, each.endpoint, each.number, each.message, each.called, posted=True
+            )
         if calls:
             log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
             self.on_taken_over()
