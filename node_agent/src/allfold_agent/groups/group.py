@@ -43,7 +43,7 @@ class Group(AgreeingGroup):
         neighbours: Neighbours,
         joins: Mapping[str, Any] | None = None,
     ) -> None:
-        self._submitted: dict[str, int] = {}  # by session, the last op that it has called
+        self._submitted: dict[str, int] = {}  # by session, the last op that came as a message
         super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
         self.link_watch = LinkWatch(
@@ -164,7 +164,8 @@ class Group(AgreeingGroup):
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
             )
         if is_new:
-            self._submitted[session] = max(seq, last)
+            if not posted:
+                self._submitted[session] = seq
             self.epoch_table.note_view(session, message.view)
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:

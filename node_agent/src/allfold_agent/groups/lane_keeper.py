@@ -299,7 +299,7 @@ class LaneKeeper:
             lane.note_misfit(seq)
             self._close_or_withdraw(lane, f"op {seq} has come as a message")
         elif lane.has_done_anything:
-            self._pass(lane, {**self._group.submitted, session: seq})
+            self._pass(lane, {**self._group.submitted, session: seq - 1})
 
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""
