@@ -74,7 +74,7 @@ class AgentMachine(OpMachine):
         """This node is ready for the short lane, or cannot go on in it."""
         if self.out or wished is self.wishes.lane:
             return []
-        self.wishes = replace(self.wishes, lane=wished)
+        self.wishes, self.has_wished = replace(self.wishes, lane=wished), True
         return [SendWishes(self.wishes)]
 
     def leave_lane(self) -> None:

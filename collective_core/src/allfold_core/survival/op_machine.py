@@ -49,7 +49,8 @@ class OpMachine:
         floor: every op up to it is known to be final on all nodes.
         dead: the local sessions that are over, each with how that is known.
         called: by local session, its last op.
-        wishes: of the local ranks, to join or to leave.
+        wishes: of the local ranks, to join or to leave, and of the node, for the short lane.
+        has_wished: True once it has wished for the lane.
     """
 
     def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
@@ -69,6 +70,7 @@ class OpMachine:
         self.called: dict[str, int] = {}
         self._abandoned: set[tuple[int, str]] = set()
         self.wishes = NO_WISHES
+        self.has_wished = False
         self._edge = 0  # at which local ranks wait
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1

@@ -263,7 +263,7 @@ class Agreement:
             gone, wishes = self._gone(), self.machine.wishes
             if gone:
                 self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
-            if wishes != NO_WISHES:
+            if wishes != NO_WISHES or self.machine.has_wished:  # also that it wishes no more
                 self._send(node, LinkMessageType.WISHES, codec.pack_wishes(wishes))
             for doubt in self._doubts.values():
                 self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
