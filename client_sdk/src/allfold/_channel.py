@@ -64,6 +64,7 @@ class Channel:
         def message(number: int, staged: Staged) -> bytes:
             self._next_op = number + 1
             self._last_message = number
+            self._membership.epochs.lanes.pass_over(number)
             group = self._membership.number
             source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(

@@ -44,6 +44,11 @@ class Lanes:
         """Return the lane of an epoch; ``None`` if that has none."""
         return self._by_epoch.get(epoch)
 
+    def pass_over(self, seq: int) -> None:
+        """This rank sends an op as a message."""
+        for lane in self._by_epoch.values():
+            lane.pass_over(seq)
+
     def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
         """Take an outcome from the agent; return False if no op of the lanes waits for it."""
         return any(lane.settle(outcome, error) for lane in list(self._by_epoch.values()))

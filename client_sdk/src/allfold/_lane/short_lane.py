@@ -209,6 +209,15 @@ class ShortLane:
         if words[self._waiting[0]] and all(words[each] > seq for each in self._locals[slot]):
             self._page.wake_agent()
 
+    def pass_over(self, seq: int) -> None:
+        """Note that this rank does not post this op, and has finished all that it has posted.
+
+        Others that have posted one of them would else take its slot to be in use.
+        """
+        if not self._open:
+            self._next = seq
+            self._note_finished()
+
     # Finishing
 
     def poll(self, op: LaneOp) -> bool:
