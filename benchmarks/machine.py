@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.children import ROOT
 
-_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich")
+_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich", "deepspeed")
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 

@@ -43,6 +43,9 @@ class Shape:
         return self.width // self.heads
 
 
+SHAPE = Shape(layers=8, width=1024, heads=16)
+
+
 class Layer:
     """One rank's part of a transformer layer, with its cache of keys and values.
 
@@ -110,6 +113,12 @@ class Model:
         for layer in self.layers:
             x = layer(x, synchronise)
         return int((self.head @ normalised(x)).argmax())
+
+    def forget(self) -> None:
+        """Begin anew: no token came before the next one."""
+        for layer in self.layers:
+            layer.keys.clear()
+            layer.values.clear()
 
     def decode(self, count: int, synchronise: Synchronise) -> list[int]:
         """So many tokens after the prompt."""
