@@ -42,7 +42,7 @@ def _draw(results: Sequence[Result], title: str, path: Path) -> Path:
     rows = -(-(len(shapes) + 1) // columns)
     size = (columns * _PANEL[0], rows * _PANEL[1])
     figure = Figure(figsize=size, layout="constrained")
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
     names = libraries(results)
     for panel, found in zip(axes, shapes, strict=False):
         _panel(panel, found, names)
@@ -63,13 +63,14 @@ def _panel(axes: Axes, results: Sequence[Result], names: Sequence[str]) -> None:
         axes.plot(sizes, [each.figures[name].median * 1e6 for each in with_it], **style)
         style = {"color": colour, "linewidth": 0.8, "linestyle": ":"}
         axes.plot(sizes, [each.figures[name].p99 * 1e6 for each in with_it], **style)
-    shape = results[0].shape
-    axes.set_title(f"{shape.nodes} nodes × {shape.per_node} ranks", fontsize="medium")
+    axes.set_title(f"nodes × ranks: {results[0].shape}", fontsize="medium")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = [each.case.size for each in results]
     shown = sizes[:: -(-len(sizes) // _SHOWN_SIZES)]
     axes.set_xticks(shown, [human_size(size) for size in shown])
     axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_tick_params(labelleft=True)
     axes.set_ylabel("µs")
     axes.grid(visible=True, alpha=0.3)
