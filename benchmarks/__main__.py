@@ -59,7 +59,10 @@ def _measure(chosen: Options) -> Report:
         raise BenchmarkFailed(f"not run: {reason}")
     runs.require_gpu(chosen)
     environment = machine.environment(sys.argv[1:])
-    _print(f"# {environment['cpu']}, {environment['cores']} cores; commit {environment['commit']}")
+    _print(
+        f"# {environment['cpu']}, {environment['cores']} cores, with a load of "
+        f"{environment['load']:.1f} in the minute before; commit {environment['commit']}"
+    )
     _print(*(f"# {requirements.left_out(peer)}" for peer in chosen.left_out))
     limits = runs.limits(chosen)
     _print(*map(table.limit_row, limits))

@@ -12,7 +12,7 @@ from benchmarks.control import Message
 from benchmarks.devices import CPU
 from benchmarks.figures import Figures, op_seconds
 from benchmarks.fleet import Fleet
-from benchmarks.plan import Case, most_ops, warm_up
+from benchmarks.plan import DECODE, Case, fewest_ops, most_ops, warm_up
 from benchmarks.usage import cpu_seconds
 
 ROUNDS = (5, 100)
@@ -38,8 +38,8 @@ class Budget:
     def rounds_of(self, case: Case, ops: int) -> tuple[int, int]:
         """The fewest and the most turns of so many ops each."""
         fewest, most = self.rounds
-        if case.is_short:
-            fewest = max(fewest, math.ceil(self.ops / ops))
+        wanted = max(fewest_ops(case), self.ops if case.is_short else 0)
+        fewest = max(fewest, math.ceil(wanted / ops))
         return fewest, max(fewest, most)
 
 
@@ -81,8 +81,7 @@ class Conductor:
             samples = {name: _Samples() for name in contestants}
             # The first op of a size takes memory and opens connections; the second one is usual.
             self._slowest(samples)
-            slowest = self._slowest(samples) + case.computing
-            ops = max(1, min(most_ops(case), int(_TURN_SECONDS / slowest)))
+            ops = _turn(case, self._slowest(samples))
             self._rounds(samples, ops, *self._budget.rounds_of(case, ops))
         return {name: _figures(found) for name, found in samples.items()}
 
@@ -132,6 +131,13 @@ class Conductor:
             for name, found in samples.items():
                 found.add(self.sample(name, ops))
             done += 1
+
+
+def _turn(case: Case, seconds: float) -> int:
+    """Return the ops of a turn, of which one takes so long."""
+    if case.kind == DECODE:  # its tokens follow one another
+        return most_ops(case)
+    return max(1, min(most_ops(case), int(_TURN_SECONDS / (seconds + case.computing))))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def about(report: Report) -> str:
     versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items() if each)
     return (
         f"{found['cpu']}, {found['cores']} cores, {found['memory']}, Linux {found['kernel']}; "
-        f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}."
+        f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}, "
+        f"with a load of {found['load']:.1f} in the minute before."
     )
 
 

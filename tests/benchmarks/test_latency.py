@@ -45,6 +45,7 @@ def test_short_ops_have_as_many_turns_as_they_need() -> None:
     assert budget.rounds_of(Case("all_reduce", 4096), 20) == (25, 100)
     assert budget.rounds_of(Case("all_reduce", 4096), 3) == (167, 167)
     assert budget.rounds_of(Case("all_reduce", MIB), 3) == (5, 100)
+    assert budget.rounds_of(TOKEN, 8) == Budget().rounds_of(TOKEN, 8) == (7, 100)
 
 
 # --- a turn

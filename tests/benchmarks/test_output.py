@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "cpu": "a CPU",
     "cores": 2,
     "memory": "24 GB",
+    "load": 0.25,
     "kernel": "6",
 }
 RESULTS = [
