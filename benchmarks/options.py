@@ -90,6 +90,7 @@ class Options:
 
     @property
     def draws(self) -> bool:
+        """Return whether plots are asked for."""
         return bool(self.plots or self.summary)
 
     @property

@@ -26,6 +26,7 @@ WIRES = ("bfloat16", "float16", "int8")
 
 SHORT = 64 * KIB
 """Up to this size an op counts as short."""
+_TURN_TOKENS, _FEWEST_TOKENS = 8, 50
 _LATENCY_SIZES = (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
 
 _OF_BLOCKS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
@@ -92,6 +93,10 @@ class Case:
         return kind.bus_factor(world) if kind else 1.0
 
 
+TOKEN = Case(DECODE, 16 * 4 * KIB)
+"""One token of the example: two all-reduces in each of 8 layers, of 1024 activations."""
+
+
 def most_ops(case: Case) -> int:
     """The most ops of one turn."""
     if case.kind == DECODE:
@@ -103,9 +108,14 @@ def most_ops(case: Case) -> int:
     return 1
 
 
-_TURN_TOKENS, _FEWEST_TOKENS = 8, 50
-TOKEN = Case(DECODE, 16 * 4 * KIB)
-"""One token of the example: two all-reduces in each of 8 layers, of 1024 activations."""
+def fewest_ops(case: Case) -> int:
+    """Ops that a case has, whatever else is asked for."""
+    return _FEWEST_TOKENS if case.kind == DECODE else 1
+
+
+def warm_up(ops: int) -> int:
+    """Unmeasured ops in front of a turn of several: threads are awake and caches are warm."""
+    return ops // 4
 
 
 def parse_size(text: str) -> int:
@@ -143,16 +153,6 @@ def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
     return [
         Case(kind, size) for kind in kinds for size in ((0,) if kind == BARRIER else sorted(sizes))
     ]
-
-
-def fewest_ops(case: Case) -> int:
-    """Ops that a case has, whatever else is asked for."""
-    return _FEWEST_TOKENS if case.kind == DECODE else 1
-
-
-def warm_up(ops: int) -> int:
-    """Unmeasured ops in front of a turn of several: threads are awake and caches are warm."""
-    return ops // 4
 
 
 def latency_cases() -> list[Case]:

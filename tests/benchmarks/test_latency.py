@@ -6,15 +6,18 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from allfold.cli._bench.data import Array, Bench
 from benchmarks.computing import Computing
-from benchmarks.conductor import Budget
+from benchmarks.conductor import Budget, Conductor
+from benchmarks.control import Message
 from benchmarks.devices import Host, Operation
 from benchmarks.figures import Figures, op_seconds
+from benchmarks.fleet import Fleet
 from benchmarks.libraries import Handle
 from benchmarks.plan import MIB, TOKEN, Case
 from benchmarks.workloads import take_turn
@@ -46,6 +49,29 @@ def test_short_ops_have_as_many_turns_as_they_need() -> None:
     assert budget.rounds_of(Case("all_reduce", 4096), 3) == (167, 167)
     assert budget.rounds_of(Case("all_reduce", MIB), 3) == (5, 100)
     assert budget.rounds_of(TOKEN, 8) == Budget().rounds_of(TOKEN, 8) == (7, 100)
+
+
+class Ranks:
+    """Two ranks that answer what a test wants them to."""
+
+    pids: tuple[int, ...] = ()
+
+    def __init__(self, answers: dict[str, list[Message]]) -> None:
+        self._answers = answers
+        self.asked: list[tuple[str, Any]] = []
+
+    def ask(self, do: str, **parameters: Any) -> list[Message]:
+        self.asked.append((do, parameters.get("ops")))
+        return self._answers[do]
+
+
+def test_a_sample_has_the_ops_of_all_ranks_and_what_was_wrong_on_any() -> None:
+    first = {"calls": [0.0, 5.0], "returns": [2.0, 9.0], "cpu": 0.5}
+    second = {"calls": [1.0, 6.0], "returns": [1.5, 6.5], "cpu": 0.25}
+    ranks = Ranks({"run": [first, second], "check": [{"wrong": 0}, {"wrong": 3}]})
+    sample = Conductor(cast("Fleet", ranks), [], Budget()).sample("any", 4)
+    assert (sample.seconds, sample.cpu, sample.wrong) == ([1.0, 3.0], 0.75, 3)
+    assert ranks.asked == [("run", 4), ("check", 5)]  # one to warm up is checked too
 
 
 # --- a turn
