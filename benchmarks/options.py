@@ -218,8 +218,8 @@ def _not_installed(device: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Allfold side by side with Gloo, MPICH, DeepSpeed and NCCL: the same processes, "
-        "in turn, random data, every result checked. See docs/benchmarks.md.",
+        description="Allfold side by side with Gloo, MPICH, DeepSpeed and NCCL: the same "
+        "processes, in turn, random data, every result checked. See docs/benchmarks.md.",
     )
     add = parser.add_argument
     peers = tuple(dict.fromkeys(each for known in PEERS.values() for each in known))
