@@ -10,12 +10,11 @@ from types import FrameType
 from typing import Any
 
 from allfold_core.errors import AllfoldError
-from benchmarks import machine, options, results, runs, table
+from benchmarks import machine, options, requirements, results, runs, table
 from benchmarks.devices import CPU
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import why_not
 from benchmarks.options import Options
-from benchmarks.requirements import require
 from benchmarks.results import LOOPBACK, Report, Result
 from benchmarks.scale import report as scale_report
 
@@ -46,7 +45,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _load(chosen: Options) -> Report:
-    require([], plots=chosen.plots is not None)
+    requirements.require([], plots=chosen.draws)
     try:
         return results.read(chosen.load)
     except (OSError, ValueError) as error:
@@ -54,13 +53,17 @@ def _load(chosen: Options) -> Report:
 
 
 def _measure(chosen: Options) -> Report:
-    require(chosen.peers, plots=chosen.plots is not None)
+    requirements.require(chosen.peers, plots=chosen.draws)
     reason = why_not(chosen.networks) if chosen.networks else None
     if reason:
         raise BenchmarkFailed(f"not run: {reason}")
     runs.require_gpu(chosen)
     environment = machine.environment(sys.argv[1:])
-    _print(f"# {environment['cpu']}, {environment['cores']} cores; commit {environment['commit']}")
+    _print(
+        f"# {environment['cpu']}, {environment['cores']} cores, with a load of "
+        f"{environment['load']:.1f} in the minute before; commit {environment['commit']}"
+    )
+    _print(*(f"# {requirements.left_out(peer)}" for peer in chosen.left_out))
     limits = runs.limits(chosen)
     _print(*map(table.limit_row, limits))
     found = list(_results(chosen, limits))
@@ -108,6 +111,11 @@ def _deliver(report: Report, chosen: Options) -> None:
         from benchmarks.plots import draw
 
         for path in draw(report, chosen.plots):
+            _print(f"# {path}")
+    if chosen.summary:
+        from benchmarks import summary
+
+        for path in summary.write(report, chosen.summary, chosen.readme):
             _print(f"# {path}")
     if chosen.markdown:
         from benchmarks.markdown import page

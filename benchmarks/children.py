@@ -25,7 +25,8 @@ def python(module: str, *arguments: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Children find this package, share the cores fairly, and see no other job."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    path = [str(ROOT), *filter(None, [ours.get("PYTHONPATH")])]
+    # The examples are programs, not a package.
+    path = [str(ROOT), str(ROOT / "examples"), *filter(None, [ours.get("PYTHONPATH")])]
     return ours | {
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",

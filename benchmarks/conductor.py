@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 
 from benchmarks.control import Message
 from benchmarks.devices import CPU
-from benchmarks.figures import Figures
+from benchmarks.figures import Figures, op_seconds
 from benchmarks.fleet import Fleet
-from benchmarks.plan import DDP, DECODE, KIB, MIB, Case
+from benchmarks.plan import DECODE, Case, fewest_ops, most_ops, warm_up
 from benchmarks.usage import cpu_seconds
 
 ROUNDS = (5, 100)
-_TURN_SECONDS = 0.1
+_TURN_SECONDS = 0.2
 # From the message that names the moment of the start to that moment.
 _START_AFTER = 0.002
 
@@ -26,11 +27,20 @@ class Budget:
 
     Attributes:
         seconds: about so long, unless the fewest rounds take longer.
+        ops: the fewest of each contestant, where they are short.
         rounds: the fewest and the most; in each, every contestant has a turn.
     """
 
     seconds: float = 4.0
+    ops: int = 0
     rounds: tuple[int, int] = ROUNDS
+
+    def rounds_of(self, case: Case, ops: int) -> tuple[int, int]:
+        """The fewest and the most turns of so many ops each."""
+        fewest, most = self.rounds
+        wanted = max(fewest_ops(case), self.ops if case.is_short else 0)
+        fewest = max(fewest, math.ceil(wanted / ops))
+        return fewest, max(fewest, most)
 
 
 @dataclass
@@ -71,39 +81,37 @@ class Conductor:
             samples = {name: _Samples() for name in contestants}
             # The first op of a size takes memory and opens connections; the second one is usual.
             self._slowest(samples)
-            ops = min(most_ops(case), int(_TURN_SECONDS / self._slowest(samples)))
-            self._rounds(samples, max(1, ops))
+            ops = _turn(case, self._slowest(samples))
+            self._rounds(samples, ops, *self._budget.rounds_of(case, ops))
         return {name: _figures(found) for name, found in samples.items()}
 
     @contextmanager
     def prepared(self, case: Case) -> Iterator[list[str]]:
         """While entered, the ranks have what a case needs; the contestants' names."""
-        workload = case.kind if case.kind in (DDP, DECODE) else "collective"
-        parameters = asdict(case) if workload == "collective" else {}
-        answers = self._fleet.ask("prepare", workload=workload, **parameters)
+        answers = self._fleet.ask("prepare", **asdict(case))
         yield answers[0]["contestants"]
         self._fleet.ask("release")
 
-    def reset(self, contestant: str) -> None:
-        """Let the ranks prepare the data of an op."""
-        self._fleet.ask("reset", contestant=contestant)
+    def write(self, contestant: str) -> None:
+        """Let the ranks write the data of an op, which takes the memory for them."""
+        self._fleet.ask("write", contestant=contestant)
 
     def run(self, contestant: str, ops: int) -> list[Message]:
         """Let each rank run its ops, and return the ranks' messages."""
         start = time.monotonic() + _START_AFTER
-        warm_up = _warm_up(ops)
-        return self._fleet.ask("run", contestant=contestant, warm_up=warm_up, ops=ops, at=start)
+        return self._fleet.ask(
+            "run", contestant=contestant, warm_up=warm_up(ops), ops=ops, at=start
+        )
 
     def sample(self, contestant: str, ops: int) -> Sample:
-        """One turn: all ranks start at one moment; of each op the last rank's time counts."""
-        self.reset(contestant)
+        """One turn, which all ranks start at one moment; every op of it is checked."""
         before = cpu_seconds(self._agents)
         answers = self.run(contestant, ops)
         agents = cpu_seconds(self._agents) - before
-        total = _warm_up(ops) + ops
+        total = warm_up(ops) + ops
         checks = self._fleet.ask("check", contestant=contestant, ops=total)
         return Sample(
-            [max(each) for each in zip(*(one["seconds"] for one in answers), strict=True)],
+            op_seconds([one["calls"] for one in answers], [one["returns"] for one in answers]),
             sum(answer["cpu"] for answer in answers) + agents / total,
             sum(check["wrong"] for check in checks),
         )
@@ -117,13 +125,19 @@ class Conductor:
             seconds += sample.seconds
         return max(seconds)
 
-    def _rounds(self, samples: dict[str, _Samples], ops: int) -> None:
-        fewest, most = self._budget.rounds
+    def _rounds(self, samples: dict[str, _Samples], ops: int, fewest: int, most: int) -> None:
         until, done = time.monotonic() + self._budget.seconds, 0
         while done < fewest or (done < most and time.monotonic() < until):
             for name, found in samples.items():
                 found.add(self.sample(name, ops))
             done += 1
+
+
+def _turn(case: Case, seconds: float) -> int:
+    """Return the ops of a turn, of which one takes so long."""
+    if case.kind == DECODE:  # its tokens follow one another
+        return most_ops(case)
+    return max(1, min(most_ops(case), int(_TURN_SECONDS / (seconds + case.computing))))
 
 
 @dataclass(frozen=True)
@@ -133,20 +147,6 @@ class Sample:
     seconds: list[float]
     cpu: float
     wrong: int
-
-
-def _warm_up(ops: int) -> int:
-    """Unmeasured ops in front of a turn of several: threads are awake and caches are warm."""
-    return ops // 4
-
-
-def most_ops(case: Case) -> int:
-    """The most ops in a row of one turn."""
-    size = 1 << 62 if case.kind in (DDP, DECODE) else case.size
-    for limit, ops in ((64 * KIB, 20), (MIB, 10), (8 * MIB, 3)):
-        if size <= limit:
-            return ops
-    return 1
 
 
 def _figures(samples: _Samples) -> Figures:

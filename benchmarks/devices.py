@@ -41,12 +41,12 @@ class Device(Protocol):
         """Memory of ``allfold.empty``."""
 
     def write(self, tensor: Tensor, numbers: Tensor, /) -> None:
-        """Copy numbers that :meth:`keep` returned into a tensor."""
+        """Copy the numbers of a tensor, or what :meth:`keep` returned, into a tensor."""
 
     def keep(self, numbers: Array, /) -> Tensor:
         """Numbers of the host, where the tensors are."""
 
-    def count_wrong(self, result: Tensor, truth: Tensor, growth: float, allowed: float, /) -> int:
+    def count_wrong(self, result: Tensor, truth: Tensor, allowed: float, /) -> int:
         """See :func:`benchmarks.data.count_wrong`; ``truth`` is of :meth:`keep`."""
 
     def finished(self, operation: Operation, /) -> Operation:
@@ -77,8 +77,8 @@ class Host:
     def keep(self, numbers: Array, /) -> Tensor:
         return numbers
 
-    def count_wrong(self, result: Tensor, truth: Tensor, growth: float, allowed: float, /) -> int:
-        return count_wrong(result, truth, growth, allowed)
+    def count_wrong(self, result: Tensor, truth: Tensor, allowed: float, /) -> int:
+        return count_wrong(result, truth, allowed)
 
     def finished(self, operation: Operation, /) -> Operation:
         return operation
@@ -119,8 +119,8 @@ class TorchDevice:
     def keep(self, numbers: Array, /) -> Tensor:
         return self._torch.from_numpy(numbers).to(self._name)
 
-    def count_wrong(self, result: Tensor, truth: Tensor, growth: float, allowed: float, /) -> int:
-        distance = (result - truth * growth).abs()  # NaN is no distance
+    def count_wrong(self, result: Tensor, truth: Tensor, allowed: float, /) -> int:
+        distance = (result - truth).abs()  # NaN is no distance
         return int((~(distance <= allowed)).sum())
 
     def finished(self, operation: Operation, /) -> Operation:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.children import ROOT
 
-_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich")
+_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich", "deepspeed")
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -28,6 +28,7 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
         "memory": _field("/proc/meminfo", "MemTotal"),
+        "load": os.getloadavg()[0],
         "kernel": platform.release(),
         "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
     }

@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from benchmarks.plan import DDP, MIB, human_size
+from benchmarks.plan import DDP, DECODE, MIB, OURS, human_size
 from benchmarks.results import LOOPBACK, Memory, Report, Result
 from benchmarks.workloads import NO_SYNC
+
+TIMES = (
+    "Times are p50 / p99 / mean of single ops, from the last rank's call to the last rank's return."
+)
 
 
 def page(report: Report) -> str:
     """One table for each network and shape, under a line that says what it was measured on."""
-    parts = [_about(report), "Times are p50 / mean / p99 of the slowest rank."]
+    parts = [about(report), TIMES]
     for (network, shape), found in groupby(report.results, lambda each: (each.network, each.shape)):
         results = list(found)
         where = "loopback" if network == LOOPBACK else f"{network}, {_line(results[0])}"
         parts.append(f"### {shape}, {where}\n\n{_table(results)}")
         parts += [_communication(each) for each in results if each.case.kind == DDP]
+        parts += [_tokens(each) for each in results if each.case.kind == DECODE]
     if report.memory:
         parts.append(f"### Memory beside the tensors\n\n{_memory(report.memory)}")
     return "\n\n".join(parts) + "\n"
 
 
-def _about(report: Report) -> str:
+def about(report: Report) -> str:
+    """Return the line that says what a report was measured on."""
     found = report.environment
     versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items() if each)
     return (
         f"{found['cpu']}, {found['cores']} cores, {found['memory']}, Linux {found['kernel']}; "
-        f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}."
+        f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}, "
+        f"with a load of {found['load']:.1f} in the minute before."
     )
 
 
@@ -45,17 +52,17 @@ def _table(results: Sequence[Result]) -> str:
         size = human_size(result.case.size) if result.case.size else ""
         cells = [_time(result, name) for name in names]
         ratios = [_ratio(result, name) for name in peers]
-        rows.append([result.case.kind, size, *cells, *ratios])
-    return _lines(rows)
+        rows.append([result.case.title, size, *cells, *ratios])
+    return lines(rows)
 
 
 def _time(result: Result, name: str) -> str:
-    """p50, mean and p99; of what is large, the bus bandwidth too."""
+    """Return the times; of what is large, the bus bandwidth too."""
     if name not in result.figures:
         return ""
     figures, busbw = result.figures[name], result.busbw(name)
     wrong = f", {figures.wrong} wrong" if figures.wrong else ""
-    times = " / ".join(_seconds(each) for each in (figures.median, figures.mean, figures.p99))
+    times = " / ".join(map(seconds, (figures.median, figures.p99, figures.mean)))
     if busbw is None or result.case.size < MIB:
         return times + wrong
     return f"{times}, {busbw:.3g} GB/s{wrong}"
@@ -67,12 +74,20 @@ def _ratio(result: Result, name: str) -> str:
 
 
 def _communication(result: Result) -> str:
-    times = [
-        f"{name} {_seconds(result.communication(name) or 0.0)}"
-        for name in result.figures
-        if name != NO_SYNC
+    names = [name for name in result.figures if name != NO_SYNC]
+    times = [f"{name} {seconds(result.communication(name) or 0.0)}" for name in names]
+    ratios = [
+        f"{OURS} / {name} {ratio:.2f}"
+        for name in names
+        if name != OURS and (ratio := result.communication_ratio(name)) is not None
     ]
-    return f"Communication of a training step, its time less that of `no_sync`: {', '.join(times)}."
+    what = "Communication of a training step, its time less that of `no_sync`"
+    return f"{what}: {', '.join([*times, *ratios])}."
+
+
+def _tokens(result: Result) -> str:
+    told = [f"{name} {result.tokens_per_second(name):.1f}" for name in result.figures]
+    return f"Tokens per second: {', '.join(told)}."
 
 
 def _memory(memories: Iterable[Memory]) -> str:
@@ -83,16 +98,17 @@ def _memory(memories: Iterable[Memory]) -> str:
     for each in memories:
         sizes = [f"{value / MIB:.0f} MiB" for value in (each.peak, each.kept)]
         rows.append([str(each.shape), human_size(each.case.size), each.library, *sizes])
-    return _lines(rows)
+    return lines(rows)
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s"
+def seconds(value: float) -> str:
+    """``1.3 µs``, ``240 µs``, ``2.1 ms``: three digits at most."""
+    for unit, name in ((1e-6, "µs"), (1e-3, "ms")):
+        if value < 999.5 * unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.3g} s"
 
 
-def _lines(rows: Iterable[Sequence[str]]) -> str:
+def lines(rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows of a table, the first of which is its head."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

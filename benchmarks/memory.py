@@ -26,10 +26,11 @@ def measure(shape: Shape, library: str) -> Memory:
         with conductor.prepared(_SMALL):  # opens connections
             conductor.sample(library, _OPS)
         with conductor.prepared(CASE):
-            conductor.reset(library)
+            conductor.write(library)
             before = memory_bytes(conductor.pids)
             with Peak(conductor.pids) as peak:
-                conductor.run(library, _OPS)
+                for _ in range(_OPS):
+                    conductor.run(library, 1)
             kept = memory_bytes(conductor.pids)
     return Memory(shape, CASE, library, max(peak.bytes, kept) - before, kept - before)
 

@@ -12,9 +12,12 @@ from benchmarks.devices import CPU, CUDA, DEVICES
 from benchmarks.gpu.sanitizer import TOOLS
 from benchmarks.network import Network
 from benchmarks.plan import (
+    BURST,
     DDP,
     DECODE,
+    DEEPSPEED,
     KINDS,
+    MPICH,
     OURS,
     PEERS,
     WIRES,
@@ -23,20 +26,27 @@ from benchmarks.plan import (
     cases,
     full_cases,
     gpu_cases,
+    latency_cases,
     network_cases,
     parse_size,
+    parse_time,
     usual_cases,
+    with_computing,
 )
+from benchmarks.requirements import is_installed
 
-COLLECTIVES, MEMORY, LIMITS = "collectives", "memory", "limits"
+LATENCY, COLLECTIVES, MEMORY, LIMITS = "latency", "collectives", "memory", "limits"
 SCALE = ("membership", "orchestrator", "predictions")
 """Parts about thousands of nodes, which need no ranks."""
-USUAL = {CPU: (COLLECTIVES, DECODE, DDP, MEMORY), CUDA: (LIMITS, COLLECTIVES, DECODE)}
-PARTS = (LIMITS, COLLECTIVES, DECODE, DDP, MEMORY, *SCALE)
+USUAL = {CPU: (COLLECTIVES, BURST, DECODE, DDP, MEMORY), CUDA: (LIMITS, COLLECTIVES, BURST)}
+PARTS = (LIMITS, LATENCY, COLLECTIVES, BURST, DECODE, DDP, MEMORY, *SCALE)
 
 _SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x2"}
 _NETWORK_SHAPES = {"rate": "4x1,4x2", "delay": "4x1"}
 _SECONDS = 2.0
+_COMPUTING = {LATENCY: (0.0, 0.002), COLLECTIVES: (0.0,)}
+_OPS = 500
+"""Of the part latency: for a 99th percentile that is not one op."""
 _NODES, _FEWEST_NODES = 1_000, 3
 
 T = TypeVar("T")
@@ -61,10 +71,13 @@ class Options:
     kinds: Sequence[str]
     sizes: Sequence[int]
     peers: Sequence[str]
+    left_out: Sequence[str]
     wires: Sequence[str]
     networks: Sequence[Network]
     parts: Sequence[str]
+    computing: Sequence[float]
     seconds: float
+    ops: int
     full: bool
     sanitize: str | None
     scale: Scale
@@ -72,6 +85,13 @@ class Options:
     plots: Path | None
     load: Sequence[Path]
     markdown: bool
+    summary: Path | None
+    readme: Path | None
+
+    @property
+    def draws(self) -> bool:
+        """Return whether plots are asked for."""
+        return bool(self.plots or self.summary)
 
     @property
     def libraries(self) -> list[str]:
@@ -80,14 +100,22 @@ class Options:
 
     def cases(self, shape: Shape, network: Network | None) -> list[Case]:
         """The collectives that are measured of a shape."""
-        if COLLECTIVES not in self.parts:
-            return []
-        found = self._usual_cases(shape, network)
-        if self.kinds or self.sizes:
-            kinds = self.kinds or ["all_reduce"]
-            sizes = self.sizes or sorted({case.size for case in found if case.size})
-            found = cases(kinds, sizes)
+        usual = {LATENCY: latency_cases(), COLLECTIVES: self._usual_cases(shape, network)}
+        found = [
+            case
+            for part in usual
+            if part in self.parts
+            for case in with_computing(
+                self._selected(usual[part]), self.computing or _COMPUTING[part]
+            )
+        ]
         return list(dict.fromkeys(case.fitting(shape.world) for case in found))
+
+    def _selected(self, usual: list[Case]) -> list[Case]:
+        if not (self.kinds or self.sizes):
+            return usual
+        sizes = self.sizes or sorted({case.size for case in usual if case.size})
+        return cases(self.kinds or ["all_reduce"], sizes)
 
     def _usual_cases(self, shape: Shape, network: Network | None) -> list[Case]:
         if self.full:
@@ -102,18 +130,20 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = _parser()
     given = parser.parse_args(arguments)
     networks: list[Network] = given.network or []
-    picked = bool(given.kinds or given.sizes or networks or given.sanitize)
-    parts = given.parts or ((COLLECTIVES,) if picked else USUAL[given.device])
+    parts = given.parts or _parts(given, networks)
     found = Options(
         device=given.device,
         shapes=given.shapes or _usual_shapes(given.device, networks),
         kinds=KINDS if "all" in (given.kinds or []) else given.kinds or [],
         sizes=given.sizes or [],
         peers=_peers(parser, given.device, given.peers, bool(networks)),
+        left_out=[] if given.peers or networks else _not_installed(given.device),
         wires=given.wires or [],
         networks=networks,
         parts=[part for part in PARTS if part in parts or ("scale" in parts and part in SCALE)],
+        computing=given.computing or [],
         seconds=given.seconds,
+        ops=(_OPS if LATENCY in parts else 0) if given.ops is None else given.ops,
         full=given.full,
         sanitize=given.sanitize,
         scale=Scale(given.nodes, given.ranks_per_node, given.replicas, given.connections),
@@ -121,10 +151,20 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         plots=given.plots,
         load=given.load or [],
         markdown=given.markdown,
+        summary=given.summary,
+        readme=given.readme,
     )
     if error := _contradiction(found):
         parser.error(error)
     return found
+
+
+def _parts(given: argparse.Namespace, networks: Sequence[Network]) -> Sequence[str]:
+    """The parts of a command that names none."""
+    if given.summary or given.readme:
+        return (LATENCY,)
+    picked = given.kinds or given.sizes or given.computing or networks or given.sanitize
+    return (COLLECTIVES,) if picked else USUAL[given.device]
 
 
 def _usual_shapes(device: str, networks: Sequence[Network]) -> list[Shape]:
@@ -142,10 +182,13 @@ def _contradiction(found: Options) -> str | None:
         return "a network has 2 nodes at least"
     if not on_gpus and (LIMITS in found.parts or found.sanitize):
         return "limits and --sanitize need --device cuda"
-    if on_gpus and set(found.parts) & {DDP, MEMORY}:
-        return "ddp and memory are measured on the CPU alone"
-    if found.json and not found.json.parent.is_dir():
-        return f"there is no folder {found.json.parent} for --json"
+    if on_gpus and (alone := sorted(set(found.parts) & {DECODE, DDP, MEMORY})):
+        return f"{alone[0]} is measured on the CPU alone"
+    for option, file in (("json", found.json), ("summary", found.summary)):
+        if file and not file.parent.is_dir():
+            return f"there is no folder {file.parent} for --{option}"
+    if found.readme and not found.summary:
+        return "--readme needs --summary, which it refers to"
     return None
 
 
@@ -154,9 +197,10 @@ def _peers(
 ) -> list[str]:
     known = PEERS[device]
     if given is None:
-        return ["gloo"] if network else list(known)
-    if network and "mpich" in given:
-        parser.error("mpich is not measured on networks: its ranks start on one machine only")
+        missing = _not_installed(device)
+        return ["gloo"] if network else [peer for peer in known if peer not in missing]
+    if network and (unable := [each for each in (MPICH, DEEPSPEED) if each in given]):
+        parser.error(f"{unable[0]} is not measured on networks: it has one machine only")
     if "none" in given:
         if len(given) > 1:
             parser.error("the peer none is the only one, or is none")
@@ -166,11 +210,16 @@ def _peers(
     return given
 
 
+def _not_installed(device: str) -> list[str]:
+    """The peers that a command which names none can do without."""
+    return [peer for peer in PEERS[device] if peer == DEEPSPEED and not is_installed(peer)]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Allfold side by side with Gloo, MPICH and NCCL: the same processes, in turn, "
-        "random data, every result checked. See docs/benchmarks.md.",
+        description="Allfold side by side with Gloo, MPICH, DeepSpeed and NCCL: the same "
+        "processes, in turn, random data, every result checked. See docs/benchmarks.md.",
     )
     add = parser.add_argument
     peers = tuple(dict.fromkeys(each for known in PEERS.values() for each in known))
@@ -184,7 +233,11 @@ def _parser() -> argparse.ArgumentParser:
     usual = "; ".join(f"{device}: {','.join(parts)}" for device, parts in USUAL.items())
     parts = f"of {','.join(PARTS)}; scale is the last {len(SCALE)}  [{usual}]"
     add("--parts", type=_names((*PARTS, "scale")), help=parts)
+    before = "computing before each op, such as 0,2ms  [0; latency: 0,2ms]"
+    add("--computing", type=_list(parse_time), metavar="TIMES", help=before)
     add("--seconds", type=float, default=_SECONDS, help="about so long per case  [%(default)s]")
+    fewest = f"measure at least so many of a short op  [0; with latency {_OPS}]"
+    add("--ops", type=_at_least(0), help=fewest)
     add("--full", action="store_true", help="every collective, 4 B to 256 MiB: hours")
     sanitize = "the agents under compute-sanitizer, whose findings count  [memcheck]"
     add("--sanitize", nargs="?", const=TOOLS[0], choices=TOOLS, help=sanitize)
@@ -192,6 +245,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--plots", type=Path, metavar="FOLDER", help="draw the results, as SVG")
     add("--load", type=_list(Path), metavar="FILES", help="read results instead of measuring")
     add("--markdown", action="store_true", help="print tables for a page, at the end")
+    summary = "write the page of latencies, with plots beside it  [part latency]"
+    add("--summary", type=Path, metavar="FILE", help=summary)
+    readme = "replace the short form of that page between its marks in this file"
+    add("--readme", type=Path, metavar="FILE", help=readme)
     nodes = "of the cluster that the parts of scale are about  [%(default)s]"
     add("--nodes", type=_at_least(_FEWEST_NODES), default=_NODES, help=nodes)
     add("--ranks-per-node", type=_at_least(1), default=8, help="of it  [%(default)s]")

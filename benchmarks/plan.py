@@ -10,15 +10,24 @@ from typing import Self
 from allfold.cli._bench.kinds import KINDS as _COLLECTIVES
 
 KIB, MIB = 1 << 10, 1 << 20
-BARRIER, DECODE, DDP = "barrier", "decode", "ddp"
+BARRIER, BURST, DECODE, DDP = "barrier", "burst", "decode", "ddp"
 KINDS = (*_COLLECTIVES, BARRIER)
 OURS = "allfold"
 PLAIN = "plain"
 """Allfold on ordinary memory; ``allfold`` is on that of ``allfold.empty``."""
+THROUGH_TORCH = "allfold-torch"
+"""Allfold on ordinary memory, called through ``torch.distributed``."""
 TORCH = ("gloo", "gloo_host", "nccl")
-PEERS = {"cpu": (PLAIN, "gloo", "mpich"), "cuda": (PLAIN, *TORCH)}
+MPICH, DEEPSPEED = "mpich", "deepspeed"
+OTHERS = (*TORCH, MPICH, DEEPSPEED)
+PEERS = {"cpu": (PLAIN, THROUGH_TORCH, "gloo", MPICH, DEEPSPEED), "cuda": (PLAIN, *TORCH)}
 """Beside Allfold on its own memory, by device."""
 WIRES = ("bfloat16", "float16", "int8")
+
+SHORT = 64 * KIB
+"""Up to this size an op counts as short."""
+_TURN_TOKENS, _FEWEST_TOKENS = 8, 50
+_LATENCY_SIZES = (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
 
 _OF_BLOCKS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 
@@ -55,16 +64,21 @@ class Case:
     Attributes:
         size: bytes, as nccl-tests counts them: of the tensor for all-reduce, reduce, broadcast and
             send/recv, of all blocks together for the others; 0 for a barrier.
+        computing: about so many seconds of computing come before each op; 0: they are back to back.
     """
 
     kind: str
     size: int
+    computing: float = 0.0
 
     @property
-    def reduces(self) -> bool:
-        return self.kind not in (BARRIER, DDP) and (
-            self.kind == DECODE or _COLLECTIVES[self.kind].reduces
-        )
+    def title(self) -> str:
+        """The kind, and what comes before each op."""
+        return f"{self.kind} after {human_time(self.computing)}" if self.computing else self.kind
+
+    @property
+    def is_short(self) -> bool:
+        return self.kind in KINDS and self.size <= SHORT
 
     def fitting(self, world: int) -> Self:
         """With a size that float32 and so many blocks can have."""
@@ -75,8 +89,33 @@ class Case:
 
     def bus_factor(self, world: int) -> float:
         """busbw / algbw, as nccl-tests has it (its doc/PERFORMANCE.md)."""
-        kind = _COLLECTIVES.get("all_reduce" if self.kind == DECODE else self.kind)
+        kind = _COLLECTIVES.get("all_reduce" if self.kind == BURST else self.kind)
         return kind.bus_factor(world) if kind else 1.0
+
+
+TOKEN = Case(DECODE, 16 * 4 * KIB)
+"""One token of the example: two all-reduces in each of 8 layers, of 1024 activations."""
+
+
+def most_ops(case: Case) -> int:
+    """The most ops of one turn."""
+    if case.kind == DECODE:
+        return _TURN_TOKENS
+    size = 1 << 62 if case.kind in (DDP, BURST) else case.size
+    for limit, ops in ((64 * KIB, 20), (MIB, 10), (8 * MIB, 3)):
+        if size <= limit:
+            return ops
+    return 1
+
+
+def fewest_ops(case: Case) -> int:
+    """Ops that a case has, whatever else is asked for."""
+    return _FEWEST_TOKENS if case.kind == DECODE else 1
+
+
+def warm_up(ops: int) -> int:
+    """Unmeasured ops in front of a turn of several: threads are awake and caches are warm."""
+    return ops // 4
 
 
 def parse_size(text: str) -> int:
@@ -86,6 +125,19 @@ def parse_size(text: str) -> int:
     if not size:
         raise ValueError(f"{text!r} is not a size such as 4096, 4K or 16M")
     return size
+
+
+def parse_time(text: str) -> float:
+    """Seconds of ``2ms``, ``0.5ms``, ``0``; ``ValueError`` for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)ms|0", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not a time such as 2ms, nor 0")
+    return float(found[1] or 0) / 1e3
+
+
+def human_time(seconds: float) -> str:
+    """``2ms``; ``0`` for none."""
+    return f"{seconds * 1e3:g}ms" if seconds else "0"
 
 
 def human_size(size: int) -> str:
@@ -101,6 +153,16 @@ def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
     return [
         Case(kind, size) for kind in kinds for size in ((0,) if kind == BARRIER else sorted(sizes))
     ]
+
+
+def latency_cases() -> list[Case]:
+    """All-reduces of short messages, and of some that are not."""
+    return cases(["all_reduce"], _LATENCY_SIZES)
+
+
+def with_computing(found: Sequence[Case], seconds: Sequence[float]) -> list[Case]:
+    """Each of the cases with each of these times of computing before an op."""
+    return [replace(case, computing=each) for case in found for each in seconds]
 
 
 def gpu_cases() -> list[Case]:

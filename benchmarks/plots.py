@@ -10,19 +10,21 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.plan import BARRIER, DDP, DECODE, Shape, human_size
+from benchmarks.plan import BARRIER, BURST, DDP, DECODE, Shape, human_size
 from benchmarks.results import Report, Result
 from benchmarks.scale import plots as scale_plots
 from benchmarks.svg import STYLE, save
 
 _SIZE = (9.0, 4.0)
-_COLOURS = {
+COLOURS = {
     "allfold": "C0",
     "plain": "C9",
+    "allfold-torch": "C6",
     "gloo": "C1",
     "mpich": "C2",
     "nccl": "C3",
     "gloo_host": "C4",
+    "deepspeed": "C5",
 }
 
 
@@ -36,19 +38,23 @@ def _draw_collectives(results: Sequence[Result], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with mpl.rc_context(STYLE):
-        for (network, shape, kind), found in groupby(sorted(_curves(results), key=_key), _key):
+        for (network, shape, title), found in groupby(sorted(_curves(results), key=_key), _key):
             points = sorted(found, key=lambda result: result.case.size)
             if len(points) > 1:
-                drawn.append(_draw(points, folder / f"{network}-{shape}-{kind}.svg"))
+                drawn.append(_draw(points, folder / _name(network, shape, title)))
     return drawn
 
 
+def _name(network: str, shape: Shape, title: str) -> str:
+    return f"{network}-{shape}-{title.replace(' ', '-')}.svg"
+
+
 def _curves(results: Iterable[Result]) -> list[Result]:
-    return [each for each in results if each.case.kind not in (BARRIER, DDP, DECODE)]
+    return [each for each in results if each.case.kind not in (BARRIER, BURST, DDP, DECODE)]
 
 
 def _key(result: Result) -> tuple[str, Shape, str]:
-    return result.network, result.shape, result.case.kind
+    return result.network, result.shape, result.case.title
 
 
 def _draw(points: Sequence[Result], path: Path) -> Path:
@@ -57,7 +63,7 @@ def _draw(points: Sequence[Result], path: Path) -> Path:
     for name in dict.fromkeys(name for point in points for name in point.figures):
         with_it = [point for point in points if name in point.figures]
         sizes = [point.case.size for point in with_it]
-        style = {"label": name, "color": _COLOURS.get(name), "marker": ".", "linewidth": 1.2}
+        style = {"label": name, "color": COLOURS.get(name), "marker": ".", "linewidth": 1.2}
         latency.plot(sizes, [point.figures[name].median for point in with_it], **style)
         bandwidth.plot(sizes, [point.busbw(name) for point in with_it], **style)
     if points[0].line:
@@ -65,8 +71,8 @@ def _draw(points: Sequence[Result], path: Path) -> Path:
     _axes(latency, points, "time of an op, s")
     _axes(bandwidth, points, "bus bandwidth, GB/s")
     latency.legend(frameon=False)
-    network, shape, kind = _key(points[0])
-    figure.suptitle(f"{kind}, {shape} nodes x ranks, {network}")
+    network, shape, title = _key(points[0])
+    figure.suptitle(f"{title}, {shape} nodes x ranks, {network}")
     return save(figure, path)
 
 

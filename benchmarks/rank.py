@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import allfold
+from benchmarks.computing import Computing
 from benchmarks.control import Message, serve, sleep_until
-from benchmarks.devices import CUDA, Device, Host, TorchDevice, gpus
+from benchmarks.devices import CUDA, Device, Host, Operation, TorchDevice, gpus
 from benchmarks.libraries import Library
-from benchmarks.plan import DDP, DECODE, TORCH, Case
-from benchmarks.workloads import Workload
+from benchmarks.plan import (
+    BURST,
+    DDP,
+    DECODE,
+    DEEPSPEED,
+    MPICH,
+    THROUGH_TORCH,
+    TORCH,
+    Case,
+)
+from benchmarks.workloads import Workload, take_turn
 
 _CONDUCTOR_SECONDS = 3600.0
 
@@ -32,6 +42,7 @@ class Rank:
         self._group: allfold.Group | None = None
         self._libraries: dict[str, Library] = {}
         self._workload: Workload | None = None
+        self._compute: Operation | None = None
         self._device: Device = Host()
 
     def obey(self, message: Message) -> Message:
@@ -39,7 +50,7 @@ class Rank:
         do: dict[str, Callable[..., Message | None]] = {
             "join": self._join,
             "prepare": self._prepare,
-            "reset": self._reset,
+            "write": self._write,
             "run": self._run,
             "check": self._check,
             "release": self._release,
@@ -76,14 +87,18 @@ class Rank:
 
     def _library(self, name: str, store: str, seconds: float) -> Library:
         """Imported here: what is not asked for need not be installed."""
-        if name in TORCH:
+        if name in (*TORCH, THROUGH_TORCH):
             from benchmarks.libraries.torch_library import join
 
             return join(name, self._number, self._world, store, seconds, self._device)
-        if name == "mpich":
+        if name == MPICH:
             from benchmarks.libraries.mpich import MpichLibrary
 
             return MpichLibrary()
+        if name == DEEPSPEED:
+            from benchmarks.libraries.deepspeed import DeepSpeedLibrary
+
+            return DeepSpeedLibrary(self._number, self._world, Path(store).parent.name)
         from benchmarks.libraries.allfold_library import AllfoldLibrary
 
         if self._group is None:
@@ -93,45 +108,48 @@ class Rank:
             self._device.open(self._group)
         return AllfoldLibrary(name, self._group, self._device)
 
-    def _prepare(self, workload: str, **parameters: Any) -> Message:
-        self._workload = self._made(workload, parameters)
+    def _prepare(self, **case: Any) -> Message:
+        found = Case(**case)
+        self._workload = self._made(found)
+        self._compute = Computing(found.computing) if found.computing else None
         return {"contestants": list(self._workload.contestants)}
 
-    def _made(self, workload: str, parameters: dict[str, Any]) -> Workload:
+    def _made(self, case: Case) -> Workload:
         libraries = list(self._libraries.values())
-        if workload == "collective":
-            from benchmarks.workloads.collective import collective
+        where = (self._number, self._nodes, self._world)
+        if case.kind == BURST:
+            from benchmarks.workloads.burst import BurstWorkload
 
-            case = Case(**parameters)
-            where = (self._number, self._nodes, self._world)
-            return collective(case, libraries, self._device, *where)
-        if workload == DECODE:
+            return BurstWorkload(libraries, self._device, *where)
+        if case.kind == DECODE:
             from benchmarks.workloads.decode import DecodeWorkload
 
-            where = (self._number, self._nodes, self._world)
-            return DecodeWorkload(libraries, self._device, *where)
-        if workload == DDP:
+            return DecodeWorkload(libraries, self._device, self._number, self._world)
+        if case.kind == DDP:
             from benchmarks.workloads.training import DdpWorkload
 
             return DdpWorkload(self._number, self._world)
-        raise ValueError(f"there is no workload {workload!r}")
+        from benchmarks.workloads.collective import collective
 
-    def _reset(self, contestant: str) -> None:
-        self._prepared.reset(contestant)
+        return collective(case, libraries, self._device, *where)
+
+    def _write(self, contestant: str) -> None:
+        self._prepared.write(contestant, 0)
 
     def _run(self, contestant: str, warm_up: int, ops: int, at: float) -> Message:
-        workload = self._prepared
         sleep_until(at)
-        workload.run(contestant, warm_up)
-        cpu = time.process_time()
-        seconds = workload.run(contestant, ops)
-        return {"seconds": seconds, "cpu": (time.process_time() - cpu) / ops}
+        times = take_turn(self._prepared, contestant, warm_up + ops, self._compute)
+        return {
+            "calls": times.calls[warm_up:],
+            "returns": times.returns[warm_up:],
+            "cpu": times.cpu / (warm_up + ops),
+        }
 
     def _check(self, contestant: str, ops: int) -> Message:
         return {"wrong": self._prepared.count_wrong(contestant, ops)}
 
     def _release(self) -> None:
-        self._workload = None
+        self._workload = self._compute = None
         self._device.clear()
 
     @property

@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.plan import TORCH
+from benchmarks.plan import DEEPSPEED, MPICH, THROUGH_TORCH, TORCH
 
-_INSTALL = "install with: pip install -r requirements-bench.txt"
-_MODULES = {**{peer: ["torch"] for peer in TORCH}, "mpich": ["mpi4py"]}
+_INSTALL = "install with: pip install -c constraints.txt -r requirements-bench.txt"
+_COMPILE_SECONDS = 600.0
+_INSTALL_DEEPSPEED = "install with: pip install -c constraints.txt -r requirements-deepspeed.txt"
+_MODULES = {
+    **dict.fromkeys((*TORCH, THROUGH_TORCH), "torch"),
+    MPICH: "mpi4py",
+    DEEPSPEED: "deepspeed",
+}
 
 
 def require(peers: Sequence[str], *, plots: bool) -> None:
     """``BenchmarkFailed``, with the command that helps, where something is not installed."""
-    needed = [name for peer in peers for name in _MODULES.get(peer, [])]
-    needed += ["matplotlib"] if plots else []
-    missing = [name for name in dict.fromkeys(needed) if find_spec(name) is None]
+    missing = list(dict.fromkeys(_MODULES[peer] for peer in peers if not is_installed(peer)))
+    missing += ["matplotlib"] if plots and find_spec("matplotlib") is None else []
     if missing:
-        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {_INSTALL}")
-    if "mpich" in peers:
+        install = _INSTALL_DEEPSPEED if missing == ["deepspeed"] else _INSTALL
+        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {install}")
+    if MPICH in peers:
         mpiexec()
+    if DEEPSPEED in peers:
+        _compile_deepspeed()
+
+
+def _compile_deepspeed() -> None:
+    """Once, before the ranks need it; later calls find it done."""
+    command = python("benchmarks.libraries.deepspeed")
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=_COMPILE_SECONDS
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:]
+        raise BenchmarkFailed(
+            f"DeepSpeed's op was not compiled, which takes g++ and ninja: {''.join(said)} "
+            f"({' '.join(command)} shows all); --peers leaves it out"
+        )
+
+
+def is_installed(peer: str) -> bool:
+    """Return False where the Python package of a peer is missing."""
+    return peer not in _MODULES or find_spec(_MODULES[peer]) is not None
+
+
+def left_out(peer: str) -> str:
+    """Return why an optional peer takes no part."""
+    return f"{peer} is left out, because it is not installed; {_INSTALL_DEEPSPEED}"
 
 
 def mpiexec() -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.devices import CPU
 from benchmarks.figures import Figures
-from benchmarks.plan import BARRIER, DDP, OURS, Case, Shape
+from benchmarks.plan import BARRIER, DDP, DECODE, OURS, Case, Shape
 from benchmarks.workloads import NO_SYNC
 
 LOOPBACK = "loopback"
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Result:
 
     def algbw(self, library: str) -> float | None:
         """GB/s; ``None`` where no bytes stand for the op."""
-        if self.case.kind in (BARRIER, DDP):
+        if self.case.kind in (BARRIER, DDP, DECODE):
             return None
         return self.case.size / self.figures[library].median / 1e9
 
@@ -63,6 +63,15 @@ class Result:
         if NO_SYNC not in self.figures or library == NO_SYNC:
             return None
         return self.figures[library].median - self.figures[NO_SYNC].median
+
+    def communication_ratio(self, library: str) -> float | None:
+        """Of a training step: Allfold's communication in units of the library's."""
+        ours, theirs = self.communication(OURS), self.communication(library)
+        return ours / theirs if ours is not None and theirs and theirs > 0 else None
+
+    def tokens_per_second(self, library: str) -> float | None:
+        """Of decoding, where an op is a token."""
+        return 1 / self.figures[library].mean if self.case.kind == DECODE else None
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,8 @@ def _as_json(result: Result) -> dict[str, Any]:
             "busbw": result.busbw(name),
             "cpu_per_gb": result.cpu_per_gb(name),
             "communication": result.communication(name),
+            "communication_ratio": result.communication_ratio(name),
+            "tokens_per_second": result.tokens_per_second(name),
         }
         for name, figures in result.figures.items()
     }
@@ -176,6 +187,6 @@ def _from_json(found: Mapping[str, Any]) -> Result:
         library: Figures(**{name: figures[name] for name in names})
         for library, figures in found["libraries"].items()
     }
-    case = Case(found["kind"], found["size"])
+    case = Case(found["kind"], found["size"], found["computing"])
     shape = Shape.parse(found["shape"])
     return Result(found["network"], found["line"], shape, case, figures, found["path"])

@@ -8,16 +8,16 @@ from typing import Any
 
 from benchmarks import memory
 from benchmarks.conductor import Budget, Conductor
-from benchmarks.devices import CPU, CUDA, gpus
+from benchmarks.devices import CUDA, gpus
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.gpu.sanitizer import SanitizedStack
 from benchmarks.loopback import loopback
 from benchmarks.network import Network
 from benchmarks.network.shaped import shaped
 from benchmarks.options import LIMITS, MEMORY, SCALE, Options
-from benchmarks.plan import DDP, DECODE, PLAIN, Case, Shape
+from benchmarks.plan import BURST, DDP, DECODE, DEEPSPEED, PLAIN, THROUGH_TORCH, TOKEN, Case, Shape
 from benchmarks.results import LOOPBACK, Memory, Result
-from benchmarks.workloads.decode import TENSOR_BYTES, TENSORS
+from benchmarks.workloads.burst import TENSOR_BYTES, TENSORS
 
 # A model takes a while to step, and to be built for each shape.
 _DDP_SHAPES = ("1x4", "2x2", "2x1")
@@ -57,8 +57,9 @@ def memories(options: Options) -> Iterator[Memory]:
     """Measure the memory of each library, on this machine alone."""
     if MEMORY not in options.parts or options.networks:
         return
-    # What it takes does not depend on where the tensors are.
-    libraries = [name for name in options.libraries if name != PLAIN and ":" not in name]
+    # What it takes does not depend on where the tensors are, or on who calls.
+    same = (PLAIN, THROUGH_TORCH)
+    libraries = [name for name in options.libraries if name not in same and ":" not in name]
     for shape in options.shapes:
         if str(shape) in memory.SHAPES:
             for library in libraries:
@@ -75,9 +76,11 @@ def scale(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def libraries_of(options: Options, shape: Shape) -> list[str]:
-    """Those that can do a shape: NCCL has no two ranks on one GPU."""
-    enough = "nccl" not in options.libraries or gpus() >= shape.world
-    return [name for name in options.libraries if name != "nccl" or enough]
+    """Those that can do a shape: NCCL has no two ranks on one GPU, DeepSpeed's op no two nodes."""
+    unable = [DEEPSPEED] if shape.nodes > 1 else []
+    if "nccl" in options.libraries and gpus() < shape.world:
+        unable.append("nccl")
+    return [name for name in options.libraries if name not in unable]
 
 
 def _of_shape(options: Options, shape: Shape, network: Network | None) -> Iterator[Result]:
@@ -94,7 +97,8 @@ def _of_shape(options: Options, shape: Shape, network: Network | None) -> Iterat
 def _ranks(
     options: Options, shape: Shape, network: Network | None
 ) -> Iterator[tuple[Conductor, float]]:
-    budget, libraries = Budget(options.seconds), libraries_of(options, shape)
+    budget = Budget(options.seconds, options.ops)
+    libraries = libraries_of(options, shape)
     if network is not None:
         with shaped(network, shape, libraries, budget) as found:
             yield found
@@ -108,10 +112,12 @@ def _ranks(
 
 def _more_cases(options: Options, shape: Shape) -> list[Case]:
     found = []
+    if BURST in options.parts:
+        found.append(Case(BURST, TENSORS * TENSOR_BYTES))
     if DECODE in options.parts:
-        found.append(Case(DECODE, TENSORS * TENSOR_BYTES))
+        found.append(TOKEN)
     if DDP in options.parts and "gloo" in options.peers and str(shape) in _DDP_SHAPES:
         from benchmarks.workloads.training import parameters
 
         found.append(Case(DDP, 4 * parameters()))
-    return found if options.device == CPU else [case for case in found if case.kind == DECODE]
+    return found

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.plan import DDP, OURS, TORCH, human_size
+from benchmarks.plan import DDP, DECODE, OTHERS, OURS, human_size, human_time
 from benchmarks.results import LOOPBACK, Memory, Result
 from benchmarks.workloads import NO_SYNC
 
 _NAMES = (
-    *("shape", "kind", "size", "library", "p50", "mean", "p99"),
+    *("shape", "kind", "size", "before", "library", "p50", "p99", "mean"),
     *("ops", "algbw", "busbw", "#wrong", "ratio", "cpu"),
 )
-_ROW = "{:>6} {:>14} {:>10} {:>17} {:>11} {:>11} {:>11} {:>5} {:>8} {:>8} {:>7} {:>7} {:>9}"
+_ROW = "{:>6} {:>14} {:>10} {:>6} {:>17} {:>11} {:>11} {:>11} {:>5} {:>8} {:>8} {:>7} {:>7} {:>9}"
 _LEGEND = (
-    "float32, sums; size in bytes; p50, mean and p99 in us, of so many ops, each with the time",
-    "of its slowest rank; algbw and busbw in GB/s, from p50",
+    "float32, sums; size in bytes; p50, p99 and mean in us, of so many single ops, each from the",
+    "last rank's call to the last rank's return; before: the computing before each op, 0 is back",
+    "to back; algbw and busbw in GB/s, from p50",
     "ratio: the library's p50 in units of Allfold's, so above 1 Allfold is the faster one",
     "cpu: CPU-seconds of all ranks and agents per GB of size",
 )
-
-
-_OTHERS = (*TORCH, "mpich")
 
 
 def head() -> list[str]:
@@ -31,12 +29,14 @@ def head() -> list[str]:
 
 
 def rows(result: Result) -> list[str]:
-    """One case: a line per library, and what a training step's communication takes."""
+    """One case: a line per library; of tokens their speed, of training steps the communication."""
     case = result.case
-    first = (str(result.shape), case.kind, case.size)
+    first = (str(result.shape), case.kind, case.size, human_time(case.computing))
     found = [_ROW.format(*first, name, *_columns(result, name)) for name in result.figures]
     if case.kind == DDP and NO_SYNC in result.figures:
         found.append(_communication(result))
+    if case.kind == DECODE:
+        found.append(_tokens(result))
     return found
 
 
@@ -55,8 +55,8 @@ def behind(results: Sequence[Result]) -> list[str]:
     for result in results:
         for name in result.figures:
             ratio = result.ratio(name)
-            if name in _OTHERS and ratio is not None and ratio < 1:
-                case = f"{result.shape} {result.case.kind} {human_size(result.case.size)}"
+            if name in OTHERS and ratio is not None and ratio < 1:
+                case = f"{result.shape} {result.case.title} {human_size(result.case.size)}"
                 found.setdefault(name, []).append(f"{case} {ratio:.2f}")
     return [f"# behind {name}: {', '.join(cases)}" for name, cases in found.items()]
 
@@ -85,7 +85,7 @@ def shared_rate(result: Result, copy: float) -> str | None:
 def _columns(result: Result, name: str) -> tuple[str, ...]:
     figures = result.figures[name]
     return (
-        *(f"{each * 1e6:.1f}" for each in (figures.median, figures.mean, figures.p99)),
+        *(f"{each * 1e6:.1f}" for each in (figures.median, figures.p99, figures.mean)),
         str(figures.samples),
         _number(result.algbw(name), ".3f"),
         _number(result.busbw(name), ".3f"),
@@ -97,15 +97,19 @@ def _columns(result: Result, name: str) -> tuple[str, ...]:
 
 def _communication(result: Result) -> str:
     names = [name for name in result.figures if name != NO_SYNC]
-    times = {name: result.communication(name) or 0.0 for name in names}
-    told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in times.items())
+    told = ", ".join(f"{name} {(result.communication(name) or 0) * 1e3:.1f} ms" for name in names)
     ratios = [
-        f"{OURS}/{name} {times[OURS] / times[name]:.2f}"
+        f"{OURS}/{name} {ratio:.2f}"
         for name in names
-        if name != OURS and times[name] > 0
+        if name != OURS and (ratio := result.communication_ratio(name)) is not None
     ]
     what = f"communication of a step (its time less that of {NO_SYNC})"
     return f"# {what}: {'; '.join([told, *ratios])}"
+
+
+def _tokens(result: Result) -> str:
+    told = [f"{name} {result.tokens_per_second(name):.1f}" for name in result.figures]
+    return f"# tokens per second: {', '.join(told)}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,6 +1,7 @@
 """A small transformer, decoded by several ranks at once, each with a part of every layer.
 
     allfold run --nodes 2 --nproc-per-node 1 examples/tensor_parallel_llm.py
+    allfold run --nproc-per-node 2 examples/tensor_parallel_llm.py --backend gloo    # to compare
 
 Every rank holds some of the attention heads and some of the columns of the feed-forward network
 (Megatron-LM's split), so a token costs two all-reduces per layer, of one row of activations: a few
@@ -19,6 +20,7 @@ from math import sqrt
 from time import perf_counter
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
@@ -41,6 +43,9 @@ class Shape:
     @property
     def head_width(self) -> int:
         return self.width // self.heads
+
+
+SHAPE = Shape(layers=8, width=1024, heads=16)
 
 
 class Layer:
@@ -111,6 +116,12 @@ class Model:
             x = layer(x, synchronise)
         return int((self.head @ normalised(x)).argmax())
 
+    def forget(self) -> None:
+        """Begin anew: no token came before the next one."""
+        for layer in self.layers:
+            layer.keys.clear()
+            layer.values.clear()
+
     def decode(self, count: int, synchronise: Synchronise) -> list[int]:
         """So many tokens after the prompt."""
         token = 0
@@ -122,17 +133,66 @@ class Model:
         return tokens
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """All that decode together, seen from one of them.
+
+    Attributes:
+        row: the memory of what is added up.
+        how: what adds it up.
+    """
+
+    rank: int
+    world_size: int
+    setup: str
+    how: str
+    row: Tensor
+    all_reduce: Callable[[Tensor], object]
+    barrier: Callable[[], object]
+    leave: Callable[[], object]
+
+
+def on_allfold(width: int) -> Ranks:
+    """Meet the other ranks by Allfold's own functions."""
+    group = allfold.init()
+    return Ranks(
+        group.rank,
+        group.world_size,
+        f"{group.world_size} ranks on {group.nodes} nodes",
+        f"strategy {group.strategy_for('all_reduce', 4 * width)}",
+        allfold.empty(width, torch.float32),
+        allfold.all_reduce,
+        allfold.barrier,
+        allfold.shutdown,
+    )
+
+
+def on_torch(backend: str, width: int) -> Ranks:
+    """Meet them by torch.distributed."""
+    dist.init_process_group(backend)
+    return Ranks(
+        dist.get_rank(),
+        dist.get_world_size(),
+        f"{dist.get_world_size()} ranks",
+        f"backend {backend}",
+        torch.empty(width),
+        dist.all_reduce,
+        dist.barrier,
+        dist.destroy_process_group,
+    )
+
+
 class Synchroniser:
     """Adds up the ranks' shares of a row of activations, and keeps the time."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.seconds: list[float] = []
-        self._row: Tensor = allfold.empty(width, torch.float32)
+        self._row, self._all_reduce = ranks.row, ranks.all_reduce
 
     def __call__(self, share: Tensor) -> Tensor:
         self._row.copy_(share)
         began = perf_counter()
-        allfold.all_reduce(self._row)
+        self._all_reduce(self._row)
         self.seconds.append(perf_counter() - began)
         return self._row.clone()
 
@@ -140,30 +200,28 @@ class Synchroniser:
 def main() -> None:
     """Decode with all ranks, then alone, and compare."""
     options = arguments()
-    group = allfold.init()
     shape = Shape(options.layers, options.width, options.heads)
-    if shape.heads % group.world_size:
-        sys.exit(f"{shape.heads} heads cannot be split over {group.world_size} ranks")
+    own = options.backend == "allfold"
+    ranks = on_allfold(shape.width) if own else on_torch(options.backend, shape.width)
+    if shape.heads % ranks.world_size:
+        sys.exit(f"{shape.heads} heads cannot be split over {ranks.world_size} ranks")
     torch.set_num_threads(1)
-    synchronise = Synchroniser(shape.width)
-    model = Model(shape, (group.rank, group.world_size))
-    # Asked now: the others may leave the group as soon as they have decoded.
-    strategy = group.strategy_for("all_reduce", 4 * shape.width)
-    setup = f"{group.world_size} ranks on {group.nodes} nodes"
-    allfold.barrier()
+    synchronise = Synchroniser(ranks)
+    model = Model(shape, (ranks.rank, ranks.world_size))
+    ranks.barrier()
     began = perf_counter()
     tokens = model.decode(options.tokens, synchronise)
     seconds = perf_counter() - began
-    if group.rank == 0:
-        print(f"{setup}, {shape.layers} layers of {shape.width}")
+    if ranks.rank == 0:
+        print(f"{ranks.setup}, {shape.layers} layers of {shape.width}")
         steps = len(tokens) + len(PROMPT) - 1
-        print(f"{speed(synchronise.seconds, steps, seconds, 4 * shape.width)}, strategy {strategy}")
+        print(f"{speed(synchronise.seconds, steps, seconds, 4 * shape.width)}, {ranks.how}")
         alone = Model(shape, (0, 1)).decode(options.tokens, lambda share: share)
         if tokens != alone:
             print(f"tokens: DIFFERENT {tokens} but alone {alone}")
             sys.exit(1)
         print("tokens: the same as a single process")
-    allfold.shutdown()
+    ranks.leave()
 
 
 def speed(waits: list[float], tokens: int, seconds: float, nbytes: int) -> str:
@@ -178,9 +236,10 @@ def speed(waits: list[float], tokens: int, seconds: float, nbytes: int) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--backend", default="allfold", help="or one of torch.distributed, as gloo")
+    parser.add_argument("--layers", type=int, default=SHAPE.layers)
+    parser.add_argument("--width", type=int, default=SHAPE.width)
+    parser.add_argument("--heads", type=int, default=SHAPE.heads)
     parser.add_argument("--tokens", type=int, default=32)
     return parser.parse_args()
 

@@ -10,7 +10,7 @@ from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Handle
-from benchmarks.plan import BARRIER, DECODE, OURS
+from benchmarks.plan import BARRIER, BURST, DECODE, OURS
 
 
 class AllfoldLibrary:
@@ -27,7 +27,7 @@ class AllfoldLibrary:
         """Only reductions have a wire, and without tensors there is one way only."""
         if kind == BARRIER:
             return self.name == OURS
-        return self.wire == "native" or kind == DECODE or KINDS[kind].reduces
+        return self.wire == "native" or kind in (BURST, DECODE) or KINDS[kind].reduces
 
     def empty(self, count: int, /) -> Tensor | None:
         return self._device.in_arena(self._group, count) if self._arena else None

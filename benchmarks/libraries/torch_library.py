@@ -1,4 +1,4 @@
-"""Gloo and NCCL, through ``torch.distributed``."""
+"""Gloo, NCCL and Allfold's backend, through ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch._C._distributed_c10d import FileStore
 from allfold.cli._bench.data import Bench
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Handle
-from benchmarks.plan import BARRIER, DECODE
+from benchmarks.plan import BARRIER, BURST, DECODE, THROUGH_TORCH
+
+# Of libraries in a group beside the default one, which is Gloo's.
+_BACKENDS = {"nccl": "nccl", THROUGH_TORCH: "allfold"}
 
 _Group = Any
 _Call = Callable[[torch.Tensor, torch.Tensor, _Group], object]
@@ -23,7 +26,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 # Of tensors on GPUs, Gloo takes these alone.
-_GLOO_ON_GPUS = ("all_reduce", "broadcast", BARRIER, DECODE)
+_GLOO_ON_GPUS = ("all_reduce", "broadcast", BARRIER, BURST)
 
 
 class TorchLibrary:
@@ -33,7 +36,7 @@ class TorchLibrary:
 
     def __init__(self, name: str, group: _Group, device: Device) -> None:
         """Args:
-        name: ``gloo`` or ``nccl``.
+        name: ``gloo``, ``nccl`` or ``allfold-torch``.
         """
         self.name = name
         self._group = group
@@ -68,7 +71,7 @@ class GlooOnHost(TorchLibrary):
     """Copy to page-locked memory, Gloo there, copy back: what a script does without NCCL."""
 
     def supports(self, kind: str) -> bool:
-        return kind not in (BARRIER, DECODE)
+        return kind not in (BARRIER, BURST, DECODE)
 
     def operation(self, bench: Bench, source: Tensor, target: Tensor) -> Operation:
         x = _pinned(source)
@@ -96,8 +99,8 @@ def join(
     if not dist.is_initialized():
         shared = FileStore(store, world)
         dist.init_process_group("gloo", store=shared, rank=rank, world_size=world, timeout=timeout)
-    if name == "nccl":
-        return TorchLibrary(name, dist.new_group(backend="nccl", timeout=timeout), device)
+    if backend := _BACKENDS.get(name):
+        return TorchLibrary(name, dist.new_group(backend=backend, timeout=timeout), device)
     return (GlooOnHost if name == "gloo_host" else TorchLibrary)(name, dist.group.WORLD, device)
 
 

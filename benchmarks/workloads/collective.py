@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allfold._options import Options
-from allfold.cli._bench.data import Array, Bench
+from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS
 from benchmarks.data import RandomShare
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Library
-from benchmarks.plan import BARRIER, Case
-from benchmarks.workloads import timed
+from benchmarks.plan import BARRIER, Case, most_ops
 
 # More than what is moved ever is.
 _UNTOUCHED = 9999
+_VARIANTS = 5
 
 
 @dataclass(frozen=True)
@@ -44,38 +44,54 @@ class CollectiveWorkload:
         self._kind = KINDS[case.kind]
         self._nodes = nodes
         bench = Bench(case.kind, "sum", "float32", case.size // 4, Options())
-        self._share = RandomShare(bench, rank, world)
-        given = self._share.brought_by(rank, self._kind.source(self._share))
-        expected: Array | None = self._kind.expected(self._share)
-        self._given = device.keep(given)
-        self._expected = None if expected is None else device.keep(expected)
+        variants = range(min(_VARIANTS, most_ops(case)))
+        shares = [RandomShare(bench, rank, world, variant) for variant in variants]
+        self._share = shares[0]
+        self._given = [self._brought(share) for share in shares]
+        self._expected = [self._right(share) for share in shares]
+        self._kept: list[Tensor] = []
         self._plain: dict[str, Tensor] = {}
         some = [each for each in libraries if each.supports(case.kind)]
         self._turns = {library.name: self._turn(library, bench) for library in some}
         self.contestants = list(self._turns)
 
-    def reset(self, contestant: str) -> None:
+    def operation(self, contestant: str) -> Operation:
+        return self._turns[contestant].operation
+
+    def write(self, contestant: str, op: int) -> None:
         turn = self._turns[contestant]
         if turn.target is not turn.source:
             turn.target[:] = _UNTOUCHED
-        self._device.write(turn.source, self._given)
+        self._device.write(turn.source, self._given[op % len(self._given)])
 
-    def run(self, contestant: str, ops: int) -> list[float]:
-        return timed(self._turns[contestant].operation, ops)
+    def keep(self, contestant: str, op: int) -> None:
+        result = self._turns[contestant].target
+        if op == len(self._kept):
+            self._kept.append(self._device.empty(len(result)))
+        self._device.write(self._kept[op], result)
 
     def count_wrong(self, contestant: str, ops: int) -> int:
-        if ops > 1 and self._share.bench.kind == "reduce":
-            # Gloo leaves partial sums with the others, so only the first in a row is a sum.
-            self.reset(contestant)
-            self.run(contestant, ops := 1)
-        if self._expected is None:
+        turn = self._turns[contestant]
+        results = [*self._kept[: ops - 1], turn.target]
+        return sum(self._wrong(result, op, turn.wire) for op, result in enumerate(results))
+
+    def _wrong(self, result: Tensor, op: int, wire: str) -> int:
+        expected = self._expected[op % len(self._expected)]
+        if expected is None:
             return 0
-        turn, share = self._turns[contestant], self._share
-        allowed = share.tolerance(self._nodes, ops, turn.wire)
-        return self._device.count_wrong(turn.target, self._expected, share.growth(ops), allowed)
+        allowed = self._share.tolerance(self._nodes, wire)
+        return self._device.count_wrong(result, expected, allowed)
+
+    def _brought(self, share: RandomShare) -> Tensor:
+        return self._device.keep(share.brought_by(share.rank, self._kind.source(share)))
+
+    def _right(self, share: RandomShare) -> Tensor | None:
+        """The result, where this rank gets one."""
+        expected = self._kind.expected(share)
+        return None if expected is None else self._device.keep(expected)
 
     def _turn(self, library: Library, bench: Bench) -> _Turn:
-        source = self._memory("source", library, len(self._given))
+        source = self._memory("source", library, self._kind.source(self._share))
         target = source
         if self._kind.target is not None:
             target = self._memory("target", library, self._kind.target(self._share))
@@ -100,11 +116,14 @@ class BarrierWorkload:
         self._barriers = {each.name: device.finished(each.barrier()) for each in some}
         self.contestants = list(self._barriers)
 
-    def reset(self, contestant: str) -> None:
-        """Nothing to prepare."""
+    def operation(self, contestant: str) -> Operation:
+        return self._barriers[contestant]
 
-    def run(self, contestant: str, ops: int) -> list[float]:
-        return timed(self._barriers[contestant], ops)
+    def write(self, _contestant: str, _op: int, /) -> None:
+        """Nothing to write."""
+
+    def keep(self, _contestant: str, _op: int, /) -> None:
+        """Nothing to keep."""
 
     def count_wrong(self, _contestant: str, _ops: int, /) -> int:
         return 0

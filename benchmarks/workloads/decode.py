@@ -1,72 +1,78 @@
-"""One token of tensor-parallel decoding: 64 small all-reduces, in a row or all at once."""
+"""Tensor-parallel decoding: the model of the example, of which every rank holds a part.
+
+One op is one token: 16 all-reduces of 4 KiB, and what is computed between them. The libraries
+differ in what adds up the ranks' shares, and in nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from tensor_parallel_llm import PROMPT, SHAPE, Model, Synchronise
+
 from allfold._options import Options
 from allfold.cli._bench.data import Bench
-from benchmarks.data import RandomShare
-from benchmarks.devices import Device, Tensor
+from benchmarks.devices import Device, Operation
 from benchmarks.libraries import Library
-from benchmarks.plan import DECODE
-from benchmarks.workloads import timed
-
-TENSORS, TENSOR_BYTES = 64, 16 << 10
-_AT_ONCE = " async"
+from benchmarks.plan import DECODE, TOKEN, most_ops, warm_up
 
 
 class DecodeWorkload:
-    """Each library has two turns: sync, and (``... async``) all in flight and then waited for."""
+    """A turn decodes the tokens after one that is given: the same ones as a single process."""
 
-    def __init__(
-        self, libraries: Sequence[Library], device: Device, rank: int, nodes: int, world: int
-    ) -> None:
-        self._device = device
-        libraries = [library for library in libraries if library.supports(DECODE)]
-        count = TENSORS * TENSOR_BYTES // 4
-        self._share = RandomShare(Bench(DECODE, "sum", "float32", count, Options()), rank, world)
-        self._nodes = nodes
-        self._given = device.keep(self._share.brought_by(rank, count))
-        self._expected = device.keep(self._share.folded())
-        self._libraries = {library.name: library for library in libraries}
-        self._tensors = {library.name: _tensors(library, device, count) for library in libraries}
-        one = Bench("all_reduce", "sum", "float32", TENSOR_BYTES // 4, Options())
-        self._operations = {
-            library.name: [library.operation(one, row, row) for row in self._tensors[library.name]]
-            for library in libraries
-        }
-        self.contestants = [name + how for name in self._libraries for how in ("", _AT_ONCE)]
+    def __init__(self, libraries: Sequence[Library], device: Device, rank: int, world: int) -> None:
+        # A wire that loses bits may find other tokens, and be right.
+        some = [each for each in libraries if each.supports(DECODE) and each.wire == "native"]
+        most = most_ops(TOKEN)
+        self._expected = _alone(warm_up(most) + most)
+        self._model = Model(SHAPE, (rank, world))
+        self._sums = {library.name: _synchronise(library, device) for library in some}
+        self._tokens: list[int] = []
+        self.contestants = list(self._sums)
 
-    def reset(self, contestant: str) -> None:
-        tensors = self._tensors[contestant.removesuffix(_AT_ONCE)]
-        self._device.write(tensors, self._given.reshape(tensors.shape))
+    def operation(self, contestant: str) -> Operation:
+        synchronise = self._sums[contestant]
 
-    def run(self, contestant: str, ops: int) -> list[float]:
-        do = self._at_once if contestant.endswith(_AT_ONCE) else self._in_a_row
-        name = contestant.removesuffix(_AT_ONCE)
-        return timed(self._device.finished(lambda: do(name)), ops)
+        def decode() -> None:
+            self._tokens.append(self._model.next_token(self._tokens[-1], synchronise))
 
-    def count_wrong(self, contestant: str, ops: int) -> int:
-        name = contestant.removesuffix(_AT_ONCE)
-        allowed = self._share.tolerance(self._nodes, ops, self._libraries[name].wire)
-        result = self._tensors[name].reshape(-1)
-        growth = self._share.growth(ops)
-        return self._device.count_wrong(result, self._expected, growth, allowed)
+        return decode
 
-    def _in_a_row(self, name: str) -> None:
-        for operation in self._operations[name]:
-            operation()
+    def write(self, _contestant: str, op: int, /) -> None:
+        if op == 0:
+            self._model.forget()
+            self._tokens = [PROMPT[0]]
 
-    def _at_once(self, name: str) -> None:
-        library = self._libraries[name]
-        handles = [library.start_all_reduce(row) for row in self._tensors[name]]
-        for handle in handles:
-            handle.wait()
+    def keep(self, _contestant: str, _op: int, /) -> None:
+        """Every token is kept, to go on with."""
+
+    def count_wrong(self, _contestant: str, ops: int, /) -> int:
+        pairs = zip(self._tokens[1:], self._expected[:ops], strict=True)
+        return sum(token != right for token, right in pairs)
 
 
-def _tensors(library: Library, device: Device, count: int) -> Tensor:
-    memory = library.empty(count)
-    if memory is None:
-        memory = device.empty(count)
-    return memory.reshape(TENSORS, -1)
+def _alone(count: int) -> list[int]:
+    """Return the tokens that a single process finds."""
+    model, tokens = Model(SHAPE, (0, 1)), [PROMPT[0]]
+    for _ in range(count):
+        tokens.append(model.next_token(tokens[-1], lambda share: share))
+    return tokens[1:]
+
+
+def _synchronise(library: Library, device: Device) -> Synchronise:
+    """Return what adds up a row of activations, as the example does."""
+    row = library.empty(SHAPE.width)
+    if row is None:
+        row = device.empty(SHAPE.width)
+    all_reduce = library.operation(
+        Bench("all_reduce", "sum", "float32", SHAPE.width, Options()), row, row
+    )
+    view = torch.from_numpy(row)
+
+    def synchronise(share: torch.Tensor) -> torch.Tensor:
+        view.copy_(share)
+        all_reduce()
+        return view.clone()
+
+    return synchronise

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import allfold.torch as allfold_torch
-from benchmarks.workloads import NO_SYNC, timed
+from benchmarks.devices import Operation
+from benchmarks.workloads import NO_SYNC
 
 _WIDTH, _LAYERS, _HEADS, _TOKENS = 512, 8, 8, 16
 _TOLERANCE = 1e-4
@@ -42,10 +43,7 @@ class DdpWorkload:
         self._expected = self._reference(world)
         self.contestants: Sequence[str] = list(self._models)
 
-    def reset(self, contestant: str) -> None:
-        _set(self._models[contestant].module, self._first)
-
-    def run(self, contestant: str, ops: int) -> list[float]:
+    def operation(self, contestant: str) -> Operation:
         model, optimizer = self._models[contestant], self._optimizers[contestant]
 
         def step() -> None:
@@ -53,11 +51,18 @@ class DdpWorkload:
                 _backward(model, self._input)
             optimizer.step()
 
-        return timed(step, ops)
+        return step
 
-    def count_wrong(self, contestant: str, ops: int) -> int:
-        """Of the gradients; of one step, because the next one begins with other parameters."""
-        if contestant == NO_SYNC or ops > 1:
+    def write(self, contestant: str, _op: int, /) -> None:
+        """Every step begins with the same parameters."""
+        _set(self._models[contestant].module, self._first)
+
+    def keep(self, _contestant: str, _op: int, /) -> None:
+        """A turn has one step: its gradients stay where they are."""
+
+    def count_wrong(self, contestant: str, _ops: int, /) -> int:
+        """Of the gradients."""
+        if contestant == NO_SYNC:
             return 0
         far = (_gradients(self._models[contestant].module) - self._expected).abs() > _TOLERANCE
         return int(far.sum())

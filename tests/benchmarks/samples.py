@@ -17,6 +17,7 @@ def result(
     shape: str = "1x4",
     network: str = LOOPBACK,
     wrong: int = 0,
+    computing: float = 0.0,
 ) -> Result:
     """A case with these medians."""
     figures = {
@@ -24,4 +25,4 @@ def result(
         for name, median in seconds.items()
     }
     line = 0.0 if network == LOOPBACK else 1.19e8
-    return Result(network, line, Shape.parse(shape), Case(kind, size), figures)
+    return Result(network, line, Shape.parse(shape), Case(kind, size, computing), figures)

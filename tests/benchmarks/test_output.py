@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "cpu": "a CPU",
     "cores": 2,
     "memory": "24 GB",
+    "load": 0.25,
     "kernel": "6",
 }
 RESULTS = [
@@ -29,6 +30,8 @@ RESULTS = [
     result({"allfold": 0.01, "gloo": 0.05}, size=64 * MIB),
     result({"allfold": 0.3, "gloo": 0.5, "no_sync": 0.2}, kind="ddp", size=100 * MIB),
     result({"allfold": 0.02, "allfold:int8": 0.01, "gloo": 0.05}, shape="4x1", network="1gbit"),
+    result({"allfold": 0.01, "gloo": 0.02}, kind="decode"),
+    result({"allfold": 0.0003, "gloo": 0.003}, computing=0.002),
 ]
 MEMORY = [Memory(Shape(1, 4), Case("all_reduce", 64 * MIB), "allfold", 70 * MIB, 0)]
 LIMITS = [{"name": "copy", "seconds": 1e-3, "rate": 4e12, "wrong": 0}]
@@ -47,6 +50,16 @@ def test_each_library_has_a_line_under_the_names_of_its_columns() -> None:
 
 def test_a_training_step_is_followed_by_its_communication() -> None:
     assert "allfold 100.0 ms, gloo 300.0 ms; allfold/gloo 0.33" in table.rows(RESULTS[2])[-1]
+
+
+def test_decoding_is_followed_by_its_speed_which_is_that_of_the_mean() -> None:
+    assert table.rows(RESULTS[4])[-1] == "# tokens per second: allfold 50.0, gloo 25.0"
+
+
+def test_what_comes_before_an_op_is_shown() -> None:
+    *_, names = table.head()
+    where = names.split().index("before")
+    assert [table.rows(RESULTS[each])[0].split()[where] for each in (0, 5)] == ["0", "2ms"]
 
 
 def test_cases_in_which_allfold_is_slower_are_named() -> None:
@@ -93,9 +106,11 @@ def test_a_page_has_a_table_for_each_shape_and_network() -> None:
     text = page(REPORT)
     assert "### 1x4, loopback" in text
     assert "### 4x1, 1gbit, 0.952 Gbit/s of payload in one TCP stream" in text
-    assert "| all_reduce | 4 KiB | 200 µs / 400 µs / 1.8 ms | 1 ms / 2 ms / 9 ms |" in text
+    assert "| all_reduce | 4 KiB | 200 µs / 1.8 ms / 400 µs | 1 ms / 9 ms / 2 ms |" in text
+    assert "| all_reduce after 2ms | 4 KiB | 300 µs / 2.7 ms / 600 µs |" in text
+    assert "Tokens per second: allfold 50.0, gloo 25.0." in text
     assert "| 1x4 | 64 MiB | allfold | 70 MiB | 0 MiB |" in text
-    assert "allfold 100 ms, gloo 300 ms" in text
+    assert "allfold 100 ms, gloo 300 ms, allfold / gloo 0.33." in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
 

@@ -12,7 +12,6 @@ from allfold._options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS as COLLECTIVES
 from benchmarks import options, requirements, runs
-from benchmarks.conductor import most_ops
 from benchmarks.data import LARGEST, RandomShare, count_wrong
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import Figures, percentile
@@ -27,7 +26,11 @@ from benchmarks.plan import (
     cases,
     full_cases,
     human_size,
+    human_time,
+    latency_cases,
+    most_ops,
     parse_size,
+    parse_time,
     usual_cases,
 )
 from tests.benchmarks.samples import result
@@ -44,7 +47,7 @@ from tests.benchmarks.samples import result
         ("reduce", 1.0),
         ("send_recv", 1.0),
         (BARRIER, 1.0),
-        ("decode", 1.5),
+        ("burst", 1.5),
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(kind: str, factor: float) -> None:
@@ -126,7 +129,7 @@ def test_the_usual_cases_have_every_collective() -> None:
 
 def test_large_ops_are_not_repeated_in_a_sample() -> None:
     assert [most_ops(Case("all_reduce", size)) for size in (4096, MIB, 64 * MIB)] == [20, 10, 1]
-    assert most_ops(Case("decode", 4096)) == 1
+    assert most_ops(Case("burst", 4096)) == 1
 
 
 def test_a_selection_is_what_is_measured() -> None:
@@ -155,13 +158,29 @@ def test_what_is_not_installed_is_named_with_the_command_that_helps(
         requirements.require(["gloo", "gloo_host", "nccl"], plots=False)
     with pytest.raises(BenchmarkFailed, match="not installed: torch, mpi4py, matplotlib; install"):
         requirements.require(["plain", "gloo", "mpich"], plots=True)
+    with pytest.raises(BenchmarkFailed, match=r"deepspeed; .* -r requirements-deepspeed.txt"):
+        requirements.require(["deepspeed"], plots=False)
     requirements.require(["plain"], plots=False)
 
 
-def test_without_a_selection_everything_has_its_turn() -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_deepspeed_takes_part_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr(options, "is_installed", lambda _: is_there)
+    chosen = options.parse(["--shapes", "1x2"])
+    assert ("deepspeed" in chosen.libraries, chosen.left_out) == (
+        is_there,
+        [] if is_there else ["deepspeed"],
+    )
+    assert options.parse(["--peers", "gloo"]).left_out == []
+
+
+def test_without_a_selection_everything_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "is_installed", lambda _: True)
     chosen = options.parse([])
-    assert chosen.libraries == ["allfold", "plain", "gloo", "mpich"]
-    assert set(chosen.parts) == {"collectives", "decode", "ddp", "memory"}
+    assert chosen.libraries == ["allfold", "plain", "allfold-torch", "gloo", "mpich", "deepspeed"]
+    assert set(chosen.parts) == {"collectives", "burst", "decode", "ddp", "memory"}
     assert [str(shape) for shape in chosen.shapes] == ["1x2", "1x4", "2x1", "2x2", "4x1"]
 
 
@@ -171,6 +190,10 @@ def test_without_a_selection_everything_has_its_turn() -> None:
         "--peers openmpi",
         "--network 5parsecs",
         "--network 1gbit --peers mpich",
+        "--network 1gbit --peers deepspeed",
+        "--computing 2",
+        "--summary no/such/folder/latency.md",
+        "--readme README.md",
         "--network 1gbit --shapes 1x4",
         "--sizes 4X",
         "--kinds all_gossip",
@@ -181,6 +204,7 @@ def test_without_a_selection_everything_has_its_turn() -> None:
         "--peers nccl",
         "--device cuda --network 1gbit",
         "--device cuda --parts ddp",
+        "--device cuda --parts decode",
         "--parts limits",
         "--sanitize",
         "--device cuda --sanitize valgrind",
@@ -198,7 +222,7 @@ def test_what_cannot_be_measured_is_refused(
 
 def test_ranks_on_gpus_are_measured_by_the_same_plan() -> None:
     chosen = options.parse(["--device", "cuda"])
-    assert chosen.parts == ["limits", "collectives", "decode"]
+    assert chosen.parts == ["limits", "collectives", "burst"]
     assert chosen.libraries == ["allfold", "plain", "gloo", "gloo_host", "nccl"]
     assert {case.kind for case in chosen.cases(Shape(1, 2), None)} == set(KINDS)
     picked = options.parse(["--device", "cuda", "--sizes", "4K,1G"])
@@ -213,6 +237,36 @@ def test_nccl_needs_a_gpu_for_each_rank(
     chosen = options.parse(["--device", "cuda", "--peers", "nccl,gloo"])
     found = runs.libraries_of(chosen, Shape(1, 2))
     assert found == (["allfold", "nccl", "gloo"] if is_measured else ["allfold", "gloo"])
+
+
+def test_deepspeed_is_measured_on_one_node() -> None:
+    chosen = options.parse(["--peers", "deepspeed,gloo"])
+    assert "deepspeed" in runs.libraries_of(chosen, Shape(1, 4))
+    assert runs.libraries_of(chosen, Shape(2, 2)) == ["allfold", "gloo"]
+
+
+def test_latency_is_of_ops_back_to_back_and_after_computing() -> None:
+    chosen = options.parse(["--parts", "latency"])
+    found = chosen.cases(Shape(1, 2), None)
+    assert {(case.kind, case.computing) for case in found} == {
+        ("all_reduce", 0.0),
+        ("all_reduce", 0.002),
+    }
+    assert {case.size for case in found} == {case.size for case in latency_cases()}
+    assert (chosen.ops, options.parse(["--parts", "latency", "--ops", "60"]).ops) == (500, 60)
+    assert options.parse(["--parts", "collectives"]).ops == 0
+    assert options.parse(["--summary", "latency.md"]).parts == ["latency"]
+
+
+def test_any_collective_can_be_measured_after_computing() -> None:
+    chosen = options.parse(["--kinds", "barrier", "--computing", "0,0.5ms"])
+    assert chosen.cases(Shape(1, 2), None) == [Case(BARRIER, 0), Case(BARRIER, 0, 0.0005)]
+    assert Case(BARRIER, 0, 0.0005).title == "barrier after 0.5ms"
+
+
+def test_times_are_read_and_shown_with_their_unit() -> None:
+    assert [parse_time(text) for text in ("0", "2ms", "0.5ms")] == [0.0, 0.002, 0.0005]
+    assert [human_time(seconds) for seconds in (0.0, 0.002)] == ["0", "2ms"]
 
 
 def test_scale_is_three_parts_of_the_same_program() -> None:
@@ -233,8 +287,8 @@ def test_networks_have_a_rate_or_a_delay_or_both() -> None:
 # --- the data
 
 
-def share(kind: str, rank: int, world: int = 4, count: int = 1000) -> RandomShare:
-    return RandomShare(Bench(kind, "sum", "float32", count, Options()), rank, world)
+def share(kind: str, rank: int, world: int = 4, variant: int = 0) -> RandomShare:
+    return RandomShare(Bench(kind, "sum", "float32", 1000, Options()), rank, world, variant)
 
 
 def test_ranks_bring_different_whole_numbers() -> None:
@@ -245,6 +299,7 @@ def test_ranks_bring_different_whole_numbers() -> None:
     assert np.abs(x).max() <= LARGEST
     assert not np.array_equal(x, ours.brought_by(1, 1000))
     assert np.array_equal(x, theirs.brought_by(0, 1000))
+    assert np.mean(x == share("all_reduce", 0, variant=1).brought_by(0, 1000)) < 0.01
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
@@ -271,24 +326,22 @@ def test_the_expected_results_are_those_of_the_definition(kind: str) -> None:
             assert np.array_equal(expected[: len(definition)], definition)
 
 
-def test_repeated_sums_in_place_stay_exact_where_the_world_is_a_power_of_two() -> None:
-    ours = share("all_reduce", 0)
+def test_sums_of_the_wire_of_the_tensor_are_exact() -> None:
+    ours = share("all_reduce", 0, world=3)
     total = ours.folded()
+    assert ours.tolerance(nodes=2, wire="native") == 0
     result = total.copy()
-    for _ in range(19):  # each rank brings what it got
-        result = result + result + result + result
-    assert ours.tolerance(nodes=2, ops=20, wire="native") == 0
-    assert count_wrong(result, total, ours.growth(20), 0.0) == 0
+    assert count_wrong(result, total, 0.0) == 0
     result[7] = np.nextafter(result[7], np.float32(np.inf))
-    assert count_wrong(result, total, ours.growth(20), 0.0) == 1
+    assert count_wrong(result, total, 0.0) == 1
 
 
 def test_a_lossy_wire_may_be_wrong_by_its_rounding_and_no_more() -> None:
     ours = share("all_reduce", 0)
-    total, allowed = ours.folded(), ours.tolerance(nodes=2, ops=1, wire="int8")
-    assert count_wrong(total + np.float32(allowed * 0.9), total, 1.0, allowed) == 0
-    assert count_wrong(total + np.float32(allowed * 1.1), total, 1.0, allowed) == len(total)
-    assert count_wrong(np.full_like(total, np.nan), total, 1.0, allowed) == len(total)
+    total, allowed = ours.folded(), ours.tolerance(nodes=2, wire="int8")
+    assert count_wrong(total + np.float32(allowed * 0.9), total, allowed) == 0
+    assert count_wrong(total + np.float32(allowed * 1.1), total, allowed) == len(total)
+    assert count_wrong(np.full_like(total, np.nan), total, allowed) == len(total)
 
 
 def test_no_benchmark_but_those_of_losses_imports_tests() -> None:

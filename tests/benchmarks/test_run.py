@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.devices import gpus
 from benchmarks.plan import KINDS
+from benchmarks.requirements import is_installed
+from benchmarks.summary import BEGIN, END
 from tests.support.processes.cli import Commands, commands
 
 pytestmark = pytest.mark.slow
@@ -44,15 +46,53 @@ def test_no_library_is_wrong_in_any_collective(tmp_path: Path) -> None:
     found = json.loads(file.read_text())["results"]
     assert [result["kind"] for result in found] == list(KINDS)
     for result in found:
-        libraries = ["allfold", "gloo", "mpich"]
-        if result["kind"] != "barrier":
-            libraries.insert(1, "plain")
+        libraries = ["allfold", "plain", "allfold-torch", "gloo", "mpich", "deepspeed"]
+        if result["kind"] == "barrier":
+            libraries.remove("plain")
+        if result["kind"] != "all_reduce" or not is_installed("deepspeed"):
+            libraries.remove("deepspeed")
         assert list(result["libraries"]) == libraries
         for figures in result["libraries"].values():
             assert figures["wrong"] == 0
             assert figures["samples"] >= 5
             assert 0 < figures["least"] <= figures["median"] <= figures["p99"]
             assert figures["least"] <= figures["mean"]
+
+
+def test_every_rank_decodes_the_tokens_of_a_single_process_with_every_library(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "results.json"
+    options = ["--parts", "decode", "--shapes", "2x1", "--seconds", "0", "--json", str(file)]
+    command = [sys.executable, "-m", "benchmarks", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(file.read_text())["results"]
+    assert list(found["libraries"]) == ["allfold", "plain", "allfold-torch", "gloo", "mpich"]
+    for figures in found["libraries"].values():
+        assert figures["wrong"] == 0
+        assert figures["tokens_per_second"] == pytest.approx(1 / figures["mean"])
+
+
+def test_short_ops_are_measured_in_both_ways_and_summarised(tmp_path: Path) -> None:
+    readme, page = tmp_path / "README.md", tmp_path / "latency.md"
+    readme.write_text(f"# Title\n\n{BEGIN}\n{END}\n\nThe end.\n")
+    file = tmp_path / "results.json"
+    options = ["--shapes", "1x2", "--sizes", "4,4K", "--peers", "gloo", "--ops", "40"]
+    options += ["--seconds", "0", "--json", str(file)]
+    options += ["--summary", str(page), "--readme", str(readme)]
+    command = [sys.executable, "-m", "benchmarks", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())["results"]
+    assert [(each["size"], each["computing"]) for each in found] == [
+        *((4, 0.0), (4, 0.002), (4096, 0.0), (4096, 0.002)),
+    ]
+    assert all(each["wrong"] == 0 for result in found for each in result["libraries"].values())
+    assert "| 1x2 | after 2ms of computing |" in readme.read_text()
+    images = [path.name for path in (tmp_path / "images" / "bench").iterdir()]
+    assert all(name in page.read_text() for name in images)
+    assert len(images) == 2
 
 
 @pytest.mark.parametrize(
@@ -78,8 +118,8 @@ def test_allfold_bench_shows_another_library_beside(allfold: Commands) -> None:
     command = allfold.start("bench", "--against", "gloo", "--kind", "all_reduce", *sizes)
     assert command.wait(SECONDS) == 0, command.out + command.err
     rows = [line.split() for line in command.out.splitlines() if line[0] != "#"]
-    assert [row[3] for row in rows] == ["library", "allfold", "gloo"]
-    assert rows[0][4:7] == ["p50", "mean", "p99"]
+    assert [row[4] for row in rows] == ["library", "allfold", "gloo"]
+    assert rows[0][5:8] == ["p50", "p99", "mean"]
 
 
 def test_what_the_suite_does_not_have_is_refused(allfold: Commands) -> None:

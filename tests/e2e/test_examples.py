@@ -14,6 +14,9 @@ from tests.support.processes.fixtures import services_with
 from tests.support.processes.services import Services
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SYNCHRONISATIONS = (
+    r"synchronisations: 16 per token, 4096 bytes each, median \d+ us, \d+% of the time"
+)
 OK = r"demo: ok accuracy=0\.9[5-9]\d\d ranks_identical=yes"
 
 # The example with everything broken that it checks: the average, one bit on one rank, and a goal
@@ -202,6 +205,18 @@ def test_tensor_parallel_decoding_finds_the_tokens_of_a_single_process(
     status, out = run(allfold, *placed(services, nodes, 2 // nodes), script, "--tokens", "12")
     assert status == 0, out
     assert re.search(r"tokens per second: \d+\.\d", out)
-    pattern = r"synchronisations: 16 per token, 4096 bytes each, median \d+ us, \d+% of the time"
-    assert re.search(rf"{pattern}, strategy {strategy}\n", out)
+    assert re.search(rf"{SYNCHRONISATIONS}, strategy {strategy}\n", out)
+    assert out.splitlines()[-1] == "tokens: the same as a single process"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_tensor_parallel_decoding_runs_on_gloo_for_comparison(
+    allfold: Commands, services: Services
+) -> None:
+    script = EXAMPLES / "tensor_parallel_llm.py"
+    options = ("--tokens", "4", "--backend", "gloo")
+    status, out = run(allfold, *placed(services, 1, 2), script, *options)
+    assert status == 0, out
+    assert re.search(rf"{SYNCHRONISATIONS}, backend gloo\n", out)
     assert out.splitlines()[-1] == "tokens: the same as a single process"
