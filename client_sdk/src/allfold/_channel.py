@@ -65,6 +65,8 @@ class Channel:
             self._next_op = number + 1
             self._last_message = number
             self._membership.epochs.lanes.pass_over(number)
+            if (lane := self._membership.epochs.lanes.of(view.epoch)) is not None:
+                lane.note_message(number, fingerprint)
             group = self._membership.number
             source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(
