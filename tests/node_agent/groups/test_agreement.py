@@ -30,6 +30,8 @@ class Effects:
 
     def later(self, seconds: float, task: Callable[[], None]) -> None: ...
 
+    def close_lane(self) -> None: ...
+
 
 class Node(Agreement):
     """The agreement on one node, and what it has sent."""

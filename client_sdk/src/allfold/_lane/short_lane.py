@@ -310,7 +310,11 @@ class ShortLane:
 
     def _may_go_on(self, op: LaneOp, condition: Callable[[], bool]) -> bool:
         lost = self.connection.lost is not None
-        return op.done or lost or condition() or (self._is_ours(op.seq) and not op.differs)
+        if op.done or lost or condition():
+            return True
+        words, posted = self._words, op.seq + 1
+        all_are_there = all(words[word] == posted for word in self._others[op.slot])
+        return all_are_there and not op.differs and self._is_ours(op.seq)
 
     def _await_post(self, op: LaneOp) -> None:
         """Block until the first rank that has not posted does so, for a moment at most."""

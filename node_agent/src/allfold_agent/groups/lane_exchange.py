@@ -7,7 +7,7 @@ published, is decided under the lock of the group's ops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from allfold_agent.groups.epoch import Epoch
@@ -64,8 +64,8 @@ class LaneExchange:
         self._others = [name for name in self._names if name != node]
         self._programs: dict[bytes, LaneProgram] = {}
         self._early: dict[int, Frames] = {}  # by op
+        self._published: dict[int, tuple[LaneProgram, int]] = {}  # the latest, with their slots
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
-        self._first = 0
         self._is_stopped = False  # by trouble, until the lane is opened again
         # The op that is under way
         self._seq = -1
@@ -83,7 +83,8 @@ class LaneExchange:
     def open(self, first: int) -> None:
         """Let ops go by the lane from this one on."""
         self._is_stopped = False
-        self._first = self.published = first
+        self.published = first
+        self._published = {}
         self.is_open = True
         self._thread.call(partial(self._begin_serving, first))
 
@@ -178,6 +179,8 @@ class LaneExchange:
                 return
             self._page.publish(seq, slot)
             self.published = seq + 1
+            self._published = self.held()
+            self._published[seq] = program, slot
         self._page.wake_for_result(slot)
 
     def _stop(self, reason: str) -> None:
@@ -186,14 +189,10 @@ class LaneExchange:
 
     # The results that other nodes may need
 
-    def held(self, posted: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[LaneProgram, int]]:
+    def held(self) -> dict[int, tuple[LaneProgram, int]]:
         """Return the programs and slots of published ops that other nodes may not have.
 
-        Args:
-            posted: by op, its slot and its packed fingerprint, as the ranks have posted it.
+        With the table's lock held.
         """
-        return {
-            seq: (self._programs.get(packed) or self._learn(packed), slot)
-            for seq, (slot, packed) in posted.items()
-            if self.final_everywhere() <= seq < self.published
-        }
+        since = self.final_everywhere()
+        return {seq: each for seq, each in self._published.items() if seq >= since}

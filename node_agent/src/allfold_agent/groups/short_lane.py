@@ -251,12 +251,6 @@ class ShortLane:
         )
         return PostedCall(session, endpoint, number, message, min(header.called, monotonic()))
 
-    def held_calls(self) -> dict[int, tuple[int, bytes]]:
-        """Return the slot and the fingerprint of each op that the first rank has posted."""
-        return {
-            post.seq: (post.slot, self.page.fingerprint(0, post)) for post in self.page.posts(0)
-        }
-
     def is_stuck(self, seq: int, submitted: Mapping[str, int]) -> bool:
         """Return True if the ranks cannot finish an op, or one before it, that somebody awaits."""
         now = monotonic()
