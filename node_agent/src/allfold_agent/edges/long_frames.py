@@ -5,10 +5,12 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
+import torch
+
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, DamagedPayload, IncomingFrames
 from allfold_agent.http.receivers import Receiver, Sink
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
+from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_SECONDS = 0.1
 # How long the thread waits for more before it leaves the edge to the reactor again.
@@ -31,6 +33,7 @@ class LongFrames:
         self._receiver = receiver
         self._closed = closed
         self._header = memoryview(bytearray(HEADER_SIZE))
+        self._range = memoryview(bytearray(RANGE_SIZE))
         self._scrap = memoryview(b"")
 
     def receive(self, connection: InConnection) -> None:
@@ -49,9 +52,13 @@ class LongFrames:
     def _receive_frame(self, connection: InConnection, header: FrameHeader) -> None:
         frames = self._frames
         frames.check(header)
+        shared = None
+        if header.type is FrameType.SHARED:
+            connection.fill(self._range)
+            header, shared = connection.shared(header, self._range)
         sink = self._await_sink(connection, header)
-        delivered = sink is not None and self._deliver(connection, sink, header)
-        if not delivered:
+        delivered = sink is not None and self._deliver(connection, sink, header, shared)
+        if not delivered and shared is None:
             self._discard(connection, header.length)
         frames.count_in(header.length, scrapped=not delivered)
         if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received():
@@ -78,16 +85,23 @@ class LongFrames:
             if self._closed.is_set():
                 raise EOFError("the edge was closed")
 
-    def _deliver(self, connection: InConnection, sink: Sink[Any], header: FrameHeader) -> bool:
-        """Receive the payload; false where it must be thrown away."""
+    def _deliver(
+        self,
+        connection: InConnection,
+        sink: Sink[Any],
+        header: FrameHeader,
+        shared: torch.Tensor | None,
+    ) -> bool:
+        """Receive the payload, if it is not here already; false where it must be thrown away."""
         self._await_room(sink)
-        landing = self._frames.admit(sink, header)
+        landing = self._frames.admit(sink, header, shared)
         if landing is None:
             return False
         try:
-            self._frames.rate.begin(connection, len(landing.view))
-            connection.fill(landing.view)
-            self._frames.rate.end()
+            if shared is None:
+                self._frames.rate.begin(connection, len(landing.view))
+                connection.fill(landing.view)
+                self._frames.rate.end()
             self._frames.verify(header, landing.view)
         except (OSError, EOFError, DamagedPayload):
             sink.retract(landing)

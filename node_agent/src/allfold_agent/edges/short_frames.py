@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event
 
+import torch
+
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, ACK_FRAMES, DamagedPayload, IncomingFrames
 from allfold_agent.http.receivers import Arriving, Receiver
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
+from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_AGAIN_SECONDS = 1.0
 # An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.
@@ -178,17 +180,25 @@ class ShortFrames:
         while self._arriving is None and self._filled - start >= HEADER_SIZE:
             header = FrameHeader.unpack(self._stage[start : start + HEADER_SIZE])
             self._frames.check(header)
+            shared, size = None, HEADER_SIZE
+            if header.type is FrameType.SHARED:
+                size += RANGE_SIZE
+                if self._filled - start < size:
+                    break
+                place = self._stage[start + HEADER_SIZE : start + size]
+                header, shared = self._connection.shared(header, place)
             if header.length > _SHORT_BYTES:
                 self._drop(start)
                 self._give_back()
                 return
-            arriving = self._begin(header)
+            arriving = self._begin(header, shared)
             if arriving is None:
                 break
-            start += HEADER_SIZE
-            here = self._stage[start : min(start + header.length, self._filled)]
-            start += len(here)
-            arriving.put(here)
+            start += size
+            if shared is None:
+                here = self._stage[start : min(start + header.length, self._filled)]
+                start += len(here)
+                arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
                 self._frames.rate.begin(self._connection, arriving.missing)
@@ -206,7 +216,7 @@ class ShortFrames:
         if count and self._filled:
             self._stage[: self._filled] = bytes(self._stage[count : count + self._filled])
 
-    def _begin(self, header: FrameHeader) -> Arriving | None:
+    def _begin(self, header: FrameHeader, shared: torch.Tensor | None) -> Arriving | None:
         """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
         it goes to. Then :meth:`resume` tries it again.
         """
@@ -221,8 +231,8 @@ class ShortFrames:
             self._serve_for(0)
             return None
         self._parked = False
-        landing = None if sink is None else self._frames.admit(sink, header)
-        return Arriving(header, sink, landing)
+        landing = None if sink is None else self._frames.admit(sink, header, shared)
+        return Arriving(header, sink, landing, shared=shared)
 
     def _finish(self, arriving: Arriving) -> None:
         """Deliver a payload that is complete."""
