@@ -112,7 +112,7 @@ def assert_right(receiver: Side, factor: int = 1) -> None:
     assert not receiver.lost
 
 
-PROGRAMS = {"received": (Receive(WHOLE, 0),), "folded": (Fold(WHOLE, (0, 1)),)}
+PROGRAMS: dict[str, Program] = {"received": (Receive(WHOLE, 0),), "folded": (Fold(WHOLE, (0, 1)),)}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -9,6 +9,7 @@ import torch
 
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, DamagedPayload, IncomingFrames
+from allfold_agent.edges.short_frames import SHORT_SHARED_BYTES
 from allfold_agent.http.receivers import Receiver, Sink
 from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
@@ -37,7 +38,7 @@ class LongFrames:
         self._scrap = memoryview(b"")
 
     def receive(self, connection: InConnection) -> None:
-        """Receive frames of any length, until nothing comes for a while.
+        """Receive frames of any length, until nothing comes for a while, or what takes no time.
 
         Raises:
             EOFError, OSError: the connection or the edge has ended.
@@ -45,11 +46,13 @@ class LongFrames:
         """
         while not self._closed.is_set():
             connection.fill(self._header)
-            self._receive_frame(connection, FrameHeader.unpack(self._header))
+            if self._receive_frame(connection, FrameHeader.unpack(self._header)):
+                return
             if not connection.early and not connection.readable.poll(_QUIET_MILLISECONDS):
                 return
 
-    def _receive_frame(self, connection: InConnection, header: FrameHeader) -> None:
+    def _receive_frame(self, connection: InConnection, header: FrameHeader) -> bool:
+        """Receive a frame; return True for one like those that the reactor reads as they lie."""
         frames = self._frames
         frames.check(header)
         shared = None
@@ -63,6 +66,7 @@ class LongFrames:
         frames.count_in(header.length, scrapped=not delivered)
         if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received():
             frames.acknowledge(connection)
+        return shared is not None and header.length <= SHORT_SHARED_BYTES
 
     def _await_sink(self, connection: InConnection, header: FrameHeader) -> Sink[Any] | None:
         """Return the sink of a frame, once the local ranks have called its op.

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024
 HUGE_PAGE = 2 * 1024 * 1024
-# Smaller ones are copied in less time than it takes to say where they are.
-SHARED_BYTES = 256 * 1024
+# Smaller ones are copied in less time than it takes to map them.
+SHARED_BYTES = 1024 * 1024
 LATELY_SECONDS = 5.0
 
 _serials = count()
