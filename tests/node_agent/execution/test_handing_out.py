@@ -244,8 +244,9 @@ def test_the_inputs_of_an_op_that_fails_half_way_are_as_they_were(
     monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     handing = Handing(monkeypatch, at=2, later=True)
-    with local_groups(RANKS) as local:
-        call = call_of(kind, 0)
+    # So long that workers and threads of edges hand it out: the reactor is not to be stopped.
+    with local_groups(RANKS, wire=DamagedWire(repeat(None))) as local:
+        call = call_of(kind, 0, 3 * ROW)
         run_all(local, 0, call, strategies_for(kind)[0])
         assert handing.inside.wait(SECONDS)
         local.fail(0, late())
