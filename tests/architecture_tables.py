@@ -124,6 +124,11 @@ def frame_header() -> str:
     return layout(body, ["`magic`, 0xAF01", *_fields(frames.FrameHeader), "CRC-32 of the others"])
 
 
+def shared_range() -> str:
+    body = struct.Struct("<" + frames._RANGE.format.lstrip("<"))
+    return layout(body, _fields(frames.SharedRange))
+
+
 def link_header() -> str:
     header = struct.Struct("<" + peer_link._HEADER.format.lstrip("<") + "I")
     names = ["`magic`, 0xAF02", "`type`", "`length` of the body", "CRC-32 of the body"]
@@ -271,6 +276,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
     "rooms of the SDK": lambda: rooms("allfold"),
     "frame header": frame_header,
+    "shared range": shared_range,
     "header of a link's message": link_header,
     "ping": link_ping,
     "group of a link's message": link_group,

@@ -61,8 +61,8 @@ def test_a_header_that_is_cut_off_or_of_an_unknown_type_is_no_frame() -> None:
     for length in range(HEADER_SIZE):
         with pytest.raises(FrameError, match=f"not {length}"):
             FrameHeader.unpack(packed[:length])
-    body = packed[:2] + b"\x09" + packed[3:-4]
-    with pytest.raises(FrameError, match="unknown type: 9"):
+    body = packed[:2] + b"\x0a" + packed[3:-4]
+    with pytest.raises(FrameError, match="unknown type: 10"):
         FrameHeader.unpack(body + struct.pack("<I", zlib.crc32(body)))
 
 

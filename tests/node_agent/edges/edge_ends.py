@@ -20,9 +20,9 @@ from allfold_agent.execution.op_receiver import OpReceiver
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
-from allfold_core.operations import Fingerprint, Kind
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.parts import End, Layout, Part
-from allfold_core.schedules.schedule import Program, Slice
+from allfold_core.schedules.schedule import Fold, Program, Slice
 from allfold_core.wire.frames import FrameHeader, FrameType
 from tests.support.waiting import never, wait_until
 
@@ -49,7 +49,9 @@ class Side:
         self.lost: list[AllfoldError] = []
         self.incoherences: list[AllfoldError] = []
         self.problem = Event()
-        fingerprint = Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (numel,), 0, "auto")
+        folds = any(isinstance(step, Fold) for step in program)
+        kind, op = (Kind.REDUCE, ReduceOp.SUM) if folds else (Kind.BROADCAST, None)
+        fingerprint = Fingerprint(kind, op, DType.FLOAT32, (numel,), 0, "auto")
         arithmetic = Arithmetic(fingerprint, 2)
         graph = build(program, node=node, numel=numel, chunk=chunk)
         whole = Part(Slice(0, numel), (End(0, 0),), (End(0, 0),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import repeat
 from select import select
 from threading import Event, Lock
 from typing import Any
@@ -23,6 +24,7 @@ from allfold_core.schedules.registry import strategies_for
 from allfold_core.survival.losses import packed
 from allfold_core.survival.reports import Doubt, Reason
 from tests.support.fakes.counted_pool import CountedPool
+from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import SECONDS, UNWRITTEN, no_outcome
 from tests.support.waiting import wait_until
@@ -215,8 +217,8 @@ def test_a_rank_hears_of_a_failure_when_nothing_is_handed_out_to_it_any_more(
 ) -> None:
     """From then on the rank may use its memory for something else."""
     handing = Handing(monkeypatch, at)
-    numel = 2_000_000
-    with local_groups([[0], [1]]) as local:
+    numel = 2_000_000  # more than sockets hold, so that the root is not done
+    with local_groups([[0], [1]], wire=DamagedWire(repeat(None))) as local:
         rank = local.ranks[1]
         broadcast(local, 0, numel)
         assert handing.inside.wait(SECONDS)
@@ -242,8 +244,9 @@ def test_the_inputs_of_an_op_that_fails_half_way_are_as_they_were(
     monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     handing = Handing(monkeypatch, at=2, later=True)
-    with local_groups(RANKS) as local:
-        call = call_of(kind, 0)
+    # So long that workers and threads of edges hand it out: the reactor is not to be stopped.
+    with local_groups(RANKS, wire=DamagedWire(repeat(None))) as local:
+        call = call_of(kind, 0, 3 * ROW)
         run_all(local, 0, call, strategies_for(kind)[0])
         assert handing.inside.wait(SECONDS)
         local.fail(0, late())
@@ -264,7 +267,7 @@ def test_an_op_does_not_succeed_where_a_part_of_its_result_could_not_be_handed_o
             raise RuntimeError("no memory")
         real(operands, *arguments)
 
-    with local_groups([[0], [1]]) as local:
+    with local_groups([[0], [1]], wire=DamagedWire(repeat(None))) as local:
         monkeypatch.setattr(Operands, "hand_out", once)
         broadcast(local, 0, 2_000_000)
         errors = [rank.outcome()[1] for rank in local.ranks]

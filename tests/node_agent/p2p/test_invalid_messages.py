@@ -58,6 +58,6 @@ def test_frames_that_cannot_be_are_refused() -> None:
         ):
             header = FrameHeader(kind, 3, 9, 0, offset, length, 0, 0)
             with pytest.raises(PeerSentIncoherentTensor, match=f"a {kind.name} of {length} bytes"):
-                receiver.admit(header)
+                receiver.admit(header, None)
         late = FrameHeader(FrameType.PARCEL, 3, 9, 77, 0, 4, 0, 0)
-        assert receiver.admit(late) is None, "of a message that was withdrawn"
+        assert receiver.admit(late, None) is None, "of a message that was withdrawn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from allfold_agent.runtime.buffers import (
     BufferPool,
     size_class,
 )
-from allfold_core.wire.frames import HEADER_SIZE, UNKNOWN_BEHIND, FrameType
+from allfold_core.wire.frames import ACK, HEADER_SIZE, RANGE_SIZE, UNKNOWN_BEHIND, FrameType
 from tests.support.waiting import never, wait_until
 
 LARGE = HUGE_PAGE
@@ -165,10 +166,14 @@ class Whole:
     def next_size(self) -> int:
         return self._buffer.size
 
+    def next_is_shared(self) -> bool:
+        return self._buffer.file is not None
+
     def take(self) -> Payload | None:
         self.taken = True
         view = self._buffer.view
-        return Payload(FrameType.DATA, 0, lambda: view, lambda: None, self._buffer.hold())
+        held, shared = self._buffer.hold(), self.next_is_shared()
+        return Payload(FrameType.DATA, 0, lambda: view, lambda: None, held, is_shared=shared)
 
 
 def received(connected: socket.socket, count: int) -> bytes:
@@ -178,24 +183,37 @@ def received(connected: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_memory_that_the_receiver_has_not_read_is_not_used_again_when_the_edge_ends() -> None:
+def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge_ends() -> None:
     buffers = pool()
     buffer = buffers.take(LARGE, shared=True)
     buffer.bytes.fill_(7)
     edge = OutEdge("b", "test-a-b")
-    edge.enqueue(Whole(buffer))
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.settimeout(SECONDS)
+        theirs.sendall(ACK.pack(0))
         edge.attach(0)(ours)
-        received(theirs, HEADER_SIZE)
+        edge.enqueue(Whole(buffer))
+        edge.kick()
+        sent, (file,), _, _ = socket.recv_fds(theirs, HEADER_SIZE + RANGE_SIZE, 1)
+        assert len(sent) == HEADER_SIZE + RANGE_SIZE, "the place of the payload and no more"
         buffer.release()
-        received(theirs, LARGE - 100_000)
-        wait_until(lambda: edge.counters.frames == 1, "the rest is in the socket")
         edge.close()
         again = buffers.take(LARGE, shared=True)
         again.bytes.fill_(9)
-        assert received(theirs, 100_000) == b"\x07" * 100_000
+        assert os.pread(file, LARGE, 0) == b"\x07" * LARGE
+        os.close(file)
+
+
+def test_memory_that_is_not_needed_goes_back_to_the_system_where_others_have_it_mapped() -> None:
+    buffer = pool().take(LARGE, shared=True)
+    assert buffer.file is not None
+    buffer.bytes.fill_(7)
+    with mmap.mmap(buffer.file, LARGE, prot=mmap.PROT_READ) as mapped:
+        blocks = os.fstat(buffer.file).st_blocks
+        buffer.discard()
+        assert os.fstat(buffer.file).st_blocks < blocks
+        assert mapped[:] == bytes(LARGE)
 
 
 def test_an_edge_whose_receiver_is_gone_does_not_wait_until_the_deadline_for_its_word() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -11,6 +13,7 @@ from threading import Event, Thread
 from allfold_agent.edges.edge_request import Lane
 
 SECONDS = 20.0
+_FILES = 16
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class Dam:
     after: int
     lane: Lane = Lane.PAIRS
     opened: Event = field(default_factory=Event)
+
+
+def close_all(files: Iterable[int]) -> None:
+    """Close descriptors that were passed on."""
+    for each in files:
+        os.close(each)
 
 
 def relay(
@@ -41,9 +50,18 @@ def relay(
 def forward(
     source: socket.socket, target: socket.socket, budget: int, opened: Event | None = None
 ) -> None:
+    """Pass bytes on, and files that come with them."""
     with suppress(OSError):
-        while budget and (data := source.recv(min(budget, 65536))):
-            target.sendall(data)
+        while budget:
+            data, files, _, _ = socket.recv_fds(source, min(budget, 65536), _FILES)
+            if files:
+                sent = socket.send_fds(target, [data], files)
+                target.sendall(data[sent:])
+                close_all(files)
+            elif data:
+                target.sendall(data)
+            else:
+                break
             budget -= len(data)
             if not budget and opened is not None and opened.wait(SECONDS):
                 budget = sys.maxsize

@@ -14,13 +14,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = 0xAF01
-EDGE_PROTOCOL = "allfold-edge/2"
+EDGE_PROTOCOL = "allfold-edge/3"
 ACK = struct.Struct("<Q")
 
 _BODY = struct.Struct("<HBxQQQQIQQI")
 _CHECK = struct.Struct("<I")
 _HEADER = struct.Struct(_BODY.format + "I")
 HEADER_SIZE = _HEADER.size
+_RANGE = struct.Struct("<IIQQ")
+RANGE_SIZE = _RANGE.size
 # The value of ``behind`` where the sender does not know it.
 UNKNOWN_BEHIND = 2**32 - 1
 
@@ -28,10 +30,11 @@ UNKNOWN_BEHIND = 2**32 - 1
 class FrameType(IntEnum):
     """The content of a frame.
 
-    ``DATA`` and ``SIGNAL`` belong to the ops of a group. The others carry point-to-point messages,
-    on edges of their own, in the order of the table; ``seq`` is then the message's number among
-    those of its sending node. ``GRANT``, ``TAKEN`` and ``REFUSED`` go from the receiver to the
-    sender.
+    ``DATA``, ``SIGNAL`` and ``SHARED`` belong to the ops of a group; ``SHARED`` stands for ``DATA``
+    that lie in memory which the receiver can map (:class:`SharedRange`). The others carry
+    point-to-point messages, on edges of their own, in the order of the table; ``seq`` is then the
+    message's number among those of its sending node. ``GRANT``, ``TAKEN`` and ``REFUSED`` go from
+    the receiver to the sender.
 
     ==========  =====================================================================
     OFFER       an envelope, and the content itself where that is small
@@ -51,6 +54,7 @@ class FrameType(IntEnum):
     TAKEN = 6
     REFUSED = 7
     WITHDRAWN = 8
+    SHARED = 9
 
 
 _TYPES = {int(kind): kind for kind in FrameType}
@@ -107,3 +111,30 @@ class FrameHeader(NamedTuple):
         if kind is None:
             raise FrameError(f"frame {number} is of an unknown type: {code}")
         return cls(kind, stamp, number, *rest)
+
+
+class SharedRange(NamedTuple):
+    """The payload of a ``SHARED`` frame: where in a file of the sender's the content lies.
+
+    The sender numbers the files that it has passed on a connection, and reuses the numbers.
+
+    Attributes:
+        slot: the number of the file.
+        is_new: 1 where the file comes with this frame, and takes the place of an earlier one.
+        start: the first byte.
+        nbytes: the size of the content.
+    """
+
+    slot: int
+    is_new: int
+    start: int
+    nbytes: int
+
+    def pack(self) -> bytes:
+        """The range's :data:`RANGE_SIZE` bytes."""
+        return _RANGE.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> SharedRange:
+        """The inverse of :meth:`pack`."""
+        return cls(*_RANGE.unpack(data))

@@ -8,8 +8,18 @@ import struct
 from threading import Event
 from time import monotonic
 
+import torch
+
 from allfold_agent.edges.connection import tune
-from allfold_core.wire.frames import HEADER_SIZE
+from allfold_agent.edges.received_files import ReceivedFiles
+from allfold_core.wire.frames import (
+    HEADER_SIZE,
+    RANGE_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
 
 _AT_ONCE = socket.MSG_DONTWAIT
 # How much of a payload has to be there before somebody is woken for it: each time costs as much as
@@ -19,6 +29,8 @@ _LOW_WATER = 128 * 1024
 _WINDOW = struct.Struct("=64xI")
 # After so long the thread of a long payload takes what there is.
 _PATIENCE_MILLISECONDS = 100
+_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
+_DESCRIPTOR = struct.Struct("i")
 
 
 class InConnection:
@@ -35,6 +47,7 @@ class InConnection:
         early: bytes of frames that were received, but are not read yet.
         last_heard: when the last byte came from the peer (monotonic).
         crosses_a_wire: True unless the two ends know that they are on one machine.
+        files: that have come from a sender on this machine.
     """
 
     def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
@@ -46,6 +59,7 @@ class InConnection:
         self.readable.register(connected, select.POLLIN)
         self._closed = closed
         self.crosses_a_wire = connected.family != socket.AF_UNIX
+        self.files = ReceivedFiles()
         self._low_water = 1
         self._window = 0
 
@@ -59,13 +73,36 @@ class InConnection:
             EOFError: the peer has closed the connection.
         """
         try:
-            count = self.socket.recv_into(view, 0, flags)
+            if self.crosses_a_wire:
+                count = self.socket.recv_into(view, 0, flags)
+            else:
+                count = self._receive_with_files(view, flags)
         except BlockingIOError:
             return 0
         if count == 0:
             raise EOFError("the peer closed the connection")
         self.last_heard = monotonic()
         return count
+
+    def _receive_with_files(self, view: memoryview, flags: int) -> int:
+        count, rights, _, _ = self.socket.recvmsg_into(
+            [view], _RIGHTS_BYTES, flags | socket.MSG_CMSG_CLOEXEC
+        )
+        for _, _, data in rights:
+            self.files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
+        return count
+
+    def shared(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, torch.Tensor]:
+        """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
+
+        Raises:
+            FrameError: there is no such memory.
+        """
+        if header.length != RANGE_SIZE or self.crosses_a_wire:
+            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
+        found = SharedRange.unpack(place)
+        memory = self.files.memory(header.number, found)
+        return header._replace(type=FrameType.DATA, length=found.nbytes), memory
 
     def fill(self, view: memoryview) -> None:
         """Receive exactly ``len(view)`` bytes; waits for them.

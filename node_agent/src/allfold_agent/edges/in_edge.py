@@ -17,6 +17,7 @@ from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.long_frames import LongFrames
 from allfold_agent.edges.opening import Dial, EdgeOpener
+from allfold_agent.edges.received_files import MissingFile
 from allfold_agent.edges.short_frames import ShortFrames
 from allfold_agent.http.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
@@ -55,6 +56,7 @@ class InEdge:
         self._closed = Event()
         self._opener = EdgeOpener(name, dial, self._closed)
         self._connection: InConnection | None = None
+        self._takes_files = True
         self._frames = IncomingFrames(source, name, receiver)
         self._short = ShortFrames(self._frames, receiver, reactor, self._closed)
         self._long = LongFrames(self._frames, receiver, self._closed)
@@ -109,9 +111,14 @@ class InEdge:
         frames = self._frames
         try:
             connection = self._connection = InConnection(connected, early, self._closed)
+            if self._takes_files and not connection.crosses_a_wire:
+                frames.acknowledge(connection)  # nothing new: the sender may pass files now
             while not self._closed.is_set():
                 self._short.receive(connection)
                 self._long.receive(connection)
+        except MissingFile as error:
+            log.warning("edge %s takes payloads in its connection: %s", self._name, error)
+            self._takes_files = False
         except (FrameError, DamagedPayload) as error:
             self._opener.note_damage(frames.expected, error)
         except (OSError, EOFError) as error:
@@ -119,3 +126,5 @@ class InEdge:
             log.debug("edge %s ended after frame %d: %s", self._name, frames.expected, error)
         finally:
             connected.close()
+            if self._connection is not None:
+                self._connection.files.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 
+import torch
 import xxhash
 
 from allfold_agent.edges.connection import EdgeCounters
@@ -58,14 +59,23 @@ class IncomingFrames:
                 f"edge {self.name}: frame {header.number}, expected frame {self.expected}"
             )
 
-    def admit(self, sink: Sink[LandingT], header: FrameHeader) -> LandingT | None:
-        """Return the landing of a payload, ``None`` where it is not wanted or does not fit."""
+    def admit(
+        self, sink: Sink[LandingT], header: FrameHeader, shared: torch.Tensor | None
+    ) -> LandingT | None:
+        """Return the landing of a payload, ``None`` where it is not wanted or does not fit.
+
+        Args:
+            shared: the payload, where it lies in memory of the sender.
+        """
         try:
-            return sink.admit(header)
+            landing = sink.admit(header, shared)
         except PeerSentIncoherentTensor as error:
             refusal = PeerSentIncoherentTensor(f"edge {self.name}: {error.message}")
             self._receiver.incoherent(header, refusal)
             return None
+        if shared is not None and landing is not None and len(landing.view):
+            torch.frombuffer(landing.view, dtype=torch.uint8).copy_(shared)
+        return landing
 
     def verify(self, header: FrameHeader, payload: memoryview) -> None:
         """Compare a payload with its digest and count it; :class:`DamagedPayload` if they differ.

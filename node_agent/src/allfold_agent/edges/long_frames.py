@@ -5,10 +5,13 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
+import torch
+
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, DamagedPayload, IncomingFrames
+from allfold_agent.edges.short_frames import SHORT_SHARED_BYTES
 from allfold_agent.http.receivers import Receiver, Sink
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
+from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_SECONDS = 0.1
 # How long the thread waits for more before it leaves the edge to the reactor again.
@@ -31,10 +34,11 @@ class LongFrames:
         self._receiver = receiver
         self._closed = closed
         self._header = memoryview(bytearray(HEADER_SIZE))
+        self._range = memoryview(bytearray(RANGE_SIZE))
         self._scrap = memoryview(b"")
 
     def receive(self, connection: InConnection) -> None:
-        """Receive frames of any length, until nothing comes for a while.
+        """Receive frames of any length, until nothing comes for a while, or what takes no time.
 
         Raises:
             EOFError, OSError: the connection or the edge has ended.
@@ -42,20 +46,27 @@ class LongFrames:
         """
         while not self._closed.is_set():
             connection.fill(self._header)
-            self._receive_frame(connection, FrameHeader.unpack(self._header))
+            if self._receive_frame(connection, FrameHeader.unpack(self._header)):
+                return
             if not connection.early and not connection.readable.poll(_QUIET_MILLISECONDS):
                 return
 
-    def _receive_frame(self, connection: InConnection, header: FrameHeader) -> None:
+    def _receive_frame(self, connection: InConnection, header: FrameHeader) -> bool:
+        """Receive a frame; return True for one like those that the reactor reads as they lie."""
         frames = self._frames
         frames.check(header)
+        shared = None
+        if header.type is FrameType.SHARED:
+            connection.fill(self._range)
+            header, shared = connection.shared(header, self._range)
         sink = self._await_sink(connection, header)
-        delivered = sink is not None and self._deliver(connection, sink, header)
-        if not delivered:
+        delivered = sink is not None and self._deliver(connection, sink, header, shared)
+        if not delivered and shared is None:
             self._discard(connection, header.length)
         frames.count_in(header.length, scrapped=not delivered)
         if frames.unacked_bytes >= ACK_BYTES or sink is None or sink.all_received():
             frames.acknowledge(connection)
+        return shared is not None and header.length <= SHORT_SHARED_BYTES
 
     def _await_sink(self, connection: InConnection, header: FrameHeader) -> Sink[Any] | None:
         """Return the sink of a frame, once the local ranks have called its op.
@@ -78,16 +89,23 @@ class LongFrames:
             if self._closed.is_set():
                 raise EOFError("the edge was closed")
 
-    def _deliver(self, connection: InConnection, sink: Sink[Any], header: FrameHeader) -> bool:
-        """Receive the payload; false where it must be thrown away."""
+    def _deliver(
+        self,
+        connection: InConnection,
+        sink: Sink[Any],
+        header: FrameHeader,
+        shared: torch.Tensor | None,
+    ) -> bool:
+        """Receive the payload, if it is not here already; false where it must be thrown away."""
         self._await_room(sink)
-        landing = self._frames.admit(sink, header)
+        landing = self._frames.admit(sink, header, shared)
         if landing is None:
             return False
         try:
-            self._frames.rate.begin(connection, len(landing.view))
-            connection.fill(landing.view)
-            self._frames.rate.end()
+            if shared is None:
+                self._frames.rate.begin(connection, len(landing.view))
+                connection.fill(landing.view)
+                self._frames.rate.end()
             self._frames.verify(header, landing.view)
         except (OSError, EOFError, DamagedPayload):
             sink.retract(landing)

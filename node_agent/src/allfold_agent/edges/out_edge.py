@@ -58,7 +58,6 @@ class OutEdge:
         self._next_number = 0
         self._connection: OutConnection | None = None
         self._lost_at = monotonic()  # one that was never opened may be opened yet
-        self._crosses_a_wire = True
         self._dropped: list[OutConnection] = []
         self._busy = False
         self._closed = False
@@ -142,16 +141,16 @@ class OutEdge:
         self._thread.join(timeout=2.0)
         with self._lock:
             for frame in self._unacked:
-                if self._file_of(frame) is not None:
-                    # The receiver may yet read it, so it must not be used again. It goes when the
-                    # kernel needs it no more.
+                if frame.content.is_shared:
+                    # The receiver may yet read it, so it must not be used again. It goes when
+                    # nobody has it mapped any more.
                     frame.content.buffer = None
             self._release_acknowledged(self._next_number)
 
     # Connection
 
     def _take(self, connected: socket.socket, from_frame: int) -> None:
-        connection = OutConnection(connected)
+        connection = OutConnection(connected, from_frame)
         with self._lock:
             if self._closed:
                 connected.close()
@@ -161,8 +160,6 @@ class OutEdge:
             self._resend = deque(self._unacked)
             self._partial = None
             self._connection = connection
-            # Between two processes of one machine there is nothing that could damage a payload.
-            self._crosses_a_wire = connected.family != socket.AF_UNIX
             self._ready.notify_all()
 
     def _drop_connection(self) -> None:
@@ -220,19 +217,19 @@ class OutEdge:
         """
         while True:
             with self._lock:
-                if len(self._unacked) >= _MANY_UNACKED:
+                if len(self._unacked) >= _MANY_UNACKED or connection.awaits_word:
                     self._drain_acks()
                 frame, head = None, self._queue.head()
                 idle = self._partial is None and not self._resend
                 if head is not None and idle and connection is self._connection:
-                    frame = self._frame_of(head) if _is_small(head) else None
+                    frame = self._frame_of(head) if _is_quick(head, connection) else None
                 if frame is None:
                     self._busy = False
                     self._close_dropped()
                     if not idle or (head is not None and head.is_ready()):
                         self._ready.notify_all()
                     return
-            self._fill(frame)
+            self._fill(frame, connection)
             try:
                 sent = connection.write_some(frame)
             except OSError as error:
@@ -246,17 +243,6 @@ class OutEdge:
                 return
             self._sent(frame)
 
-    def _file_of(self, frame: Frame) -> int | None:
-        """The file from which the payload can be sent without a copy.
-
-        Between two processes of one machine that is much faster. The kernel reads the pages until
-        the receiver has taken the frame, and they stay as they are: the buffer is held, a later
-        receive into the range is proved to come after that (``overwrites`` of the core), and what
-        a fold overwrites is sent from a copy (``snapshot`` of a task).
-        """
-        buffer = frame.content.buffer
-        return None if self._crosses_a_wire or buffer is None else buffer.file
-
     def _send_all(self, connection: OutConnection | None) -> None:
         """Send until nothing is ready or the connection breaks."""
         while connection is not None:
@@ -267,9 +253,9 @@ class OutEdge:
                 frame, sent = self._unfinished()
             if frame is None:
                 break
-            self._fill(frame)
+            self._fill(frame, connection)
             try:
-                connection.write_rest(frame, sent, self._file_of(frame))
+                connection.write_rest(frame, sent)
             except OSError as error:  # the frame is kept for a new connection
                 self._lost(connection, error)
                 break
@@ -303,8 +289,11 @@ class OutEdge:
         self._next_number += 1
         return frame
 
-    def _fill(self, frame: Frame) -> None:
-        """Give a frame its bytes; outside the lock, because the digest takes its time."""
+    def _fill(self, frame: Frame, connection: OutConnection) -> None:
+        """Give a frame its bytes; outside the lock, because the digest takes its time.
+
+        Between two processes of one machine there is nothing that could damage a payload.
+        """
         if frame.header:
             return
         content = frame.content
@@ -312,7 +301,7 @@ class OutEdge:
         if content.buffer is not None and isinstance(frame.payload, bytes):
             content.buffer.release()
             content.buffer = None
-        frame.header = FrameHeader(
+        frame.head = FrameHeader(
             type=content.type,
             stamp=frame.source.stamp,
             number=frame.number,
@@ -320,9 +309,10 @@ class OutEdge:
             offset=content.offset,
             length=len(frame.payload),
             fingerprint=frame.source.fingerprint,
-            digest=xxhash.xxh3_64_intdigest(frame.payload) if self._crosses_a_wire else 0,
+            digest=xxhash.xxh3_64_intdigest(frame.payload) if connection.crosses_a_wire else 0,
             behind=frame.source.behind,
-        ).pack()
+        )
+        frame.header = frame.head.pack()
 
     def _sent(self, frame: Frame) -> None:
         if frame.counted:
@@ -352,7 +342,7 @@ class OutEdge:
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""
-        while self._connection is not None and self._unacked:
+        while self._connection is not None and (self._unacked or self._connection.awaits_word):
             try:
                 expected = self._connection.read_ack()
             except BlockingIOError:
@@ -383,5 +373,8 @@ class OutEdge:
         self._resend = deque(frame for frame in self._resend if frame.number >= expected)
 
 
-def _is_small(source: PayloadSource) -> bool:
+def _is_quick(source: PayloadSource, connection: OutConnection) -> bool:
+    """Return True if the next payload is short, or only its place is sent."""
+    if connection.takes_files and source.next_is_shared():
+        return True
     return source.next_size() <= INLINE_MESSAGE_BYTES

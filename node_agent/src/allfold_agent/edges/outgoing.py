@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.wire.frames import FrameType
+from allfold_core.wire.frames import FrameHeader, FrameType
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class Payload:
         buffer: memory that is held until the frame is acknowledged; ``None`` where the payload
             lasts by itself.
         place: where the payload begins in the buffer's file, in bytes.
+        is_shared: a receiver on this machine may read it there: it stays as it is until the frame
+            is acknowledged.
     """
 
     type: FrameType
@@ -29,6 +31,7 @@ class Payload:
     sent: Callable[[], None]
     buffer: Buffer | None = None
     place: int = 0
+    is_shared: bool = False
 
 
 class PayloadSource(Protocol):
@@ -62,6 +65,9 @@ class PayloadSource(Protocol):
     def next_size(self) -> int:
         """Return the bytes of the next payload, ready or not; 0 without one."""
 
+    def next_is_shared(self) -> bool:
+        """Return True if a receiver on this machine may read the next payload where it lies."""
+
     def take(self) -> Payload | None:
         """Return the next payload, ``None`` where it is not ready."""
 
@@ -80,6 +86,7 @@ class Frame:
     number: int
     source: PayloadSource
     content: Payload
+    head: FrameHeader | None = None
     header: bytes = b""
     payload: memoryview | bytes = b""
     counted: bool = False

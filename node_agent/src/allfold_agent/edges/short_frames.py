@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event
 
+import torch
+
 from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, ACK_FRAMES, DamagedPayload, IncomingFrames
 from allfold_agent.http.receivers import Arriving, Receiver
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
+from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_AGAIN_SECONDS = 1.0
 # An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.
 _ACK_SECONDS = 0.002
 # A longer payload is received by the edge's own thread.
 _SHORT_BYTES = 256 * 1024
+# To read one in memory of the sender takes less time, and there is nothing to be waited for.
+SHORT_SHARED_BYTES = 1024 * 1024
 _STAGE_BYTES = 16 * 1024
 
 
@@ -155,8 +159,11 @@ class ShortFrames:
         if self._arriving is not None:
             self._receive_more(self._arriving)
             return
-        self._filled += self._connection.receive_into(self._stage[self._filled :])
+        connection = self._connection
+        self._filled += connection.receive_into(self._stage[self._filled :])
         self._advance()
+        if self._arriving is not None and not connection.crosses_a_wire:
+            self._receive_more(self._arriving)  # it is there, as it was sent in one go
 
     def _receive_more(self, arriving: Arriving) -> None:
         """Receive more of a payload that is under way."""
@@ -178,17 +185,25 @@ class ShortFrames:
         while self._arriving is None and self._filled - start >= HEADER_SIZE:
             header = FrameHeader.unpack(self._stage[start : start + HEADER_SIZE])
             self._frames.check(header)
-            if header.length > _SHORT_BYTES:
+            shared, size = None, HEADER_SIZE
+            if header.type is FrameType.SHARED:
+                size += RANGE_SIZE
+                if self._filled - start < size:
+                    break
+                place = self._stage[start + HEADER_SIZE : start + size]
+                header, shared = self._connection.shared(header, place)
+            if header.length > (_SHORT_BYTES if shared is None else SHORT_SHARED_BYTES):
                 self._drop(start)
                 self._give_back()
                 return
-            arriving = self._begin(header)
+            arriving = self._begin(header, shared)
             if arriving is None:
                 break
-            start += HEADER_SIZE
-            here = self._stage[start : min(start + header.length, self._filled)]
-            start += len(here)
-            arriving.put(here)
+            start += size
+            if shared is None:
+                here = self._stage[start : min(start + header.length, self._filled)]
+                start += len(here)
+                arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
                 self._frames.rate.begin(self._connection, arriving.missing)
@@ -206,7 +221,7 @@ class ShortFrames:
         if count and self._filled:
             self._stage[: self._filled] = bytes(self._stage[count : count + self._filled])
 
-    def _begin(self, header: FrameHeader) -> Arriving | None:
+    def _begin(self, header: FrameHeader, shared: torch.Tensor | None) -> Arriving | None:
         """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
         it goes to. Then :meth:`resume` tries it again.
         """
@@ -221,8 +236,8 @@ class ShortFrames:
             self._serve_for(0)
             return None
         self._parked = False
-        landing = None if sink is None else self._frames.admit(sink, header)
-        return Arriving(header, sink, landing)
+        landing = None if sink is None else self._frames.admit(sink, header, shared)
+        return Arriving(header, sink, landing, shared=shared)
 
     def _finish(self, arriving: Arriving) -> None:
         """Deliver a payload that is complete."""

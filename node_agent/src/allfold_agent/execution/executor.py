@@ -14,9 +14,9 @@ import torch
 
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import INPUTS, SENDING, Task, TaskGraph, TaskKind
-from allfold_agent.execution.receiving import ReceivingOp
+from allfold_agent.execution.receiving import Received, ReceivingOp
 from allfold_agent.execution.sending import SendingOp
-from allfold_agent.runtime.buffers import Buffer, BufferPool
+from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import Piece
 
@@ -275,7 +275,7 @@ class Executor(SendingOp, ReceivingOp):
         self._fold_inputs(task, operands)
         return part
 
-    def _decoded(self, received: Buffer, numel: int) -> torch.Tensor:
+    def _decoded(self, received: Received, numel: int) -> torch.Tensor:
         codec = self._operands.codec
         if codec is None:
             return self._arithmetic.kept(received.bytes, numel)

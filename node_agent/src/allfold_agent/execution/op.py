@@ -34,8 +34,9 @@ from allfold_core.wire.local_wire import OpMessage, Outcome, Region
 
 log = logging.getLogger(__name__)
 
-# Below this many bytes, over all local ranks, a hand-over to the workers costs more than the work.
-INLINE_FOLD_BYTES = 128 * 1024
+# Below this many bytes, over all local ranks, a hand-over to the workers, who then compete with the
+# other threads for the interpreter, costs more than the work.
+INLINE_FOLD_BYTES = 1024 * 1024
 CHUNK_BYTES = 256 * 1024
 
 OnPiece = Callable[[Part, int, int], None]

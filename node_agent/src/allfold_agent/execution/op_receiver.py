@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from allfold_agent.compilation.task_graph import Task, TaskKind
 from allfold_agent.execution.executor import Executor
 from allfold_agent.execution.receiving import SliceLanding
@@ -30,7 +32,7 @@ class OpReceiver:
     def await_ready(self, seconds: float) -> bool:
         return self._executor.await_progress(self.is_ready, seconds)
 
-    def admit(self, header: FrameHeader) -> SliceLanding | None:
+    def admit(self, header: FrameHeader, shared: torch.Tensor | None) -> SliceLanding | None:
         """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
 
         Raises:
@@ -45,7 +47,7 @@ class OpReceiver:
             )
         self._executor.lower_floor(header.seq - header.behind)
         try:
-            return self._executor.land(task)
+            return self._executor.land(task, shared)
         except BaseException:
             self._next -= 1  # the frame comes again, on a new connection
             raise

@@ -40,6 +40,10 @@ class OpSender:
         task = self._executor.next_send(self._destination)
         return 0 if task is None else self._executor.nbytes(task)
 
+    def next_is_shared(self) -> bool:
+        task = self._executor.next_send(self._destination)
+        return task is not None and self._executor.is_shared(task)
+
     def take(self) -> Payload | None:
         executor = self._executor
         taken = executor.take_send(self._destination)
@@ -60,4 +64,5 @@ class OpSender:
             lambda: executor.complete(task),
             memory,
             executor.place(task),
+            executor.is_shared(task),
         )

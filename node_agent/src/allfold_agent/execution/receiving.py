@@ -7,10 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition
 
+import torch
+
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import Task, TaskGraph, TaskKind
 from allfold_agent.execution.op_state import OpState
 from allfold_agent.runtime.buffers import Buffer, BufferPool
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A payload that lies in memory of its sender, which keeps it until it is acknowledged."""
+
+    bytes: torch.Tensor
+
+    def release(self) -> None:
+        """Do nothing: it is not ours."""
+
+
+Received = Buffer | Borrowed
 
 
 @dataclass(slots=True)
@@ -19,7 +34,7 @@ class SliceLanding:
 
     task: Task
     view: memoryview
-    buffer: Buffer | None = None
+    buffer: Received | None = None
 
     def release(self) -> None:
         """Let go of the memory."""
@@ -34,7 +49,7 @@ class ReceivingOp(OpState):
         self, graph: TaskGraph, operands: Operands, buffers: BufferPool, floor: int
     ) -> None:
         super().__init__(graph, operands, buffers, floor)
-        self._scratch: dict[int, Buffer] = {}
+        self._scratch: dict[int, Received] = {}
 
     @abstractmethod
     def complete(self, task: Task) -> None:
@@ -51,18 +66,31 @@ class ReceivingOp(OpState):
                 self._changed = Condition(self._lock)
             return self._changed.wait_for(condition, timeout=seconds)
 
-    def land(self, task: Task) -> SliceLanding | None:
-        """Return the landing of the frame that a task receives; ``None`` if the op has failed."""
+    def land(self, task: Task, shared: torch.Tensor | None = None) -> SliceLanding | None:
+        """Return the landing of the frame that a task receives; ``None`` if the op has failed.
+
+        Args:
+            shared: the payload in memory of its sender. It is folded from there where the fold
+                waits for nothing else, so that it is done before the frame is acknowledged.
+        """
         with self._lock:
             if self.failed:
                 return None
             if task.kind is TaskKind.AWAIT:
                 return SliceLanding(task, memoryview(b""))
+            if shared is not None and self._is_last_operand(task):
+                return SliceLanding(task, memoryview(b""), Borrowed(shared))
             if task.kind is TaskKind.RECEIVE_OPERAND or self._operands.codec is not None:
                 nbytes = self.nbytes(task)
                 buffer = self._buffers.take(nbytes)
                 return SliceLanding(task, buffer.view[:nbytes], buffer)
             return SliceLanding(task, self._native(task), self.buffer.hold())
+
+    def _is_last_operand(self, task: Task) -> bool:
+        """Return True if a fold will be done as soon as the payload of this task is there."""
+        if task.kind is not TaskKind.RECEIVE_OPERAND or self._operands.codec is not None:
+            return False
+        return all(self._waits_for[fold] == 1 for fold in task.successors)
 
     def received(self, landing: SliceLanding) -> None:
         """The payload has landed: go on."""
@@ -81,7 +109,7 @@ class ReceivingOp(OpState):
         try:
             if (
                 self._operands.codec is None
-                or landing.buffer is None
+                or not isinstance(landing.buffer, Buffer)
                 or self._decode(task, landing.buffer)
             ):
                 self.complete(task)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from allfold_agent.arithmetic.operands import Operands
-from allfold_agent.compilation.task_graph import Task, TaskGraph
+from allfold_agent.compilation.task_graph import Task, TaskGraph, TaskKind
 from allfold_agent.execution.op_state import OpState
 from allfold_agent.runtime.buffers import Buffer, BufferPool
+
+# To copy fewer takes no longer than to say where they are.
+SHARED_PAYLOAD_BYTES = 16 * 1024
 
 
 class SendingOp(OpState):
@@ -48,6 +51,21 @@ class SendingOp(OpState):
         """The bytes that a send puts on the wire."""
         view = memory.view[: self.nbytes(task)] if task.code >= 0 else self._native(task)
         return bytes(view) if task.snapshot else view
+
+    def is_shared(self, task: Task) -> bool:
+        """Return True if a receiver on this machine may read a payload where it lies.
+
+        It stays as it is: the buffer is held, a later receive into the range is proved to come
+        after the receiver has read it (``overwrites`` of the core), and what a fold overwrites is
+        sent from a copy.
+        """
+        return (
+            self.buffer.file is not None
+            and task.kind is TaskKind.SEND
+            and task.code < 0
+            and not task.snapshot
+            and self.nbytes(task) >= SHARED_PAYLOAD_BYTES
+        )
 
     def place(self, task: Task) -> int:
         """Return the offset of that payload in the memory of :meth:`take_send`, in bytes."""

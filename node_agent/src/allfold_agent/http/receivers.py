@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from allfold_core.errors import AllfoldError
 from allfold_core.wire.frames import FrameHeader
 
@@ -14,7 +16,7 @@ class Landing(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """Exactly as many bytes as the payload has."""
+        """Exactly as many bytes as the payload has; none if it is read where it lies."""
 
     def release(self) -> None:
         """Let go of the memory; what landed there is worthless."""
@@ -32,8 +34,12 @@ class Sink(Protocol[LandingT]):
     def await_ready(self, seconds: float, /) -> bool:
         """Wait until :meth:`is_ready`; false where it is not within so many seconds."""
 
-    def admit(self, header: FrameHeader, /) -> LandingT | None:
+    def admit(self, header: FrameHeader, shared: torch.Tensor | None, /) -> LandingT | None:
         """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
+
+        Args:
+            shared: the payload, where it lies in memory of the sender: it stays as it is until
+                :meth:`received` returns.
 
         Raises:
             PeerSentIncoherentTensor: it is not a frame that can come now.
@@ -74,11 +80,12 @@ class Arriving:
     sink: Sink[Any] | None
     landing: Landing | None
     received: int = 0
+    shared: torch.Tensor | None = None
 
     @property
     def missing(self) -> int:
         """Bytes."""
-        return self.header.length - self.received
+        return 0 if self.shared is not None else self.header.length - self.received
 
     def put(self, begun: memoryview) -> None:
         """The beginning of the payload, which came with the header."""

@@ -156,6 +156,10 @@ class MessageSender:
     def is_ready(self) -> bool:
         return not self.is_finished()
 
+    def next_is_shared(self) -> bool:
+        """Return False: the memory of a message is its rank's."""
+        return False
+
     def next_size(self) -> int:
         return 0 if self.is_finished() else len(self._pieces[self._next][1])
 

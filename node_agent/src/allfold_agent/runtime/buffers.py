@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import count
 from time import monotonic
 
 import torch
@@ -19,7 +21,12 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024
 HUGE_PAGE = 2 * 1024 * 1024
+# Smaller ones are copied in less time than it takes to map them.
+SHARED_BYTES = 1024 * 1024
 LATELY_SECONDS = 5.0
+
+_serials = count()
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 Later = Callable[[float, Callable[[], None]], None]
 
@@ -40,14 +47,16 @@ class Buffer:
 
     Attributes:
         mapping: what it is.
-        file: of one that is shared, the descriptor of the file that the memory is; the kernel can
-            send from it without a copy.
+        file: of one that is shared, the descriptor of the file that the memory is; agents of the
+            same machine can map it.
+        serial: no other one ever has it.
         idle_since: when its last holder released it.
     """
 
     def __init__(self, pool: BufferPool, size: int, shared: bool) -> None:
         self.size = size
         self.shared = shared
+        self.serial = next(_serials)
         self.file: int | None = None
         self.idle_since = 0.0
         self._pool = pool
@@ -63,14 +72,20 @@ class Buffer:
     def _map(self, size: int) -> mmap.mmap:
         """A file in memory; plain memory where no descriptors are left."""
         try:
-            self.file = os.memfd_create("allfold-work", os.MFD_CLOEXEC)
+            self.file = os.memfd_create("allfold-work", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             weakref.finalize(self, os.close, self.file)
             os.ftruncate(self.file, size)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
             return mmap.mmap(self.file, size)
         except OSError as error:
-            log.warning("a work buffer is no file, so it is sent with a copy: %s", error)
+            log.warning("a work buffer is no file, so it is sent with copies: %s", error)
             self.file = None
             return mmap.mmap(-1, size)
+
+    def discard(self) -> None:
+        """Give the memory back to the system, also where another agent still has it mapped."""
+        if self.file is not None:
+            self.mapping.memory.madvise(mmap.MADV_REMOVE)
 
     def hold(self) -> Buffer:
         """Add a holder; every ``hold`` needs one :meth:`release`."""
@@ -109,11 +124,11 @@ class BufferPool:
         """A buffer of at least ``nbytes`` with one holder. Its content is arbitrary.
 
         Args:
-            shared: whether the kernel should be able to send from it without a copy, where it is
-                large. That costs descriptors, of which a process has few.
+            shared: whether other agents of this machine should be able to read it where it is, if
+                it is large. That costs descriptors, of which a process has few.
         """
         size = size_class(nbytes)
-        kind = size, shared and size >= HUGE_PAGE
+        kind = size, shared and size >= SHARED_BYTES
         with self.lock:
             idle = self._idle[kind]
             if idle:
@@ -149,3 +164,4 @@ class BufferPool:
                     break
                 self._idle[buffer.size, buffer.shared].remove(buffer)
                 self._idle_bytes -= buffer.size
+                buffer.discard()

@@ -1,0 +1,86 @@
+"""Files of a sender on the same machine, mapped to read payloads where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from collections import deque
+
+import torch
+
+from allfold_agent.edges.sent_files import SLOTS
+from allfold_agent.runtime.mapping import MappedMemory
+from allfold_core.wire.frames import FrameError, SharedRange
+
+
+class MissingFile(FrameError):
+    """No file has come with a frame: what lies between the two nodes passes bytes alone."""
+
+
+class ReceivedFiles:
+    """The files that came on one connection. Used by the thread that receives on it.
+
+    The sender keeps the content of a range as it is until the frame is acknowledged, which must
+    not be before all of it was read.
+    """
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, torch.Tensor] = {}
+        self._descriptors: deque[int] = deque()
+        self._newest = -1
+
+    def add(self, descriptors: list[int]) -> None:
+        """Take descriptors that came with the bytes of a frame."""
+        self._descriptors.extend(descriptors)
+
+    def memory(self, number: int, shared: SharedRange) -> torch.Tensor:
+        """Return the content of a frame, which may be asked for more than once.
+
+        Args:
+            number: of the frame.
+
+        Raises:
+            FrameError: there is no such memory.
+        """
+        if shared.is_new and number > self._newest:
+            self._map(shared.slot)
+            self._newest = number
+        found = self._mapped.get(shared.slot)
+        if found is None or shared.start + shared.nbytes > len(found):
+            raise FrameError(f"frame {number} has its payload in no file that has come: {shared}")
+        return found[shared.start : shared.start + shared.nbytes]
+
+    def _map(self, slot: int) -> None:
+        if slot >= SLOTS:
+            raise FrameError(f"there is no slot {slot} for a file")
+        if not self._descriptors:
+            raise MissingFile(f"no file has come for slot {slot}")
+        descriptor = self._descriptors.popleft()
+        try:
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                # Whoever cuts memory that others have mapped kills them with SIGBUS.
+                raise FrameError(f"the file for slot {slot} is not sealed against being cut")
+            mapping = MappedMemory(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+            self._mapped[slot] = _bytes_of(mapping)
+        except OSError as error:
+            raise FrameError(f"the file for slot {slot} cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of all; what is used no more is unmapped."""
+        self._mapped.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+def _bytes_of(mapping: MappedMemory) -> torch.Tensor:
+    """The bytes of a mapping, which lasts as long as they do.
+
+    By its address, as torch takes no buffer that cannot be written.
+    """
+    view = (ctypes.c_uint8 * len(mapping)).from_address(mapping.address)
+    view.mapping = mapping  # type: ignore[attr-defined]
+    return torch.frombuffer(view, dtype=torch.uint8)
