@@ -40,6 +40,7 @@ HELD = 1
 _LINE = 8  # words: what two processors write to should not share a cache line
 _ALIGNMENT = 4096
 _HEADER = struct.Struct("<QddIIq")
+_CALLED = struct.Struct("<d")
 
 
 class PostHeader(NamedTuple):
@@ -149,6 +150,11 @@ def write_header(page: memoryview, word: int, header: PostHeader) -> None:
         word: the slot's :meth:`PageLayout.post_word`.
     """
     _HEADER.pack_into(page, (word + 1) * WORD, *header)
+
+
+def write_called(page: memoryview, word: int, called: float) -> None:
+    """Update the header of a slot whose call is like the one before in all but its time."""
+    _CALLED.pack_into(page, (word + 2) * WORD, called)
 
 
 def read_header(page: memoryview, word: int) -> PostHeader:
