@@ -61,6 +61,7 @@ class ShortLane:
         self.connection = connection
         self._number = number
         self._seat = seat
+        self._world_size = seat.world_size
         layout, me = page.layout, page.index
         # Across nodes, a rank reads nothing but what the agent has made of all inputs.
         others = [rank for rank in range(layout.ranks) if rank != me]
@@ -301,7 +302,7 @@ class ShortLane:
         self._note_finished()
 
     def _note_done(self, op: LaneOp) -> None:
-        op.epoch, op.participants = self.epoch, self._seat.world_size
+        op.epoch, op.participants = self.epoch, self._world_size
         op.done = True
         del self._open[op.seq]
 
