@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Sequence
 from threading import Lock
 from time import monotonic
+from typing import Any
 
 from allfold._calls.call import Call, EpochView, P2PCall
+from allfold._calls.template import Filled
 from allfold._connection import GRACE_SECONDS
+from allfold._lane.lane_op import LaneOp
+from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
 from allfold._staging.choice import stage
 from allfold._staging.host import Staged
+from allfold._staging.prepared import Prepared
 from allfold._staging.slot import LaneMemory, give
 from allfold._work import Work
 from allfold_core.errors import InvalidArgument
@@ -28,72 +32,128 @@ _TIDY_EVERY = 64
 
 
 class Channel:
-    """Hands the calls of one rank in one group to the agent, in the order in which they come."""
+    """Hands the calls of one rank in one group to the agent, in the order in which they come.
+
+    Attributes:
+        next_op: the number of the next collective.
+    """
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._connection = membership.session.connection
         self._lock = Lock()
-        self._op_numbers = count(membership.first)
-        self._next_op = membership.first
+        self.next_op = membership.first
         self._last_message = -1
-        self._pair_numbers = count(FIRST_PAIR)
+        self._next_pair = FIRST_PAIR
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
 
-    @property
-    def next_op(self) -> int:
-        """The number of the next collective."""
-        return self._next_op
+    # Collectives
 
-    # Starting
-
-    def start_op(self, view: EpochView, call: Call, fingerprint: bytes, timeout: float) -> Work:
+    def start_op(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
         """Start a collective, which the agent gives so many seconds.
 
         While ``MAX_OPEN_OPS`` of them have no outcome, it waits for the oldest.
 
+        Args:
+            packed: the fingerprint.
+
         Raises:
             AgentLost: the oldest should have had an outcome long ago.
         """
+        return self._post(view, call, packed, timeout) or self._send(view, call, packed, timeout)
 
-        posted = self._post(view, call, fingerprint, timeout)
-        if posted is not None:
-            return posted
-
-        def message(number: int, staged: Staged) -> bytes:
-            self._next_op = number + 1
-            self._last_message = number
-            self._membership.epochs.lanes.pass_over(number)
-            if (lane := self._membership.epochs.lanes.of(view.epoch)) is not None:
-                lane.note_message(number, fingerprint)
-            group = self._membership.number
-            source, target, fence = staged.source, staged.target, staged.fence
-            return OpMessage(
-                group, number, timeout, source, target, fingerprint, fence, view.epoch
-            ).pack()
-
-        return self._start(call, self._op_numbers, message, timeout, self._ops, self._await_room)
+    def _send(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
+        """Start a collective with a message."""
+        staged = self._stage(call)
+        try:
+            with self._lock:
+                self._await_room()
+                number = self.next_op
+                self.next_op, self._last_message = number + 1, number
+                self._membership.epochs.lanes.note_message(number, packed)
+                source, target, fence = staged.source, staged.target, staged.fence
+                group = self._membership.number
+                message = OpMessage(
+                    group, number, timeout, source, target, packed, fence, view.epoch
+                ).pack()
+                work = self._give(number, message, staged, timeout, self._ops)
+        except BaseException:
+            staged.free()
+            raise
+        self._tidy_at_times(self._ops)
+        return work
 
     def _post(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work | None:
         """Start a collective in the short lane, if that is where it goes and the lane is open."""
-        epochs = self._membership.epochs
-        lane = epochs.lanes.of(view.epoch)
+        lane = self._membership.epochs.lanes.of(view.epoch)
         if lane is None or (recipe := lane.recipe(packed)) is None:
             return None
         if any(each.gpu is not None for each in call.inputs + call.outputs):
             return None
+        now = monotonic()
+        self._connection.glance(now)
         with self._lock:
-            number = self._next_op
+            number = self.next_op
             slot = lane.slot_for(number)
             if slot < 0:
                 return None
             give(lane.page, slot, call)
-            next(self._op_numbers)
-            self._next_op = number + 1
-            op = lane.post(number, slot, recipe, timeout, self._last_message)
-            memory = LaneMemory(lane.page, call, op)
-            return Work(self._connection, op, epochs, number, memory, timeout, self._ops)
+            op = lane.post(number, slot, recipe, timeout, now, self._last_message)
+            self.next_op = number + 1
+            return self._posted(lane, op, call, timeout)
+
+    def _posted(self, lane: ShortLane, op: LaneOp, call: Call, timeout: float) -> Work:
+        memory = LaneMemory(lane.page, call, op)
+        epochs = self._membership.epochs
+        return Work(self._connection, op, epochs, op.seq, memory, timeout, self._ops)
+
+    # Collectives that are like earlier ones
+
+    def repeat(
+        self, prepared: Prepared, given: Sequence[Any], timeout: float, now: float, *, waits: bool
+    ) -> Any:
+        """Do a collective that is like an earlier one.
+
+        Args:
+            given: its arguments.
+            now: the time (monotonic).
+            waits: wait for it, and return its result; else return its handle.
+        """
+        filled = prepared.template.fill(given)
+        lane, recipe = prepared.lane, prepared.recipe
+        arrays = None if lane is None else filled.arrays()
+        if lane is None or recipe is None or arrays is None:
+            return self._repeat_slowly(prepared, filled, timeout, waits=waits)
+        inputs, outputs = arrays
+        with self._lock:
+            number = self.next_op
+            slot = lane.slot_for(number)
+            if slot >= 0:
+                plan = prepared.plan(slot)
+                for home, array in zip(plan.inputs, inputs, strict=True):
+                    home[...] = array
+                op = lane.post(number, slot, recipe, timeout, now, self._last_message)
+                self.next_op = number + 1
+        if slot < 0:
+            return self._repeat_slowly(prepared, filled, timeout, waits=waits)
+        is_done = False
+        try:
+            is_done = waits and lane.finish_at_once(op, plan, outputs)
+        finally:
+            if not is_done:
+                work = self._posted(lane, op, filled.call(), timeout)
+        if is_done:
+            return filled.result
+        return work.wait() if waits else work
+
+    def _repeat_slowly(
+        self, prepared: Prepared, filled: Filled, timeout: float, *, waits: bool
+    ) -> Any:
+        work = self.start_op(prepared.view, filled.call(), prepared.packed, timeout)
+        return work.wait() if waits else work
+
+    # Sends and receives
 
     def start_pair(self, view: EpochView, call: P2PCall, timeout: float) -> Work:
         """Start a send or a receive.
@@ -102,53 +162,55 @@ class Channel:
             InvalidArgument: too many of them have no outcome.
         """
         (tensor,) = call.inputs + call.outputs
-
-        def message(number: int, staged: Staged) -> bytes:
-            return P2PMessage(
-                kind=call.kind,
-                group=self._membership.number,
-                seq=number,
-                timeout=timeout,
-                peer=call.peer,
-                tag=call.tag,
-                dtype=tensor.dtype.code,
-                memory=staged.source if call.inputs else staged.target,
-                nbytes=tensor.nbytes,
-                fence=staged.fence,
-                view=view.epoch,
-            ).pack()
-
-        return self._start(
-            call, self._pair_numbers, message, timeout, self._messages, self._check_room
-        )
-
-    def _start(
-        self,
-        call: Call,
-        numbers: Iterator[int],
-        message: Callable[[int, Staged], bytes],
-        timeout: float,
-        in_flight: dict[int, Work],
-        make_room: Callable[[], None],
-    ) -> Work:
-        """Give the agent a call; one at a time, because calls are numbered as they go."""
-        connection, group = self._connection, self._membership
-        staged = stage(group.session, call, group.view.nodes)
+        staged = self._stage(call)
         try:
             with self._lock:
-                make_room()
-                number = next(numbers)
-                packed = message(number, staged)
-                pending = connection.expect((Message.OP, group.number, number))
-                connection.send(packed, timeout + GRACE_SECONDS)
-                epochs = group.epochs
-                work = Work(connection, pending, epochs, number, staged, timeout, in_flight)
+                self._check_room()
+                number, self._next_pair = self._next_pair, self._next_pair + 1
+                message = P2PMessage(
+                    kind=call.kind,
+                    group=self._membership.number,
+                    seq=number,
+                    timeout=timeout,
+                    peer=call.peer,
+                    tag=call.tag,
+                    dtype=tensor.dtype.code,
+                    memory=staged.source if call.inputs else staged.target,
+                    nbytes=tensor.nbytes,
+                    fence=staged.fence,
+                    view=view.epoch,
+                ).pack()
+                work = self._give(number, message, staged, timeout, self._messages)
         except BaseException:
             staged.free()
             raise
+        self._tidy_at_times(self._messages)
+        return work
+
+    # Both
+
+    def _stage(self, call: Call) -> Staged:
+        """Put the tensors of a call where the agent finds them."""
+        group = self._membership
+        return stage(group.session, call, group.view.nodes)
+
+    def _give(
+        self,
+        number: int,
+        message: bytes,
+        staged: Staged,
+        timeout: float,
+        in_flight: dict[int, Work],
+    ) -> Work:
+        """Give the agent a call; one at a time, because calls are numbered as they go."""
+        connection, group = self._connection, self._membership
+        pending = connection.expect((Message.OP, group.number, number))
+        connection.send(message, timeout + GRACE_SECONDS)
+        return Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
+
+    def _tidy_at_times(self, in_flight: dict[int, Work]) -> None:
         if len(in_flight) % _TIDY_EVERY == 0:
             self._tidy()
-        return work
 
     def _await_room(self) -> None:
         """Wait until one more collective may be in flight."""

@@ -1,15 +1,46 @@
 """The collectives and messages of a group, from their arguments to a call."""
 
+# ruff: noqa: ARG002 - the options of a collective are read by its decorator
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, Unpack, cast
 
 from allfold._calls import movement, point_to_point, reductions, unrooted
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
-from allfold._options import Options, check_names, with_checked_names
+from allfold._calls.likeness import Likeness, likeness
+from allfold._options import OPTIONS, Options, name_check, with_checked_names
 from allfold_core.operations import ReduceOp
+
+UNLIKE = object()
+"""Instead of the result of a call that has to be looked at as if there were none like it."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def collective(describe: Method) -> Method:
+    """Make a method do the call that it describes: it returns the call, and its epoch.
+
+    A call that is like an earlier one is not described again.
+    """
+    check = name_check(describe)
+
+    @wraps(describe)
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        key = likeness(describe, given, named)
+        if key is not None:
+            result = self._repeat(key, given, named)
+            if result is not UNLIKE:
+                return result
+        check(named)
+        view, described = describe(self, *given, **named)
+        options = {name: value for name, value in named.items() if name in OPTIONS}
+        return self._run(view, described, key, (*given, *named.values()), **options)
+
+    return cast(Method, call)
 
 
 class Collectives(ABC):
@@ -21,10 +52,21 @@ class Collectives(ABC):
         """The epoch whose numbers a call has: that of the time of the call."""
 
     @abstractmethod
+    def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Do a call that may be like an earlier one; return ``UNLIKE`` if it cannot be done so.
+
+        Args:
+            key: what it has in common with calls that are like it.
+            given, named: its arguments.
+        """
+
+    @abstractmethod
     def _run(
         self,
         view: EpochView,
         call: CollectiveCall,
+        key: Likeness | None,
+        given: Sequence[Any],
         *,
         timeout: float | None = None,
         strategy: str = AUTO,
@@ -32,7 +74,12 @@ class Collectives(ABC):
         feedback: str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Start a collective, and wait for it unless the caller wants to do so."""
+        """Start a collective, and wait for it unless the caller wants to do so.
+
+        Args:
+            key: what it has in common with calls that are like it.
+            given: its arguments.
+        """
 
     @abstractmethod
     def _exchange(
@@ -40,6 +87,7 @@ class Collectives(ABC):
     ) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""
 
+    @collective
     def all_reduce(
         self,
         tensor: Any,
@@ -59,9 +107,9 @@ class Collectives(ABC):
                 of integers is refused. Complex numbers can be summed and averaged.
             factor: of a ``"premul_sum"``.
         """
-        check_names(self.all_reduce, options)
-        return self._run(self._view, reductions.all_reduce(tensor, op, factor), **options)
+        return self._view, reductions.all_reduce(tensor, op, factor)
 
+    @collective
     def reduce(
         self,
         tensor: Any,
@@ -72,10 +120,10 @@ class Collectives(ABC):
         **options: Unpack[Options],
     ) -> Any:
         """Reduce the tensors of all ranks; ``root`` gets the result, the others keep their own."""
-        check_names(self.reduce, options)
         view = self._view
-        return self._run(view, reductions.reduce(view, tensor, root, op, factor), **options)
+        return view, reductions.reduce(view, tensor, root, op, factor)
 
+    @collective
     def broadcast(
         self, tensor: Any = None, root: int | None = None, **options: Unpack[Options]
     ) -> Any:
@@ -93,13 +141,14 @@ class Collectives(ABC):
             BroadcastNoTensor: no rank brought a tensor.
             BroadcastMultipleTensors: several did; names them.
         """
-        check_names(self.broadcast, options)
-        view = self._view
+        view, found = self._view, root is None
         if root is None:
             view, tensor, root = self._find_source(tensor, options.get("timeout"))
         call = movement.broadcast(view, tensor, root, options.get("wire"))
-        return self._run(view, call, **options)
+        call.is_unlike = found
+        return view, call
 
+    @collective
     def all_gather(
         self,
         tensor: Any,
@@ -118,10 +167,10 @@ class Collectives(ABC):
             counts: the size of each rank's first dimension, where these differ; the same on every
                 rank.
         """
-        check_names(self.all_gather, options)
         view = self._view
-        return self._run(view, movement.all_gather(view, tensor, output, counts), **options)
+        return view, movement.all_gather(view, tensor, output, counts)
 
+    @collective
     def gather(
         self,
         tensor: Any,
@@ -135,10 +184,10 @@ class Collectives(ABC):
 
         The arguments are those of :meth:`all_gather`; ``output`` is the root's alone.
         """
-        check_names(self.gather, options)
         view = self._view
-        return self._run(view, movement.gather(view, tensor, root, output, counts), **options)
+        return view, movement.gather(view, tensor, root, output, counts)
 
+    @collective
     def scatter(
         self,
         output: Any,
@@ -157,10 +206,10 @@ class Collectives(ABC):
             counts: the size of each block's first dimension, where these differ; the same on every
                 rank.
         """
-        check_names(self.scatter, options)
         view = self._view
-        return self._run(view, movement.scatter(view, output, inputs, root, counts), **options)
+        return view, movement.scatter(view, output, inputs, root, counts)
 
+    @collective
     def reduce_scatter(
         self,
         inputs: Any,
@@ -180,11 +229,11 @@ class Collectives(ABC):
             counts: the size of each block's first dimension, where these differ; the same on every
                 rank.
         """
-        check_names(self.reduce_scatter, options)
         view = self._view
         call = reductions.reduce_scatter(view, inputs, output, op, factor, counts)
-        return self._run(view, call, **options)
+        return view, call
 
+    @collective
     def all_to_all(
         self,
         inputs: Any,
@@ -203,10 +252,9 @@ class Collectives(ABC):
             receive_counts: how many rows come from each rank; by default equally many. What rank i
                 sends to rank j must be what j expects of i.
         """
-        check_names(self.all_to_all, options)
         view = self._view
         call = movement.all_to_all(view, inputs, output, send_counts, receive_counts)
-        return self._run(view, call, **options)
+        return view, call
 
     @with_checked_names
     def send(
@@ -256,10 +304,10 @@ class Collectives(ABC):
         call = point_to_point.recv(view, tensor, source, tag)
         return self._exchange(view, call, timeout, async_op)
 
-    @with_checked_names
+    @collective
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        return self._run(self._view, movement.barrier(), timeout=timeout, async_op=async_op)
+        return self._view, movement.barrier()
 
     def _find_source(self, tensor: Any, timeout: float | None) -> tuple[EpochView, Any, int]:
         """Agree on the one rank that brought a tensor; return its number, and this rank's tensor.

@@ -49,6 +49,8 @@ _ANSWERS = {
     Message.SHARED: Message.SHARE,
     Message.PASSED: Message.EDGE,
 }
+# How often a program that waits for nothing from the agent hears of its news.
+_GLANCE_SECONDS = 0.1
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
 _DESCRIPTOR = struct.Struct("i")
@@ -108,6 +110,8 @@ class Connection:
         self._listeners: dict[int, GroupListener] = {}
         self._requests = itertools.count(1)
         self._lost: AgentLost | None = None
+        self._is_anothers = False
+        self._next_glance = 0.0
         disown_in_children(self)
         try:
             self._greet(timeout)
@@ -119,6 +123,11 @@ class Connection:
     def lost(self) -> AgentLost | None:
         """Set when the agent is gone, and with it every group that was opened here."""
         return self._lost
+
+    @property
+    def is_usable(self) -> bool:
+        """False if the agent is gone, and in a forked child."""
+        return self._lost is None and not self._is_anothers
 
     # Asking
 
@@ -242,6 +251,12 @@ class Connection:
     def drain(self) -> None:
         """Process received messages, so that the agent can go on sending."""
         self._advance(lambda: False, 0.0)
+
+    def glance(self, now: float) -> None:
+        """Process received messages now and then: of ops in the short lane nobody reads any."""
+        if now >= self._next_glance and not self._is_anothers:
+            self._next_glance = now + _GLANCE_SECONDS
+            self.drain()
 
     def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
         """Process messages as they come, or wait while another thread does so."""
@@ -392,6 +407,7 @@ class Connection:
 
     def disown(self) -> None:
         """In a forked child: close its socket, and fail what it might wait for."""
+        self._is_anothers = True
         self._socket.close()
         # Another thread of the parent may have held them; it does not exist here.
         self._lock = Lock()

@@ -49,6 +49,15 @@ def _element(label: str, itemsize: int, folded: bool) -> Element:
         return Element(DType.UINT8, (itemsize,), itemsize, label.startswith("complex"))
 
 
+# NumPy has no bfloat16: its elements are the upper halves of those of float32.
+_STORED_AS = {DType.BFLOAT16: np.dtype(np.uint16)}
+
+
+def stored_as(dtype: DType) -> np.dtype[Any]:
+    """Return the type in which NumPy has elements of a type."""
+    return _STORED_AS.get(dtype) or np.dtype(dtype.label)
+
+
 def itemsize_of(dtype: Any) -> int:
     """Return the bytes of an element of a NumPy or torch dtype (or NumPy's name of one)."""
     torch = sys.modules.get("torch")

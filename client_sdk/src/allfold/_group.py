@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,17 @@ import numpy as np
 from allfold import _tensors
 from allfold._calls.arguments import check_one_dtype
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
+from allfold._calls.likeness import Likeness
+from allfold._calls.template import Template
 from allfold._channel import Channel
-from allfold._collectives import Collectives
+from allfold._collectives import UNLIKE, Collectives
 from allfold._draining import Draining
 from allfold._elements import itemsize_of
 from allfold._membership import Membership
 from allfold._options import agreed, checked_seconds
 from allfold._parting import Parting, by_call
 from allfold._settings import GroupSettings
+from allfold._staging.prepared import Prepared
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,
@@ -30,6 +34,8 @@ from allfold_core.errors import (
 from allfold_core.verdict import counted
 
 log = logging.getLogger("allfold")
+
+_REMEMBERED = 512  # calls that are unlike each other
 
 
 class Group(Collectives):
@@ -87,7 +93,9 @@ class Group(Collectives):
         self._wants_to_leave = False
         self.membership = membership
         self._draining = draining
+        self._connection = membership.session.connection
         self._channel = Channel(membership)
+        self._prepared: dict[Likeness, Prepared] = {}
         self._on_left = on_left
 
     def __repr__(self) -> str:
@@ -311,10 +319,36 @@ class Group(Collectives):
 
     # Calling
 
+    def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Do a call that is like an earlier one, if nothing else has to be seen to before."""
+        prepared, now = self._prepared.get(key), monotonic()
+        self._connection.glance(now)
+        if prepared is None or not self._may_repeat(prepared):
+            return UNLIKE
+        if not named:
+            return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
+        seconds = self._seconds(named.get("timeout"))
+        given, waits = (*given, *named.values()), not named.get("async_op")
+        return self._channel.repeat(prepared, given, seconds, now, waits=waits)
+
+    def _may_repeat(self, prepared: Prepared) -> bool:
+        """Return True unless :meth:`_run` would do something else than before."""
+        membership, epochs = self.membership, self.membership.epochs
+        return (
+            prepared.view is epochs.view
+            and prepared.lane is epochs.lanes.of(prepared.view.epoch)
+            and not membership.left
+            and self._connection.is_usable
+            and self._draining.reason is None
+            and not epochs.awaits_others
+        )
+
     def _run(
         self,
         view: EpochView,
         call: CollectiveCall,
+        key: Likeness | None,
+        given: Sequence[Any],
         *,
         timeout: float | None = None,
         strategy: str = AUTO,
@@ -328,9 +362,28 @@ class Group(Collectives):
             self._await_others()
         self.membership.check()
         check_one_dtype(call.inputs + call.outputs)
-        fingerprint = agreed(call.fingerprint, strategy, wire, feedback, self.wire)
-        work = self._channel.start_op(view, call, fingerprint, self._seconds(timeout))
+        packed = agreed(call.fingerprint, strategy, wire, feedback, self.wire)
+        work = self._channel.start_op(view, call, packed, self._seconds(timeout))
+        if key is not None and not call.is_unlike:
+            self._remember(key, view, call, packed, given)
         return work if async_op else work.wait()
+
+    def _remember(
+        self,
+        key: Likeness,
+        view: EpochView,
+        call: CollectiveCall,
+        packed: bytes,
+        given: Sequence[Any],
+    ) -> None:
+        """Prepare for calls that are like this one."""
+        template = Template.of(call, given)
+        if template is None:
+            return
+        if len(self._prepared) >= _REMEMBERED:
+            self._prepared.clear()
+        lane = self.membership.epochs.lanes.of(view.epoch)
+        self._prepared[key] = Prepared(view, packed, template, lane)
 
     def _exchange(
         self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool

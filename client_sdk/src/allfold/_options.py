@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     async_op: bool
 
 
-_KNOWN = Options.__annotations__.keys()
+OPTIONS = frozenset(Options.__annotations__)
 # The words of torch.distributed, NCCL and MPI, and what Allfold's functions may call the same.
 _SYNONYMS = {
     "src": ("root", "source"),
@@ -57,31 +57,32 @@ _SYNONYMS = {
 }
 
 
-def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that a collective does not have.
+def name_check(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], None]:
+    """Return what refuses keyword arguments that a public function does not have.
 
-    Args:
-        function: the collective; its signature says which arguments it has beside the options.
-        options: the keyword arguments that its signature does not name.
-
-    Raises:
-        UnknownArgument: names the public function and the argument that was probably meant.
+    It raises ``UnknownArgument``, which names the function and the argument that was probably
+    meant.
     """
-    for name in options:
-        if name not in _KNOWN:
-            own = [each for each in inspect.signature(function).parameters if each != "options"]
-            raise _unknown(function, name, [*own, *_KNOWN, "group"])
+    shown = [each for each in inspect.signature(function).parameters if each != "self"]
+    names = {*shown}
+    if "options" in names:
+        names = names - {"options"} | OPTIONS
+        shown = [*(each for each in shown if each != "options"), *Options.__annotations__, "group"]
+
+    def check(named: Mapping[str, Any]) -> None:
+        if not names.issuperset(named):
+            raise _unknown(function, next(each for each in named if each not in names), shown)
+
+    return check
 
 
 def with_checked_names(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Make a function without shared options refuse unknown arguments as the collectives do."""
-    known = [each for each in inspect.signature(function).parameters if each != "self"]
-    names = frozenset(known)
+    check = name_check(function)
 
     @wraps(function)
     def checked(*args: Given.args, **named: Given.kwargs) -> Result:
-        if not names.issuperset(named):
-            raise _unknown(function, next(each for each in named if each not in names), known)
+        check(named)
         return function(*args, **named)
 
     return checked

@@ -82,9 +82,11 @@ class CollectiveCall(Call):
 
     Attributes:
         fingerprint: what the ranks must agree on.
+        is_unlike: it depends on more than its arguments.
     """
 
     fingerprint: Fingerprint
+    is_unlike: bool = False
 
 
 # One object for all calls that are alike.

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from allfold._elements import stored_as
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, ReduceOp
 
 Elements = np.ndarray[Any, np.dtype[Any]]
 Fold = Callable[[Sequence[Elements], Elements], None]
 """``fold(sources, out)``: ``out`` becomes the left fold of the sources, none of which it is."""
-
-# NumPy has no bfloat16: its elements are the upper halves of those of float32.
-_STORED_AS = {DType.BFLOAT16: np.dtype(np.uint16)}
 
 _COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -31,11 +29,6 @@ _COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
-
-
-def stored_as(dtype: DType) -> np.dtype[Any]:
-    """Return the type in which NumPy has elements of a type."""
-    return _STORED_AS.get(dtype) or np.dtype(dtype.label)
 
 
 def fold_of(fingerprint: Fingerprint, world_size: int) -> Fold:

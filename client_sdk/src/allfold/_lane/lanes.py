@@ -44,10 +44,10 @@ class Lanes:
         """Return the lane of an epoch; ``None`` if that has none."""
         return self._by_epoch.get(epoch)
 
-    def pass_over(self, seq: int) -> None:
-        """This rank sends an op as a message."""
+    def note_message(self, seq: int, packed: bytes) -> None:
+        """This rank sends an op with this fingerprint as a message."""
         for lane in self._by_epoch.values():
-            lane.pass_over(seq)
+            lane.note_message(seq, packed)
 
     def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
         """Take an outcome from the agent; return False if no op of the lanes waits for it."""

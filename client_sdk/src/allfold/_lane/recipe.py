@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from allfold._lane.folding import Elements, Fold, copy, fold_of, stored_as
+from allfold._elements import stored_as
+from allfold._lane.folding import Fold, copy, fold_of
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
 from allfold_core.short_lane.page import digest_of
@@ -71,6 +72,8 @@ class Recipe:
         digest: of the fingerprint; what ranks compare.
         stored: the type in which NumPy has the elements.
         moves: the parts of the output, in order.
+        numel: the elements of the output.
+        fold: makes an element of the output of those that it comes from.
     """
 
     def __init__(self, packed: bytes, seat: PageSeat) -> None:
@@ -79,19 +82,8 @@ class Recipe:
         self.digest = digest_of(packed)
         self.stored = stored_as(fingerprint.dtype)
         self.moves = tuple(_moves(fingerprint, seat))
+        self.numel = max((move.stop for move in self.moves), default=0)
         self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)
-
-    def fold_into(self, out: Elements, inputs: Sequence[Elements]) -> None:
-        """Write the output of this rank.
-
-        Args:
-            out: flat.
-            inputs: the elements of each row's slot, flat; more than the op has may be there.
-        """
-        for move in self.moves:
-            numel = move.stop - move.start
-            sources = [inputs[row][start : start + numel] for row, start in move.sources]
-            self.fold(sources, out[move.start : move.stop])
 
 
 def _moves(fingerprint: Fingerprint, seat: PageSeat) -> Iterator[Move]:

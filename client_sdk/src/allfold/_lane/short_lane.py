@@ -7,15 +7,17 @@ by the agent (``FIRST`` in the page), which says how it ends as it does for any 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock, RLock
 from time import monotonic
 from typing import Any
 
 from allfold._connection import Connection
+from allfold._lane.folding import Elements
+from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat, Recipe
-from allfold._pending import Pending
+from allfold._lane.slot_plan import SlotPlan
 from allfold_core.operations import Fingerprint
 from allfold_core.short_lane.choice import goes_by_short_lane
 from allfold_core.short_lane.page import (
@@ -24,6 +26,7 @@ from allfold_core.short_lane.page import (
     HELD,
     SINCE,
     PostHeader,
+    write_again,
     write_header,
 )
 from allfold_core.wire.local_wire import Message, Outcome
@@ -32,76 +35,8 @@ from allfold_core.wire.local_wire import Message, Outcome
 _SPINS = 50
 # How long a rank blocks before it looks at the world around it.
 _GLANCE_SECONDS = 0.02
-# After so long the agent is asked to look whether the op can be finished; again after twice that.
-_ASK_SECONDS = 0.05
-_LONGEST_ASK_SECONDS = 1.0
 _SEND_SECONDS = 5.0
-# How often the messages of the agent are read at least, while ops go by the lane.
-_READ_SECONDS = 0.05
 _REMEMBERED = 512
-
-
-class LaneOp(Pending):
-    """An op that was posted.
-
-    Attributes:
-        slot: of the page.
-        in_use: the result has yet to be taken from the slot.
-        differs: another rank has posted another call.
-    """
-
-    __slots__ = (
-        "_ask_at",
-        "_ask_pause",
-        "_deadline",
-        "_lane",
-        "called",
-        "differs",
-        "in_use",
-        "recipe",
-        "seq",
-        "slot",
-    )
-
-    def __init__(
-        self,
-        lane: ShortLane,
-        seq: int,
-        slot: int,
-        recipe: Recipe,
-        called: float,
-        timeout: float,
-    ) -> None:
-        super().__init__(lane.connection)
-        self._lane = lane
-        self.seq = seq
-        self.slot = slot
-        self.recipe = recipe
-        self.called = called
-        self.in_use = True
-        self.differs = False
-        self._deadline = called + timeout
-        self._ask_at = called + min(timeout, _ASK_SECONDS)
-        self._ask_pause = _ASK_SECONDS
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        return self._lane.wait_until(self, condition, seconds)
-
-    def poll(self) -> bool:
-        return self.done or self._lane.poll(self)
-
-    def look(self) -> bool:
-        return self.done or self._lane.finish_if_posted(self)
-
-    def is_time_to_ask(self, now: float) -> bool:
-        """Return True now and then, so that the agent looks at an op that takes long."""
-        if now < self._ask_at:
-            return False
-        self._ask_pause = min(2 * self._ask_pause, _LONGEST_ASK_SECONDS)
-        self._ask_at = now + self._ask_pause
-        if now < self._deadline < self._ask_at:
-            self._ask_at = self._deadline
-        return True
 
 
 class ShortLane:
@@ -128,32 +63,33 @@ class ShortLane:
     ) -> None:
         self.epoch = epoch
         self.page = page
-        self._page = page
         self._recipes: dict[bytes, Recipe | None] = {}
+        self._plans: dict[tuple[Recipe, int], SlotPlan] = {}
         self._words = page.words
         self.connection = connection
         self._number = number
         self._seat = seat
         self._most_bytes = most_bytes
+        self._world_size = seat.world_size
         layout, me = page.layout, page.index
         # Across nodes, a rank reads nothing but what the agent has made of all inputs.
         others = [rank for rank in range(layout.ranks) if rank != me]
-        self._rows = [layout.agent] if seat.crosses_nodes else others
+        rows = [layout.agent] if seat.crosses_nodes else others
         slots = range(layout.slots)
-        self._others = [[layout.post_word(row, slot) for row in self._rows] for slot in slots]
+        self._others = [[layout.post_word(row, slot) for row in rows] for slot in slots]
         self._locals = [[layout.post_word(rank, slot) for rank in others] for slot in slots]
         self._mine = [layout.post_word(me, slot) for slot in slots]
-        self._waiting = [layout.waiting_word(row) for row in self._rows]
+        self._waiting = [layout.waiting_word(row) for row in rows]
         self._i_wait = layout.waiting_word(me)
         readers = [] if seat.crosses_nodes else others
         self._finished = [layout.finished_word(rank) for rank in readers]
         self._i_finished = layout.finished_word(me)
+        self._finished_by_all = 0  # as it was when somebody looked last
         self._in_slot: list[LaneOp | None] = [None] * layout.slots
-        self._fingerprints: list[bytes] = [b""] * layout.slots
+        self._headers: list[object] = [None] * layout.slots
         self._open: dict[int, LaneOp] = {}  # in the order of their numbers
         self._next = 0
         self._last_misfit = -1
-        self._read_at = 0.0
         self._finishing = RLock()
         self._blocking = Lock()
 
@@ -169,6 +105,7 @@ class ShortLane:
     def _learn(self, packed: bytes) -> Recipe | None:
         if len(self._recipes) >= _REMEMBERED:
             self._recipes.clear()
+            self._plans.clear()
         seat = self._seat
         is_short = len(packed) <= FINGERPRINT_BYTES and goes_by_short_lane(
             Fingerprint.unpack(packed), seat.world_size, len(seat.placement), self._most_bytes
@@ -179,68 +116,63 @@ class ShortLane:
 
     def slot_for(self, seq: int) -> int:
         """Return the slot of an op; -1 if the op cannot be posted, so that it is a message."""
-        if self._words[FIRST] > seq or self._words[FIRST] <= self._last_misfit:
-            return -1
-        if not self._agent_is_there():
+        first = self._words[FIRST]
+        if first > seq or first <= self._last_misfit or self.connection.lost is not None:
             return -1
         slot = seq % len(self._in_slot)
         before = self._in_slot[slot]
-        if before is not None:
-            if before.in_use:
-                return -1
-            words, last = self._words, before.seq
-            for word in self._finished:
-                if words[word] <= last:
-                    return -1
+        if before is not None and (before.in_use or not self._is_finished_by_all(before.seq)):
+            return -1
         return slot
 
-    def _agent_is_there(self) -> bool:
-        """Read what the agent has sent, now and then; return False if it is gone.
-
-        The ranks would notice nothing else of that as long as none of them waits.
-        """
-        now = monotonic()
-        if now >= self._read_at:
-            self._read_at = now + _READ_SECONDS
-            self.connection.drain()
-        return self.connection.lost is None
+    def _is_finished_by_all(self, seq: int) -> bool:
+        if seq >= self._finished_by_all:
+            words = self._words
+            self._finished_by_all = min([words[word] for word in self._finished], default=seq + 1)
+        return seq < self._finished_by_all
 
     def note_message(self, seq: int, packed: bytes) -> None:
-        """A call goes to the agent as a message.
+        """Note that this rank sends an op as a message.
 
         If it is a short one, all go there from now on, until the agent has opened the lane again:
-        there must be no gap in what a rank posts.
+        there must be no gap in what a rank posts. And it needs no slot of any op before.
         """
         if self.recipe(packed) is not None:
             self._last_misfit = seq
+        if not self._open:
+            self._next = seq
+            self._note_finished()
 
     def post(
-        self, seq: int, slot: int, recipe: Recipe, timeout: float, last_message: int
+        self,
+        seq: int,
+        slot: int,
+        recipe: Recipe,
+        timeout: float,
+        called: float,
+        last_message: int,
     ) -> LaneOp:
         """Tell the other ranks of a call whose input lies in its slot."""
-        word, packed = self._mine[slot], recipe.packed
-        if self._fingerprints[slot] is not packed:
-            start = self._page.layout.fingerprint_offset(self._page.index, slot)
-            self._page.view[start : start + len(packed)] = packed
-            self._fingerprints[slot] = packed
-        called = monotonic()
-        header = PostHeader(
-            recipe.digest, called, timeout, self.epoch, len(packed), last_message, seq
-        )
-        write_header(self._page.view, word, header)
+        word, view = self._mine[slot], self.page.view
+        about = (recipe, timeout, last_message)
+        if self._headers[slot] == about:
+            write_again(view, word, called, seq)
+        else:
+            self._write_header(slot, recipe, timeout, called, last_message, seq)
+            self._headers[slot] = about
         op = self._open[seq] = self._in_slot[slot] = LaneOp(
             self, seq, slot, recipe, called, timeout
         )
         self._next = seq + 1
         words = self._words
         words[word] = seq + 1
-        self._page.fence()
+        self.page.fence()
         if self._seat.crosses_nodes:
             self._wake_agent(seq, slot)
         else:
             for each in self._waiting:
                 if words[each] == word + 1:
-                    self._page.wake(word)
+                    self.page.wake(word)
                     break
         if words[FIRST] > seq:  # the agent may have read the posts before this one was there
             self._ask_agent(op)
@@ -250,18 +182,44 @@ class ShortLane:
         """Wake the agent if it blocks and this was the last post that it waits for."""
         words = self._words
         if words[self._waiting[0]] and all(words[each] > seq for each in self._locals[slot]):
-            self._page.wake_agent()
+            self.page.wake_agent()
 
-    def pass_over(self, seq: int) -> None:
-        """Note that this rank does not post this op, and has finished all that it has posted.
-
-        Others that have posted one of them would else take its slot to be in use.
-        """
-        if not self._open:
-            self._next = seq
-            self._note_finished()
+    def _write_header(
+        self,
+        slot: int,
+        recipe: Recipe,
+        timeout: float,
+        called: float,
+        last_message: int,
+        seq: int,
+    ) -> None:
+        view, packed = self.page.view, recipe.packed
+        start = self.page.layout.fingerprint_offset(self.page.index, slot)
+        view[start : start + len(packed)] = packed
+        header = PostHeader(
+            recipe.digest, called, timeout, self.epoch, len(packed), last_message, seq
+        )
+        write_header(view, self._mine[slot], header)
 
     # Finishing
+
+    def finish_at_once(self, op: LaneOp, plan: SlotPlan, outputs: Sequence[Elements]) -> bool:
+        """Finish the one open op if the others post it in a moment; return True if it is done.
+
+        Args:
+            plan: of the op's slot.
+            outputs: where the results go, without a way through the slot.
+        """
+        if not self._spin(op) or not self._is_ours(op.seq):
+            return False
+        with self._finishing:
+            if op.done or len(self._open) > 1:
+                return False
+            plan.fold_into(outputs)
+            self._note_done(op)
+            op.in_use = False
+            self._words[self._i_finished] = op.seq + 1
+        return True
 
     def poll(self, op: LaneOp) -> bool:
         """Finish an op if all ranks have posted it; return True if it is done."""
@@ -272,27 +230,33 @@ class ShortLane:
 
     def wait_until(self, op: LaneOp, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to so many seconds until a condition holds that the end of an op brings about."""
-        if self._spin(op):
+        if self._spin(op) and self.finish_if_posted(op):
             return condition()
         deadline = monotonic() + seconds
         while not op.done and not condition():
             left = deadline - monotonic()
             if left <= 0:
                 return False
-            self._advance(op, condition, min(left, _LONGEST_ASK_SECONDS))
+            self._advance(op, condition, min(left, LONGEST_ASK_SECONDS))
         return condition()
 
     def _spin(self, op: LaneOp) -> bool:
-        """Wait for the posts of the others without blocking, for a moment."""
+        """Wait for the posts of the others without blocking, for a moment.
+
+        Returns:
+            True if all have posted the same call.
+        """
         words, seq, spins = self._words, op.seq, _SPINS
-        posted = seq + 1
+        posted, digest = seq + 1, op.recipe.digest
         for word in self._others[op.slot]:
             while words[word] != posted:
                 if not spins or words[FIRST] > seq:
                     return False
                 spins -= 1
                 os.sched_yield()
-        return self.finish_if_posted(op)
+            if words[word + 1] != digest:
+                return False
+        return True
 
     def _advance(self, op: LaneOp, condition: Callable[[], bool], seconds: float) -> None:
         """Block for a while, on the page or, once the op is the agent's, for its word."""
@@ -317,24 +281,41 @@ class ShortLane:
         return all_are_there and not op.differs and self._is_ours(op.seq)
 
     def _await_post(self, op: LaneOp) -> None:
-        """Block until the first rank that has not posted does so, for a moment at most."""
-        words, posted = self._words, op.seq + 1
-        missing = next((word for word in self._others[op.slot] if words[word] != posted), None)
-        if missing is None:  # it waits for one before it
-            self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
-            return
-        # One thread of this process at a time: there is one word to announce it in.
+        """Block until the first post that is missing is there, for a moment at most.
+
+        The first of all open ops up to this one: another thread may wait for that, and only one at
+        a time blocks on the page, as there is one word to announce it in.
+        """
         if not self._blocking.acquire(timeout=_GLANCE_SECONDS):
             return
+        words = self._words
         try:
-            words[self._i_wait] = missing + 1
-            self._page.fence()
-            value = words[missing]
+            missing = self._missing_post(op)
+            if missing is None:  # it waits for one before it
+                self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
+                return
+            word, posted = missing
+            words[self._i_wait] = word + 1
+            self.page.fence()
+            value = words[word]
             if value != posted and words[FIRST] <= op.seq:
-                self._page.wait(missing, value, int(_GLANCE_SECONDS * 1e6))
+                self.page.wait(word, value, int(_GLANCE_SECONDS * 1e6))
         finally:
             words[self._i_wait] = 0
             self._blocking.release()
+
+    def _missing_post(self, last: LaneOp) -> tuple[int, int] | None:
+        """Return the word of the first post that is missing, and what it will be."""
+        words = self._words
+        for op in list(self._open.values()):
+            if op.seq > last.seq:
+                break
+            if words[FIRST] > op.seq:  # it is the agent's
+                continue
+            for word in self._others[op.slot]:
+                if words[word] != op.seq + 1:
+                    return word, op.seq + 1
+        return None
 
     def finish_if_posted(self, op: LaneOp) -> bool:
         """Finish an op that all have posted, unless it is the agent's; return True if it is done.
@@ -377,23 +358,27 @@ class ShortLane:
             if not is_posted:  # nor do others finish what is behind it
                 break
             self._fold(op, op.slot)
-            op.epoch, op.participants = self.epoch, self._seat.world_size
-            op.done = True
-            del self._open[op.seq]
+            self._note_done(op)
         self._note_finished()
+
+    def _note_done(self, op: LaneOp) -> None:
+        op.epoch, op.participants = self.epoch, self._world_size
+        op.done = True
+        del self._open[op.seq]
 
     def _fold(self, op: LaneOp, slot: int) -> None:
         """Write this rank's output to its slot."""
-        page, recipe = self._page, op.recipe
-        stored = recipe.stored
-        rows = range(page.layout.agent + 1)
-        inputs = [page.inputs(row, slot).view(stored) for row in rows]
-        recipe.fold_into(page.outputs(slot).view(stored), inputs)
+        recipe = op.recipe
+        plan = self._plans.get((recipe, slot))
+        if plan is None:
+            plan = SlotPlan(self.page, slot, recipe, (), [(recipe.numel,)])
+            self._plans[recipe, slot] = plan
+        plan.fold_into([plan.output])
 
     def _note_finished(self) -> None:
         """Let the others use their slots of ops that this rank has finished."""
-        first = next(iter(self._open), self._next)
-        self._words[self._i_finished] = first
+        end = self._next  # before the open ops: another thread may post one meanwhile
+        self._words[self._i_finished] = next(iter(list(self._open)), end)
 
     # What the agent says
 

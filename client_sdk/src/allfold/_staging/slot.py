@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from allfold._calls.call import Call
+from allfold._lane.lane_op import LaneOp
 from allfold._lane.lane_page import LanePage
-from allfold._lane.short_lane import LaneOp
 from allfold._staging.host import nothing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -58,6 +59,14 @@ class Communicator:
         self._failing = Lock()
         self._error = ErrorType.SUCCESS
 
+    def do(self, collective: Callable[..., Any], *given: Any, **named: Any) -> None:
+        """Do a collective and wait for it."""
+        try:
+            collective(*given, **named)
+        except AllfoldError as error:
+            self._on_error(error)
+            raise
+
     # Handles for torch
 
     def work(
@@ -76,7 +85,7 @@ class Communicator:
     def _seen(self, work: Work) -> Work:
         if self._watched:
             self._works.add(work)
-        if self._hooks:
+        if self._hooks and work.is_in_flight:
             work.watch()
         return work
 

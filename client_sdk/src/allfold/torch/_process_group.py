@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,25 +78,32 @@ class ProcessGroup(Lifecycle):
     @profiled("all_reduce", "tensors")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         op, factor = reduction(opts)
-        ops = [
-            self.group.all_reduce(batch, op_of_agents(op, dtype), factor=factor, **_options(opts))
-            for dtype, batch in _batches(tensors)
-        ]
+        if len(tensors) == 1:
+            (tensor,) = tensors
+            of_agents = op_of_agents(op, tensor.dtype)
+            ops = self._do(self.group.all_reduce, opts, tensor, of_agents, factor=factor)
+        else:
+            ops = [
+                self.group.all_reduce(
+                    batch, op_of_agents(op, dtype), factor=factor, **_options(opts)
+                )
+                for dtype, batch in _batches(tensors)
+            ]
         return self._reduction(op, ops, tensors)
 
     @profiled("broadcast", "tensors")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
-        op = self.group.broadcast(_one(tensors), opts.rootRank, **_options(opts))
-        return self._work([op], tensors)
+        ops = self._do(self.group.broadcast, opts, _one(tensors), opts.rootRank)
+        return self._work(ops, tensors)
 
     @profiled("reduce", "tensors")
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         op, factor = reduction(opts)
         tensor, root = _one(tensors), opts.rootRank
         of_agents = op_of_agents(op, tensor.dtype)
-        running = self.group.reduce(tensor, root, of_agents, factor=factor, **_options(opts))
+        ops = self._do(self.group.reduce, opts, tensor, root, of_agents, factor=factor)
         # The tensors of all but the root stay as they are.
-        return self._reduction(op, [running], tensors if root == self.group.rank else [])
+        return self._reduction(op, ops, tensors if root == self.group.rank else [])
 
     @profiled("all_gather", "inputs")
     def allgather(
@@ -126,6 +133,9 @@ class ProcessGroup(Lifecycle):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather(self, outputs: Sequence[Any], inputs: Sequence[Tensor], opts: Any) -> Work:
+        if len(inputs) == len(outputs) == 1:
+            ops = self._do(self.group.all_gather, opts, inputs[0], outputs[0])
+            return self._work(ops, flat(outputs))
         ops = [
             self.group.all_gather(tensor, output, **_options(opts))
             for output, tensor in zip(outputs, inputs, strict=True)
@@ -135,20 +145,20 @@ class ProcessGroup(Lifecycle):
     @profiled("gather", "inputs")
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         target = _one(outputs) if outputs else None
-        op = self.group.gather(_one(inputs), opts.rootRank, target, **_options(opts))
-        return self._work([op], flat(outputs))
+        ops = self._do(self.group.gather, opts, _one(inputs), opts.rootRank, target)
+        return self._work(ops, flat(outputs))
 
     @profiled("gather", "input")
     def gather_single(self, output: Tensor | None, input: Tensor, opts: Any) -> Work:
         target = output if opts.rootRank == self.group.rank else None
-        op = self.group.gather(input, opts.rootRank, target, **_options(opts))
-        return self._work([op], [] if target is None else [target])
+        ops = self._do(self.group.gather, opts, input, opts.rootRank, target)
+        return self._work(ops, [] if target is None else [target])
 
     @profiled("scatter", "inputs")
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
         source = _one(inputs) if inputs else None
-        op = self.group.scatter(_one(outputs), source, opts.rootRank, **_options(opts))
-        return self._work([op], outputs)
+        ops = self._do(self.group.scatter, opts, _one(outputs), source, opts.rootRank)
+        return self._work(ops, outputs)
 
     @profiled("reduce_scatter", "inputs")
     def reduce_scatter(
@@ -172,12 +182,19 @@ class ProcessGroup(Lifecycle):
 
     def _reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Any], opts: Any) -> Work:
         op, factor = reduction(opts)
-        ops = [
-            self.group.reduce_scatter(
-                blocks, output, op_of_agents(op, output.dtype), factor=factor, **_options(opts)
+        if len(inputs) == len(outputs) == 1:
+            (blocks,), (output,) = inputs, outputs
+            of_agents = op_of_agents(op, output.dtype)
+            ops = self._do(
+                self.group.reduce_scatter, opts, blocks, output, of_agents, factor=factor
             )
-            for output, blocks in zip(outputs, inputs, strict=True)
-        ]
+        else:
+            ops = [
+                self.group.reduce_scatter(
+                    blocks, output, op_of_agents(op, output.dtype), factor=factor, **_options(opts)
+                )
+                for output, blocks in zip(outputs, inputs, strict=True)
+            ]
         return self._reduction(op, ops, outputs)
 
     @profiled("all_to_all", "input")
@@ -189,25 +206,25 @@ class ProcessGroup(Lifecycle):
         input_splits: list[int],
         opts: Any = None,
     ) -> Work:
-        op = self.group.all_to_all(
+        ops = self._do(
+            self.group.all_to_all,
+            opts,
             input,
             output,
             send_counts=input_splits or None,
             receive_counts=output_splits or None,
-            **_options(opts),
         )
-        return self._work([op], [output])
+        return self._work(ops, [output])
 
     alltoall_base = all_to_all_single
 
     @profiled("all_to_all", "inputs")
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        op = self.group.all_to_all(inputs, outputs, **_options(opts))
-        return self._work([op], outputs)
+        return self._work(self._do(self.group.all_to_all, opts, inputs, outputs), outputs)
 
     @profiled("barrier")
     def barrier(self, opts: Any = None) -> Work:
-        return self._work([self.group.barrier(timeout=timeout_of(opts), async_op=True)], [])
+        return self._work(self._do(self.group.barrier, opts), [])
 
     # Between two ranks
 
@@ -224,6 +241,18 @@ class ProcessGroup(Lifecycle):
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
 
+    # Handles
+
+    def _do(self, collective: Callable[..., Any], opts: Any, *given: Any, **named: Any) -> list[Op]:
+        """Start an op and return its handle, or do it at once where torch would wait right away.
+
+        Then there is no handle.
+        """
+        if getattr(opts, "asyncOp", True):
+            return [collective(*given, **named, **_options(opts))]
+        self._current().do(collective, *given, **named, timeout=timeout_of(opts))
+        return []
+
     def _message(self, op: Op, tensors: Sequence[Tensor]) -> Work:
         return self._current().message(op, tensors)
 
@@ -231,8 +260,10 @@ class ProcessGroup(Lifecycle):
         return self._current().work(ops, tensors)
 
     def _reduction(self, op: ReduceOp, ops: Sequence[Op], tensors: Sequence[Tensor]) -> Work:
-        means = [tensor for tensor in tensors if is_integer_mean(op, tensor.dtype)]
-        quotients = Quotients(means, self.getSize()) if means else None
+        quotients = None
+        if op is ReduceOp.MEAN:
+            means = [tensor for tensor in tensors if is_integer_mean(op, tensor.dtype)]
+            quotients = Quotients(means, self.getSize()) if means else None
         return self._current().work(ops, tensors, quotients)
 
 

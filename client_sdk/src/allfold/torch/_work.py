@@ -29,7 +29,7 @@ class Work(dist.Work):
     them.
 
     Args:
-        ops: the ops to wait for.
+        ops: the ops to wait for; none if they are done.
         tensors: the tensors that hold the results in the end.
         progress: completes the future, if one is asked for.
         explain: adds to an error what only the group knows.
@@ -52,6 +52,11 @@ class Work(dist.Work):
         self._quotients = quotients
         self._making = Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    @property
+    def is_in_flight(self) -> bool:
+        """False if it was done when it was made."""
+        return bool(self._ops)
 
     @profiled("wait")
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:

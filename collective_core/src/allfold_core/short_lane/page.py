@@ -49,6 +49,8 @@ SINCE = 2
 _LINE = 8  # words: what two processors write to should not share a cache line
 _ALIGNMENT = 4096
 _HEADER = struct.Struct("<QddIIqq")
+_CALLED = struct.Struct("<d")
+_SEQ = struct.Struct("<q")
 
 
 class PostHeader(NamedTuple):
@@ -166,6 +168,12 @@ def write_header(page: memoryview, word: int, header: PostHeader) -> None:
         word: the slot's :meth:`PageLayout.post_word`.
     """
     _HEADER.pack_into(page, (word + 1) * WORD, *header)
+
+
+def write_again(page: memoryview, word: int, called: float, seq: int) -> None:
+    """Update the header of a slot whose call is like the one before but for its time and number."""
+    _CALLED.pack_into(page, (word + 2) * WORD, called)
+    _SEQ.pack_into(page, (word + 6) * WORD, seq)
 
 
 def read_header(page: memoryview, word: int) -> PostHeader:

@@ -1,0 +1,47 @@
+"""Calls that are like earlier ones: what had to be looked up for these is kept."""
+
+from __future__ import annotations
+
+from allfold._calls.call import EpochView
+from allfold._calls.template import Template
+from allfold._lane.recipe import Recipe
+from allfold._lane.short_lane import ShortLane
+from allfold._lane.slot_plan import SlotPlan
+
+
+class Prepared:
+    """What calls that are alike have in common.
+
+    Attributes:
+        view: the epoch in which they are called.
+        packed: their fingerprint.
+        template: their tensors.
+        lane: the short lane that they go by; ``None`` if they are messages.
+        recipe: how they are done there.
+    """
+
+    __slots__ = ("_plans", "lane", "packed", "recipe", "template", "view")
+
+    def __init__(
+        self, view: EpochView, packed: bytes, template: Template, lane: ShortLane | None
+    ) -> None:
+        self.view = view
+        self.packed = packed
+        self.template = template
+        self.recipe: Recipe | None = None if lane is None else lane.recipe(packed)
+        self.lane = None if self.recipe is None else lane
+        self._plans: dict[int, SlotPlan] = {}
+
+    def plan(self, slot: int) -> SlotPlan:
+        """Return what such a call reads and writes in a slot of its lane."""
+        found = self._plans.get(slot)
+        return self._made_plan(slot) if found is None else found
+
+    def _made_plan(self, slot: int) -> SlotPlan:
+        assert self.lane is not None
+        assert self.recipe is not None
+        template = self.template
+        inputs, outputs = ([each.shape for each in side] for side in template.sides)
+        plan = SlotPlan(self.lane.page, slot, self.recipe, inputs, outputs)
+        self._plans[slot] = plan
+        return plan
