@@ -64,6 +64,8 @@ class Channel:
         def message(number: int, staged: Staged) -> bytes:
             self._next_op = number + 1
             self._last_message = number
+            if (lane := self._membership.epochs.lanes.of(view.epoch)) is not None:
+                lane.note_message(number, fingerprint)
             group = self._membership.number
             source, target, fence = staged.source, staged.target, staged.fence
             return OpMessage(

@@ -153,6 +153,7 @@ class Agent:
             retention=self.retention,
             avoid_slow_links=self.settings.slow_links == "avoid",
             lane_thread=self._lane_thread,
+            short_lane=self.settings.short_lane == "on",
         )
 
     def _make_local_server(self) -> LocalServer:

@@ -14,7 +14,9 @@ from allfold_agent.agent import Agent
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
+from allfold_agent.groups.epoch import LOCAL
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.lane_records import PostedOp
 from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
@@ -115,11 +117,13 @@ def _add_status(app: FastAPI, agent: Agent) -> None:
     async def ops(name: str, opening: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
         """The flight recorder: the latest ops of a group that are over, newest last."""
         group = agent.registry.find(name, opening)
-        return {"ops": [each.to_dict() for each in list(group.outcomes.recent)[-limit:]]}
+        group.lanes.records.harvest()
+        latest = sorted(group.outcomes.recent, key=lambda each: each.seq)[-limit:]
+        return {"ops": [each.to_dict() for each in latest]}
 
 
 def _describe(group: Group) -> Json:
-    now, epoch = monotonic(), group.current
+    now, epoch, records = monotonic(), group.current, group.lanes.records
     return {
         "name": group.name,
         "opening": group.opening,
@@ -128,24 +132,14 @@ def _describe(group: Group) -> Json:
         "world_size": epoch.plan.world_size,
         "nodes": [member.node for member in epoch.plan.members],
         "ranks": list(epoch.ranks),
-        "last_seq": {str(rank): last for rank, last in group.last_called().items()},
+        "last_seq": {str(rank): last for rank, last in records.last_called().items()},
+        "short_lane": group.lanes.describe(),
         "losses": list(group.epoch_table.changes),
         "layout": describe_layout(epoch.plan) if epoch.plan.layout.slow else "",
         "slow_links": group.link_watch.slow,
         "retained_bytes": group.results.nbytes,
         "evicted": group.evicted.message if group.evicted else "",
-        "in_flight": [
-            {
-                "seq": op.seq,
-                "what": op.fingerprint.describe(),
-                "strategy": op.strategy,
-                "waiting_for": [rank for rank in op.ranks if rank not in op.arrivals],
-                "waiting_for_nodes": _silent_sources(op),
-                "age": now - op.first_arrival,
-            }
-            for op in sorted(group.table.in_flight.values(), key=lambda op: op.seq)
-            if op.calls
-        ],
+        "in_flight": _describe_ops(group, now),
         "messages": [
             {"rank": call.rank, "what": call.describe(), "age": now - call.began}
             for call in group.p2p.waiting_calls()
@@ -155,6 +149,34 @@ def _describe(group: Group) -> Json:
             for lane, edges in ((Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges))
             for direction, peer, counters in edges.counters()
         ],
+    }
+
+
+def _describe_ops(group: Group, now: float) -> list[Json]:
+    ops = [_describe_op(op, now) for op in list(group.table.in_flight.values()) if op.calls]
+    ops += [_describe_posted(op, now) for op in group.lanes.records.in_flight()]
+    return sorted(ops, key=lambda op: int(op["seq"]))
+
+
+def _describe_op(op: Op, now: float) -> Json:
+    return {
+        "seq": op.seq,
+        "what": op.fingerprint.describe(),
+        "strategy": op.strategy,
+        "waiting_for": [rank for rank in op.ranks if rank not in op.arrivals],
+        "waiting_for_nodes": _silent_sources(op),
+        "age": now - op.first_arrival,
+    }
+
+
+def _describe_posted(op: PostedOp, now: float) -> Json:
+    return {
+        "seq": op.seq,
+        "what": op.fingerprint.describe(),
+        "strategy": LOCAL,
+        "waiting_for": list(op.missing),
+        "waiting_for_nodes": [],
+        "age": now - op.first_call,
     }
 
 

@@ -113,6 +113,12 @@ class AgentSettings(BaseSettings):
         "log and in allfold status alone. That of a group's first node counts",
         default="avoid",
     )
+    short_lane: Literal["on", "off"] = _from(
+        "ALLFOLD_AGENT_SHORT_LANE",
+        "on: ranks of one node exchange small tensors by themselves, in shared memory; off: all "
+        "go through the agent",
+        default="on",
+    )
     drain_seconds: float = _from(
         "ALLFOLD_DRAIN_SECONDS",
         "seconds that ranks of elastic groups have to leave when the agent is told to end; less "

@@ -106,7 +106,7 @@ def test_a_rank_is_recorded_by_its_number_in_the_epoch_of_the_op(aware: LocalGro
         rank.call(2, [1.0])
     assert {stayer.outcome(), other.outcome()} == {(2, None)}
     assert set(aware.groups[1].outcomes.recent[-1].arrivals) == {1}
-    assert [group.last_called() for group in aware.groups] == [{0: 2}, {1: 2}]
+    assert [group.lanes.records.last_called() for group in aware.groups] == [{0: 2}, {1: 2}]
 
 
 def test_a_root_is_a_rank_of_the_view_of_those_who_call(aware: LocalGroups) -> None:

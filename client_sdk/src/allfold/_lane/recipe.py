@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from allfold._lane.folding import Elements, Fold, copy, fold_of, stored_as
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
+from allfold_core.short_lane.page import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Recipe:
     def __init__(self, packed: bytes, seat: PageSeat) -> None:
         fingerprint = Fingerprint.unpack(packed)
         self.packed = packed
-        self.digest = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        self.digest = digest_of(packed)
         self.stored = stored_as(fingerprint.dtype)
         self.moves = tuple(_moves(fingerprint, seat))
         self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)

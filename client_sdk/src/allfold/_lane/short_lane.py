@@ -22,6 +22,7 @@ from allfold_core.short_lane.page import (
     FINGERPRINT_BYTES,
     FIRST,
     HELD,
+    SINCE,
     PostHeader,
     write_header,
 )
@@ -35,6 +36,8 @@ _GLANCE_SECONDS = 0.02
 _ASK_SECONDS = 0.05
 _LONGEST_ASK_SECONDS = 1.0
 _SEND_SECONDS = 5.0
+# How often the messages of the agent are read at least, while ops go by the lane.
+_READ_SECONDS = 0.05
 _REMEMBERED = 512
 
 
@@ -50,6 +53,7 @@ class LaneOp(Pending):
     __slots__ = (
         "_ask_at",
         "_ask_pause",
+        "_deadline",
         "_lane",
         "called",
         "differs",
@@ -59,7 +63,15 @@ class LaneOp(Pending):
         "slot",
     )
 
-    def __init__(self, lane: ShortLane, seq: int, slot: int, recipe: Recipe, called: float) -> None:
+    def __init__(
+        self,
+        lane: ShortLane,
+        seq: int,
+        slot: int,
+        recipe: Recipe,
+        called: float,
+        timeout: float,
+    ) -> None:
         super().__init__(lane.connection)
         self._lane = lane
         self.seq = seq
@@ -68,7 +80,8 @@ class LaneOp(Pending):
         self.called = called
         self.in_use = True
         self.differs = False
-        self._ask_at = called + _ASK_SECONDS
+        self._deadline = called + timeout
+        self._ask_at = called + min(timeout, _ASK_SECONDS)
         self._ask_pause = _ASK_SECONDS
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -86,6 +99,8 @@ class LaneOp(Pending):
             return False
         self._ask_pause = min(2 * self._ask_pause, _LONGEST_ASK_SECONDS)
         self._ask_at = now + self._ask_pause
+        if now < self._deadline < self._ask_at:
+            self._ask_at = self._deadline
         return True
 
 
@@ -137,6 +152,8 @@ class ShortLane:
         self._fingerprints: list[bytes] = [b""] * layout.slots
         self._open: dict[int, LaneOp] = {}  # in the order of their numbers
         self._next = 0
+        self._last_misfit = -1
+        self._read_at = 0.0
         self._finishing = RLock()
         self._blocking = Lock()
 
@@ -162,7 +179,9 @@ class ShortLane:
 
     def slot_for(self, seq: int) -> int:
         """Return the slot of an op; -1 if the op cannot be posted, so that it is a message."""
-        if self._words[FIRST] > seq:
+        if self._words[FIRST] > seq or self._words[FIRST] <= self._last_misfit:
+            return -1
+        if not self._agent_is_there():
             return -1
         slot = seq % len(self._in_slot)
         before = self._in_slot[slot]
@@ -175,6 +194,26 @@ class ShortLane:
                     return -1
         return slot
 
+    def _agent_is_there(self) -> bool:
+        """Read what the agent has sent, now and then; return False if it is gone.
+
+        The ranks would notice nothing else of that as long as none of them waits.
+        """
+        now = monotonic()
+        if now >= self._read_at:
+            self._read_at = now + _READ_SECONDS
+            self.connection.drain()
+        return self.connection.lost is None
+
+    def note_message(self, seq: int, packed: bytes) -> None:
+        """A call goes to the agent as a message.
+
+        If it is a short one, all go there from now on, until the agent has opened the lane again:
+        there must be no gap in what a rank posts.
+        """
+        if self.recipe(packed) is not None:
+            self._last_misfit = seq
+
     def post(
         self, seq: int, slot: int, recipe: Recipe, timeout: float, last_message: int
     ) -> LaneOp:
@@ -185,9 +224,13 @@ class ShortLane:
             self._page.view[start : start + len(packed)] = packed
             self._fingerprints[slot] = packed
         called = monotonic()
-        header = PostHeader(recipe.digest, called, timeout, self.epoch, len(packed), last_message)
+        header = PostHeader(
+            recipe.digest, called, timeout, self.epoch, len(packed), last_message, seq
+        )
         write_header(self._page.view, word, header)
-        op = self._open[seq] = self._in_slot[slot] = LaneOp(self, seq, slot, recipe, called)
+        op = self._open[seq] = self._in_slot[slot] = LaneOp(
+            self, seq, slot, recipe, called, timeout
+        )
         self._next = seq + 1
         words = self._words
         words[word] = seq + 1
@@ -258,14 +301,17 @@ class ShortLane:
 
     def _may_go_on(self, op: LaneOp, condition: Callable[[], bool]) -> bool:
         lost = self.connection.lost is not None
-        return op.done or lost or self._words[HELD] > op.seq or condition()
+        return op.done or lost or condition() or (self._is_ours(op.seq) and not op.differs)
 
     def _await_post(self, op: LaneOp) -> None:
         """Block until the first rank that has not posted does so, for a moment at most."""
         words, posted = self._words, op.seq + 1
         missing = next((word for word in self._others[op.slot] if words[word] != posted), None)
+        if missing is None:  # it waits for one before it
+            self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
+            return
         # One thread of this process at a time: there is one word to announce it in.
-        if missing is None or not self._blocking.acquire(timeout=_GLANCE_SECONDS):
+        if not self._blocking.acquire(timeout=_GLANCE_SECONDS):
             return
         try:
             words[self._i_wait] = missing + 1
@@ -282,28 +328,41 @@ class ShortLane:
 
         The order matters: first all posts, then whether the agent has taken it.
         """
-        words, seq = self._words, op.seq
-        posted, digest = seq + 1, op.recipe.digest
-        for word in self._others[op.slot]:
-            if words[word] != posted:
-                return op.done
-            if words[word + 1] != digest:
-                self._note_difference(op)
-                return op.done
-        if words[FIRST] > seq >= words[HELD]:
-            return op.done
-        with self._finishing:
-            self._finish_through(op)
+        if self._is_posted(op) and self._is_ours(op.seq):
+            with self._finishing:
+                self._finish_through(op)
         return op.done
 
-    def _finish_through(self, last: LaneOp) -> None:
-        """Finish the open ops up to one, in order: what all have posted, they have in order."""
+    def _is_posted(self, op: LaneOp) -> bool:
+        """Return True if all have posted an op, and posted it alike."""
+        words, posted, digest = self._words, op.seq + 1, op.recipe.digest
+        for word in self._others[op.slot]:
+            if words[word] != posted:
+                return False
+            if words[word + 1] != digest:
+                self._note_difference(op)
+                return False
+        return True
+
+    def _is_ours(self, seq: int) -> bool:
+        """Return True if the ranks finish an op, all of whose posts were seen before this."""
         words = self._words
+        return (
+            words[FIRST] <= seq
+            or words[HELD] > seq >= words[SINCE]
+            or self._seat.crosses_nodes  # what the agent has posted is final
+        )
+
+    def _finish_through(self, last: LaneOp) -> None:
+        """Finish the open ops up to one, in order, as far as the ranks finish them."""
         for op in list(self._open.values()):
             if op.seq > last.seq:
                 break
-            if op.done or words[FIRST] > op.seq >= words[HELD]:
+            is_posted = op is last or self._is_posted(op)
+            if op.done or not self._is_ours(op.seq):
                 continue
+            if not is_posted:  # nor do others finish what is behind it
+                break
             self._fold(op, op.slot)
             op.epoch, op.participants = self.epoch, self._seat.world_size
             op.done = True

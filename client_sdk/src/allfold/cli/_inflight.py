@@ -132,6 +132,7 @@ class Membership:
         losses: the reason for each epoch after the first, or why the group no longer works; newest
             last.
         links: lines about slow links, and what was done about them.
+        lanes: lines about its short lane.
     """
 
     group: str
@@ -140,6 +141,7 @@ class Membership:
     term: int
     losses: tuple[str, ...]
     links: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
 
 
 def memberships(statuses: Iterable[Json]) -> list[Membership]:
@@ -150,8 +152,25 @@ def memberships(statuses: Iterable[Json]) -> list[Membership]:
         evicted = {group["evicted"]: None for group in nodes.values() if group["evicted"]}
         losses = (*newest["losses"], *evicted)
         links = tuple(_about_links(name, newest, nodes.values()))
-        found.append(Membership(name, opening, newest["epoch"], newest["term"], losses, links))
+        lanes = tuple(_about_lanes(name, nodes))
+        found.append(
+            Membership(name, opening, newest["epoch"], newest["term"], losses, links, lanes)
+        )
     return found
+
+
+def _about_lanes(name: str, nodes: Mapping[str, Json]) -> Iterable[str]:
+    """Yield a line for each state of a group's short lane, with the nodes that report it.
+
+    Agents of earlier versions do not report any.
+    """
+    states: dict[str, list[str]] = {}
+    for node, group in sorted(nodes.items()):
+        states.setdefault(group.get("short_lane", ""), []).append(node)
+    states.pop("", None)
+    for state, where in states.items():
+        place = f" on node {', '.join(where)}" if len(states) > 1 else ""
+        yield f"group {name!r}: short lane: {state}{place}"
 
 
 def _about_links(name: str, newest: Json, nodes: Iterable[Json]) -> Iterable[str]:

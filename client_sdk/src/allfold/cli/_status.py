@@ -64,7 +64,7 @@ def _show(report: Report) -> None:
     lines += kept_results(report.agents.values())
     lines += [line for group in report.groups for line in _about_term(group)]
     lines += [loss for group in report.memberships for loss in group.losses]
-    lines += [line for group in report.memberships for line in group.links]
+    lines += [line for group in report.memberships for line in (*group.links, *group.lanes)]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
         console.print(line, soft_wrap=True)

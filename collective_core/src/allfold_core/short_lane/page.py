@@ -8,21 +8,29 @@ In a group on one node the ranks do an op by themselves: each reads the inputs o
 several nodes the agent, which has a row of slots of its own, exchanges what its ranks have posted
 with the other agents, and posts the node's result.
 
-Who may decide on an op is said by two words that only the agent writes:
+Who may decide on an op is said by three words that only the agent writes:
 
 - ``FIRST``: the ranks do the ops from this number on by themselves, those below it are the agent's.
-- ``HELD``: ops below this number that were the ranks' are complete, and stay so.
+- ``SINCE`` and ``HELD``: the posted ops from the one up to the other are complete, and stay so.
 
 A rank finishes an op if it sees the posts of all ranks, and *after that* that the op is not below
-``FIRST``. To take ops away from the ranks, the agent sets ``FIRST`` to :data:`NEVER`, makes the
-stores of all ranks visible (``membarrier``), and reads the posts: what all have posted is HELD,
-what somebody has not posted nobody has finished. This order is that of ``survival.md``, 6.9.
+``FIRST``; it finishes its ops in order. To take ops away from the ranks, the agent sets ``FIRST``
+to :data:`NEVER`, makes the stores of all ranks visible (``membarrier``), and reads the posts: what
+all have posted is held, up to the first op that somebody has not posted; this one and those behind
+it nobody has finished. This order is that of ``survival.md``, 6.9.
+
+So that there is no gap in what a rank posts, it posts nothing more after it has sent a short op as
+a message, until the agent has taken the ops away and given others back.
+
+A rank that posts looks at ``FIRST`` once more when others can see its post. If the op is the
+agent's by then, the agent may not have seen the post, and is asked to look.
 
 Plain loads and stores of words have to stay in their order, as they do on x86-64.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,9 +45,10 @@ NEVER = (1 << 63) - 1
 WORD = 8
 FIRST = 0
 HELD = 1
+SINCE = 2
 _LINE = 8  # words: what two processors write to should not share a cache line
 _ALIGNMENT = 4096
-_HEADER = struct.Struct("<QddIIq")
+_HEADER = struct.Struct("<QddIIqq")
 
 
 class PostHeader(NamedTuple):
@@ -53,6 +62,8 @@ class PostHeader(NamedTuple):
         fingerprint_bytes: the length of the packed fingerprint.
         last_message: the number of the rank's last op before this one that it has sent to the agent
             as a message; -1 for none.
+        seq: of the op. It is written last, and what was there is cleared first: where it is not
+            what the slot's word says, the slot is being written to for a later op.
     """
 
     digest: int
@@ -61,6 +72,7 @@ class PostHeader(NamedTuple):
     view: int
     fingerprint_bytes: int
     last_message: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,11 @@ class PageLayout:
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
         return cls(int(body["ranks"]), int(body["slots"]), int(body["slot_bytes"]))
+
+
+def digest_of(packed: bytes) -> int:
+    """Return what ranks compare of a fingerprint."""
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
 def write_header(page: memoryview, word: int, header: PostHeader) -> None:

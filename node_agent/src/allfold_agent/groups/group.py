@@ -152,7 +152,7 @@ class Group(AgreeingGroup):
         seq = message.seq
         last = self._submitted.get(session, -1)
         if not posted:
-            self.lanes.message_came(session, seq, is_short=arrival.spec.is_short)
+            self.lanes.message_came(seq, is_short=arrival.spec.is_short)
         is_new = (posted or seq > last) and session not in machine.dead and self.evicted is None
         op = refusal = None
         if not is_new or machine.failure(seq) is not None:
@@ -170,6 +170,7 @@ class Group(AgreeingGroup):
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:
                 self._check_fit(seq)
+            self.lanes.pass_completed()
 
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:
         """The error of a call that has no part in any op, and the epoch that it leaves."""
@@ -396,12 +397,6 @@ class Group(AgreeingGroup):
             self.event(partial(self.agreement.learn_floor, floor))
 
     # For those around the group
-
-    def last_called(self) -> dict[int, int]:
-        """The last op that each rank of this node has called, by its number; -1 for none."""
-        called, current = self.agreement.machine.called, self.current
-        sessions = current.plan.sessions
-        return {rank: called.get(sessions[rank], -1) for rank in current.ranks}
 
     @property
     def waiting(self) -> bool:

@@ -22,9 +22,12 @@ from allfold_agent.groups.epoch_table import EpochTable
 from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.groups.lane_page import LanePage
+from allfold_agent.groups.lane_records import LaneRecords
 from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.runtime import words
 from allfold_core.errors import PeerLost
 from allfold_core.plan import Plan
 from allfold_core.short_lane.choice import MOST_NODES
@@ -40,6 +43,7 @@ class LaneGroup(Protocol):
     name: str
     node: str
     table: OpTable
+    outcomes: Outcomes
     agreement: Agreement
     epoch_table: EpochTable
     current: Epoch
@@ -68,7 +72,7 @@ class LaneKeeper:
     """Keeps the lane of the current epoch. With the lock of the group's ops held.
 
     Attributes:
-        lane: of the current epoch; ``None`` if its ranks cannot have one.
+        records: what is to be seen of the lane of the current epoch.
         on_taken_over: told when calls go on as if they were messages; their deadlines are to be
             watched.
     """
@@ -76,21 +80,23 @@ class LaneKeeper:
     def __init__(
         self, group: LaneGroup, plan: Plan, members: Members, resources: NodeResources
     ) -> None:
-        self.lane: ShortLane | None = None
+        self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
         self._group = group
         self._plan = plan
         self._members = members
         self._resources = resources
-        self._is_possible = resources.short_lane and ShortLane.is_possible()
+        self._obstacle = words.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
         self._is_closing = False
+        self._end = 0  # of the ops that ranks have done
+        self._awaited: dict[str, int] = {}  # the messages that they had sent before
 
     def entered(self, epoch: Epoch) -> None:
         """The group goes on in this epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
-        if not self._is_possible or self._group.node not in nodes:
+        if self._obstacle or self._group.node not in nodes:
             return
         if len(nodes) == 1:
             self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
@@ -156,9 +162,27 @@ class LaneKeeper:
         Raises:
             PeerLost: this node has no short lane to it.
         """
-        if not self._is_possible or self._resources.lane_thread is None:
+        if self._obstacle or self._resources.lane_thread is None:
             raise PeerLost(f"node {self._group.node} has no short lane")
         return self._have_links().serve(request)
+
+    @property
+    def lane(self) -> ShortLane | None:
+        """The lane of the current epoch; ``None`` if its ranks cannot have one."""
+        return self.records.lane
+
+    @lane.setter
+    def lane(self, lane: ShortLane | None) -> None:
+        self.records.lane = lane
+
+    def describe(self) -> str:
+        """Return "open", "closed", or why there is no lane. From any thread."""
+        lane = self.lane
+        if lane is not None:
+            return "open" if lane.is_open else "closed"
+        if len(self._group.current.record.nodes) > MOST_NODES:
+            return f"none: it serves {MOST_NODES} nodes at most"
+        return f"none: {self._obstacle or 'the nodes stand in another order now'}"
 
     def lane_of(self, ordinal: int) -> ShortLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""
@@ -244,9 +268,10 @@ class LaneKeeper:
         try:
             machine.leave_lane()
             lane.close()
+            self.records.harvest()
             machine.note_called(lane.last_posted())
             self._hold_results(lane)
-            self._pass(lane, self._group.submitted)
+            self.pass_completed()
             self._take_over(lane)
             lane.tell_closed()
         finally:
@@ -265,9 +290,24 @@ class LaneKeeper:
             buffer.bytes[: held.nbytes] = held
             group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
 
-    def _pass(self, lane: ShortLane, submitted: Mapping[str, int]) -> None:
-        """Let the agreement know which ops are done, as far as all messages before are read."""
-        self._group.agreement.passed_by_ranks(lane.complete(submitted) - 1)
+    def pass_completed(self) -> None:
+        """Let the agreement know what the ranks have done.
+
+        But for what lies behind an op whose message has yet to be read: the agreement has not heard
+        of that one either, and would take it for done.
+        """
+        if self.lane is not None:
+            self._end = max(self._end, self.lane.end_of_complete())
+            self._awaited |= self.lane.last_messages()
+        if not self._end:
+            return
+        read, dead = self._group.submitted, self._group.agreement.machine.dead
+        unread = [
+            read.get(session, -1) + 1
+            for session, message in self._awaited.items()
+            if message > read.get(session, -1) and session not in dead
+        ]
+        self._group.agreement.passed_by_ranks(min([self._end, *unread]) - 1)
 
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()
@@ -287,7 +327,7 @@ class LaneKeeper:
 
     # News of the ranks
 
-    def message_came(self, session: str, seq: int, *, is_short: bool) -> None:
+    def message_came(self, seq: int, *, is_short: bool) -> None:
         """A rank has sent an op as a message.
 
         If others may have posted the same op, nobody can finish it but the agent.
@@ -298,17 +338,14 @@ class LaneKeeper:
         if lane.is_open and ((is_short and seq >= lane.page.first) or lane.page.has_posted(seq)):
             lane.note_misfit(seq)
             self._close_or_withdraw(lane, f"op {seq} has come as a message")
-        elif lane.has_done_anything:
-            self._pass(lane, {**self._group.submitted, session: seq - 1})
 
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""
         lane = self.lane
         if lane is None:
             return
-        if not lane.is_open:
+        if seq < lane.page.first:
             self._take_over(lane)  # it was posted as the lane was closed
-            lane.tell_closed()
         elif lane.is_stuck(seq, self._group.submitted):
             self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
 

@@ -19,6 +19,7 @@ from allfold_core.short_lane.page import (
     FIRST,
     HELD,
     NEVER,
+    SINCE,
     WORD,
     PageLayout,
     PostHeader,
@@ -38,6 +39,11 @@ class Post(NamedTuple):
     seq: int
     slot: int
     header: PostHeader
+
+    @property
+    def is_whole(self) -> bool:
+        """False if the rank is writing a later call to this slot: all have finished this op."""
+        return self.header.seq == self.seq
 
 
 class NextPost(NamedTuple):
@@ -97,9 +103,10 @@ class LanePage:
         self._words[FIRST] = NEVER
         words.make_all_stores_visible()
 
-    def hold(self, end: int) -> None:
-        """Let the ranks finish the ops below this one, and wake those that wait."""
-        self._words[HELD] = max(end, self._words[HELD])
+    def hold(self, since: int, end: int) -> None:
+        """Let the ranks finish the ops of a range, and wake those that wait."""
+        self._words[SINCE] = since  # first: who sees the new end sees this one too
+        self._words[HELD] = end
         for rank in range(self.layout.ranks):
             awaited = self._words[self.layout.waiting_word(rank)]
             if 0 < awaited <= self.layout.words:
@@ -172,6 +179,15 @@ class LanePage:
             if posted := self._words[word]:
                 yield Post(posted - 1, slot, read_header(self._view, word))
 
+    def post_of(self, rank: int, seq: int) -> Post | None:
+        """Return a rank's call of an op, if it is in its slot, and is not being overwritten."""
+        slot = seq % self.layout.slots
+        word = self.layout.post_word(rank, slot)
+        if self._words[word] != seq + 1:
+            return None
+        post = Post(seq, slot, read_header(self._view, word))
+        return post if post.is_whole else None
+
     def fingerprint(self, rank: int, post: Post) -> bytes:
         """Return the packed fingerprint of a call."""
         start = self.layout.fingerprint_offset(rank, post.slot)
@@ -194,26 +210,34 @@ class LanePage:
         posted = all_words[word]
         return Post(posted - 1, slot, read_header(self._view, word)) if posted else None
 
-    def finished_by_all(self) -> int:
-        """Return the first op that some rank has not finished."""
-        ranks = range(self.layout.ranks)
-        return min(self._words[self.layout.finished_word(rank)] for rank in ranks)
+    def has_finished(self, rank: int) -> bool:
+        """Return True if a rank has the outcome of all that it has posted."""
+        last = self.last_post(rank)
+        return last is None or self._words[self.layout.finished_word(rank)] > last.seq
 
 
-def complete_before(posts: Sequence[Sequence[Post]]) -> int:
+def end_of_complete(posts: Sequence[Sequence[Post]], since: int) -> int:
     """Return the end of the ops that all ranks have posted, and posted alike.
 
-    Each rank posts in order, so what all have posted is all up to some op.
+    A rank posts all short ops of a time in which the lane is open, in order, but for those behind
+    some op. What it has overwritten, all ranks have finished.
 
     Args:
         posts: of each rank, in order.
+        since: the first op of that time.
     """
-    end = min((each[-1].seq for each in posts if each), default=-1) + 1
-    if not all(posts):
-        return 0
-    digests: dict[int, set[int]] = {}
+    by_seq: dict[int, list[Post]] = {}
     for each in posts:
         for post in each:
-            digests.setdefault(post.seq, set()).add(post.header.digest)
-    differing = (seq for seq, found in digests.items() if len(found) > 1 and seq < end)
-    return min(differing, default=end)
+            if post.seq >= since:
+                by_seq.setdefault(post.seq, []).append(post)
+    slots = [{post.slot: post.seq for post in each} for each in posts]
+    end = since
+    for seq, found in sorted(by_seq.items()):
+        slot = found[0].slot
+        if any(each.get(slot, -1) < seq for each in slots):
+            break
+        if len({post.header.digest for post in found if post.is_whole}) > 1:
+            break
+        end = seq + 1
+    return end

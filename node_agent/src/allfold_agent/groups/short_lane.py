@@ -8,7 +8,7 @@ the rest goes on as if the ranks had sent messages. It is opened again when that
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -18,12 +18,11 @@ import torch
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_page import LanePage, Post, complete_before
-from allfold_agent.runtime import words
+from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import InvalidArgument
 from allfold_core.short_lane.choice import most_bytes
-from allfold_core.short_lane.page import NEVER, PageLayout
+from allfold_core.short_lane.page import NEVER, PageLayout, digest_of
 from allfold_core.wire.local_wire import OpMessage, Outcome, Region, pack_taken
 
 log = logging.getLogger(__name__)
@@ -90,6 +89,7 @@ class ShortLane:
         exchange: with the other nodes; ``None`` if there are none.
         ordinal: of the epoch.
         sessions: of the local ranks, in the order of their numbers.
+        ranks: their numbers.
     """
 
     def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
@@ -101,20 +101,16 @@ class ShortLane:
         )
         self._placement = [list(member.ranks) for member in plan.members]
         self._node = next(i for i, member in enumerate(plan.members) if member.node == node)
+        self.ranks = tuple(self._placement[self._node])
         self.page = LanePage(PageLayout(len(sessions)))
         self.exchange = exchange(epoch, self.page) if exchange else None
         self._most_bytes = most_bytes(plan.links, len(plan.members))
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
-        self._taken: dict[str, int] = {}  # by session, the last op that was taken over
+        self._settled: dict[str, int] = {}  # by session, the last post of which all is known
         self._held = 0
         self._pause = _FIRST_PAUSE
         self._closed_until = 0
-        self._opened_at = -1
-
-    @staticmethod
-    def is_possible() -> bool:
-        """Return True if ranks of this machine can do ops by themselves."""
-        return words.are_ordered()
+        self._opened_at = 0
 
     @property
     def descriptors(self) -> list[int]:
@@ -146,12 +142,18 @@ class ShortLane:
         return self.page.first != NEVER
 
     def may_open(self, first: int) -> bool:
-        """Return True if all ranks have the page, and the last mishap is long enough ago."""
-        return len(self._ranks) == len(self.sessions) and first >= self._closed_until
+        """Return True if all ranks have the page, and the last mishap is long enough ago.
+
+        And if they have done what they had posted: they finish nothing of an earlier time.
+        """
+        if len(self._ranks) < len(self.sessions) or first < self._closed_until:
+            return False
+        return all(map(self.page.has_finished, range(len(self.sessions))))
 
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
-        self._opened_at = first
+        self._opened_at = self._held = first
+        self._settled = self.last_posted()
         if self.exchange is not None:
             self.exchange.open(first)
         self.page.open(first)
@@ -164,53 +166,32 @@ class ShortLane:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     @property
-    def has_done_anything(self) -> bool:
-        """True once the ranks may have done an op."""
-        return self._opened_at >= 0
+    def since(self) -> int:
+        """The first op since the lane was opened last."""
+        return self._opened_at
 
-    def complete(self, submitted: Mapping[str, int]) -> int:
-        """Return the end of the ops that are complete here, as far as messages have been read.
-
-        What a rank has posted behind an op that it has sent as a message tells nothing before the
-        message is read: that op may not be complete.
-
-        Args:
-            submitted: by session, the last op that was taken in as a message.
-        """
-        end = self._end()
-        for rank, session in enumerate(self.sessions):
-            last, known = self.page.last_post(rank), submitted.get(session, -1)
-            if last is not None and last.header.last_message <= known:
-                known = max(known, last.seq)
-            end = min(end, known + 1)
-        return end
+    def end_of_complete(self) -> int:
+        """Return the end of the ops that are complete here since the lane was opened."""
+        return self._end() if self.is_open else self._held
 
     def _end(self) -> int:
-        """The end of the ops that are complete."""
-        if not self.is_open:
-            return self._held
         if self.exchange is not None:
             return self.exchange.published
-        posts = (self.page.last_post(rank) for rank in range(len(self.sessions)))
-        return min(0 if post is None else post.seq + 1 for post in posts)
+        posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
+        return end_of_complete(posts, self._opened_at)
+
+    def last_messages(self) -> dict[str, int]:
+        """Return the last op that each rank had sent as a message when it posted last."""
+        posts = self._last_posts().items()
+        return {session: post.header.last_message for session, post in posts}
 
     def close(self) -> None:
-        """Take the ops away from the ranks; those that all have posted are complete."""
+        """Take the ops away from the ranks, but for those that are complete."""
         if self.exchange is not None:
             self.exchange.close()
         self.page.close()
-        if self.exchange is not None:
-            self._hold(self.exchange.published)
-            return
-        posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
-        finished = self.page.finished_by_all()
-        unfinished = [[post for post in each if post.seq >= finished] for each in posts]
-        complete = complete_before(unfinished) if all(unfinished) else finished
-        self._hold(max(finished, complete))
-
-    def _hold(self, end: int) -> None:
-        self._held = max(self._held, end)
-        self.page.hold(self._held)
+        self._held = self._end()
+        self.page.hold(self._opened_at, self._held)
 
     def tell_closed(self) -> None:
         """Have the ranks look at the page that wait for the agent's word."""
@@ -219,24 +200,40 @@ class ShortLane:
 
     def last_posted(self) -> dict[str, int]:
         """Return the last op that each rank has posted, by session."""
+        return {session: post.seq for session, post in self._last_posts().items()}
+
+    def _last_posts(self) -> dict[str, Post]:
         posts = {each: self.page.last_post(rank) for rank, each in enumerate(self.sessions)}
-        return {each: post.seq for each, post in posts.items() if post is not None}
+        return {each: post for each, post in posts.items() if post is not None}
+
+    def posts_of(self, seq: int) -> dict[str, Post]:
+        """Return the posts of an op that are in their slots, by session."""
+        posts = {each: self.page.post_of(rank, seq) for rank, each in enumerate(self.sessions)}
+        return {session: post for session, post in posts.items() if post is not None}
+
+    def fingerprint(self, session: str, post: Post) -> bytes:
+        """Return the packed fingerprint of a call."""
+        return self.page.fingerprint(self.sessions.index(session), post)
+
+    def intact_fingerprint(self, session: str, post: Post) -> bytes | None:
+        """Return that of a call; ``None`` if the slot is being written to for a later one."""
+        packed = self.fingerprint(session, post)
+        return packed if digest_of(packed) == post.header.digest else None
 
     def take_over(self) -> list[PostedCall]:
-        """Return the posts that are not complete and were not returned before, in order."""
+        """Return the posts that the ranks cannot finish and were not returned before, in order."""
+        first = self.page.first
         calls = [
-            self._call(rank, post)
-            for rank, session in enumerate(self.sessions)
-            for post in self.page.posts(rank)
-            if post.seq >= self._held and post.seq > self._taken.get(session, -1)
+            self._call(session, post)
+            for seq, posts in sorted(self.incomplete().items())
+            for session, post in posts.items()
+            if seq < first
         ]
-        calls.sort(key=lambda each: each.message.seq)
-        for each in calls:
-            self._taken[each.session] = each.message.seq
+        self._settled.update((each.session, each.message.seq) for each in calls)
         return calls
 
-    def _call(self, rank: int, post: Post) -> PostedCall:
-        layout, header, session = self.page.layout, post.header, self.sessions[rank]
+    def _call(self, session: str, post: Post) -> PostedCall:
+        layout, header, rank = self.page.layout, post.header, self.sessions.index(session)
         endpoint, number = self._ranks[session]
         message = OpMessage(
             number,
@@ -244,7 +241,7 @@ class ShortLane:
             header.timeout,
             Region(_PAGE, layout.input_offset(rank, post.slot)),
             Region(_PAGE, layout.output_offset(rank, post.slot)),
-            self.page.fingerprint(rank, post),
+            self.fingerprint(session, post),
             view=header.view,
         )
         return PostedCall(session, endpoint, number, message, min(header.called, monotonic()))
@@ -256,19 +253,23 @@ class ShortLane:
         }
 
     def is_stuck(self, seq: int, submitted: Mapping[str, int]) -> bool:
-        """Return True if an op that a rank waits for cannot be finished by the ranks."""
-        found = dict(self._posts_of(seq))
-        if not found:
-            return False
+        """Return True if the ranks cannot finish an op, or one before it, that somebody awaits."""
         now = monotonic()
-        return (
+        return any(
             len({post.header.digest for post in found.values()}) > 1
             or any(now >= post.header.called + post.header.timeout for post in found.values())
-            or any(submitted.get(each, -1) >= seq for each in self.sessions if each not in found)
+            or any(submitted.get(each, -1) >= op for each in self.sessions if each not in found)
+            for op, found in self.incomplete().items()
+            if op <= seq
         )
 
-    def _posts_of(self, seq: int) -> Iterator[tuple[str, Post]]:
+    def incomplete(self) -> dict[int, dict[str, Post]]:
+        """Return the posts that are neither complete nor taken over, by op and session."""
+        found: dict[int, dict[str, Post]] = {}
+        end = self.end_of_complete()
         for rank, session in enumerate(self.sessions):
+            settled = self._settled.get(session, -1)
             for post in self.page.posts(rank):
-                if post.seq == seq:
-                    yield session, post
+                if post.seq > settled and not self._opened_at <= post.seq < end:
+                    found.setdefault(post.seq, {})[session] = post
+        return found

@@ -44,6 +44,7 @@ from allfold_core.wire.local_wire import (
     check_timeout,
     pack_drain,
     pack_json,
+    pack_taken,
     unpack_json,
 )
 
@@ -270,6 +271,7 @@ class LocalServer:
         elif kind == Message.LOOK:
             membership = _membership(process, body["number"], "of an op that it waits for")
             membership.group.look(int(body["seq"]))
+            process.send(pack_taken(body["number"]))
         elif kind == Message.SHARE:
             self._gpu_memory.share(process, body, descriptors)
         elif kind == Message.TRANSFER:

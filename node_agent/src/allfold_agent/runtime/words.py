@@ -16,11 +16,13 @@ _QUERY, _GLOBAL_EXPEDITED = 0, 1 << 1
 
 
 @lru_cache(maxsize=1)
-def are_ordered() -> bool:
-    """Return True if stores of other processes can be relied on here."""
+def why_unordered() -> str:
+    """Return why stores of other processes cannot be relied on here; ``""`` where they can."""
     if platform.machine() != "x86_64":
-        return False
-    return bool(max(0, _syscall(_MEMBARRIER, _QUERY, 0, 0)) & _GLOBAL_EXPEDITED)
+        return f"stores are not ordered on {platform.machine()}"
+    if not max(0, _syscall(_MEMBARRIER, _QUERY, 0, 0)) & _GLOBAL_EXPEDITED:
+        return "the kernel has no membarrier"
+    return ""
 
 
 def make_all_stores_visible() -> None:

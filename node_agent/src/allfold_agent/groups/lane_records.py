@@ -1,0 +1,116 @@
+"""What the agent sees of the ops that ranks do by themselves: it looks at the page when asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Protocol
+
+from allfold_agent.groups.agreement import Agreement
+from allfold_agent.groups.epoch import LOCAL, Epoch
+from allfold_agent.groups.flight_recorder import OpRecord
+from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.short_lane import ShortLane
+from allfold_core.operations import Fingerprint
+
+
+class RecordedGroup(Protocol):
+    """The group whose ranks do ops by themselves."""
+
+    table: OpTable
+    outcomes: Outcomes
+    agreement: Agreement
+    current: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class PostedOp:
+    """An op that some ranks of this node have posted, and others have not.
+
+    Attributes:
+        missing: the local ranks that have not.
+        first_call: when the first rank called it (monotonic).
+    """
+
+    seq: int
+    fingerprint: Fingerprint
+    missing: tuple[int, ...]
+    first_call: float
+
+
+class LaneRecords:
+    """Reads what the page of a group's short lane has of its ops.
+
+    The ops in flight are all there. Of those that are done the page has the latest ones, as many as
+    a rank has slots: they are recorded when somebody asks for records, at each BEAT, and when the
+    lane is closed. So the flight recorder has a sample of them.
+
+    Attributes:
+        lane: of the current epoch, if it has one.
+    """
+
+    def __init__(self, group: RecordedGroup) -> None:
+        self.lane: ShortLane | None = None
+        self._group = group
+        self._next = 0  # op to be recorded
+
+    def last_called(self) -> dict[int, int]:
+        """Return the last op that each rank of this node has called; -1 for none."""
+        with self._group.table.lock:
+            called, current = self._group.agreement.machine.called, self._group.current
+            posted = self.lane.last_posted() if self.lane else {}
+            here = [(rank, current.plan.sessions[rank]) for rank in current.ranks]
+            return {rank: max(called.get(s, -1), posted.get(s, -1)) for rank, s in here}
+
+    def in_flight(self) -> list[PostedOp]:
+        """Return the ops that somebody has posted, and not everybody."""
+        with self._group.table.lock:
+            lane = self.lane
+            if lane is None:
+                return []
+            ranks = dict(zip(lane.sessions, lane.ranks, strict=True))
+            return [
+                PostedOp(
+                    seq,
+                    Fingerprint.unpack(lane.fingerprint(*next(iter(posts.items())))),
+                    tuple(rank for session, rank in ranks.items() if session not in posts),
+                    min(post.header.called for post in posts.values()),
+                )
+                for seq, posts in sorted(lane.incomplete().items())
+            ]
+
+    def harvest(self) -> None:
+        """Record the latest ops that the ranks have done, unless that was done before."""
+        with self._group.table.lock:
+            lane = self.lane
+            if lane is None:
+                return
+            end, slots = lane.end_of_complete(), lane.page.layout.slots
+            first = max(lane.since, self._next, end - slots)
+            # The latest first, as the ranks may go on writing over the oldest.
+            records = [self._record(lane, seq) for seq in reversed(range(first, end))]
+            self._group.outcomes.recent.extend(each for each in reversed(records) if each)
+            self._next = max(self._next, end)
+
+    def _record(self, lane: ShortLane, seq: int) -> OpRecord | None:
+        """Return the record of an op; ``None`` where its slots are in use for later ones."""
+        posts = lane.posts_of(seq)
+        if len(posts) < len(lane.sessions):
+            return None
+        packed = lane.intact_fingerprint(*next(iter(posts.items())))
+        if packed is None:
+            return None
+        calls = [posts[session].header.called for session in lane.sessions]
+        first, last = min(calls), max(calls)
+        return OpRecord(
+            seq,
+            lane.ordinal,
+            Fingerprint.unpack(packed),
+            LOCAL,
+            time() - (monotonic() - first),
+            last - first,
+            {rank: called - first for rank, called in zip(lane.ranks, calls, strict=True)},
+            (),
+            "",
+        )
