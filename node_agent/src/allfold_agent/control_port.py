@@ -14,7 +14,6 @@ from allfold_agent.agent import Agent
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.execution.op import Op
-from allfold_agent.groups.epoch import LOCAL
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.lane_records import PostedOp
 from allfold_agent.groups.link_watch import describe_layout
@@ -173,7 +172,7 @@ def _describe_posted(op: PostedOp, now: float) -> Json:
     return {
         "seq": op.seq,
         "what": op.fingerprint.describe(),
-        "strategy": LOCAL,
+        "strategy": op.strategy,
         "waiting_for": list(op.missing),
         "waiting_for_nodes": [],
         "age": now - op.first_call,

@@ -1,4 +1,8 @@
-"""The flight recorder: one record per op that is over."""
+"""The flight recorder: one record per op that is over.
+
+Of the ops that ranks do by themselves, in the short lane, it has a sample: see
+:mod:`allfold_agent.groups.lane_records`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from time import monotonic, time
 from typing import Protocol
 
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import LOCAL, Epoch
+from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.flight_recorder import OpRecord
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
@@ -26,7 +26,7 @@ class RecordedGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PostedOp:
-    """An op that some ranks of this node have posted, and others have not.
+    """An op that ranks of this node have posted, and that is not done.
 
     Attributes:
         missing: the local ranks that have not.
@@ -35,6 +35,7 @@ class PostedOp:
 
     seq: int
     fingerprint: Fingerprint
+    strategy: str
     missing: tuple[int, ...]
     first_call: float
 
@@ -42,9 +43,10 @@ class PostedOp:
 class LaneRecords:
     """Reads what the page of a group's short lane has of its ops.
 
-    The ops in flight are all there. Of those that are done the page has the latest ones, as many as
-    a rank has slots: they are recorded when somebody asks for records, at each BEAT, and when the
-    lane is closed. So the flight recorder has a sample of them.
+    The ops in flight are all there. Of those that are done the page has the latest ones, at most as
+    many as a rank has slots: they are recorded when somebody asks for records, at each BEAT, and
+    when the lane is closed. So the flight recorder has a sample of them. The seconds of each end
+    with the last call, as nobody notes when a rank has its result.
 
     Attributes:
         lane: of the current epoch, if it has one.
@@ -64,7 +66,7 @@ class LaneRecords:
             return {rank: max(called.get(s, -1), posted.get(s, -1)) for rank, s in here}
 
     def in_flight(self) -> list[PostedOp]:
-        """Return the ops that somebody has posted, and not everybody."""
+        """Return the ops that somebody has posted, and that are not done."""
         with self._group.table.lock:
             lane = self.lane
             if lane is None:
@@ -74,6 +76,7 @@ class LaneRecords:
                 PostedOp(
                     seq,
                     Fingerprint.unpack(lane.fingerprint(*next(iter(posts.items())))),
+                    lane.strategy,
                     tuple(rank for session, rank in ranks.items() if session not in posts),
                     min(post.header.called for post in posts.values()),
                 )
@@ -107,7 +110,7 @@ class LaneRecords:
             seq,
             lane.ordinal,
             Fingerprint.unpack(packed),
-            LOCAL,
+            lane.strategy,
             time() - (monotonic() - first),
             last - first,
             {rank: called - first for rank, called in zip(lane.ranks, calls, strict=True)},

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch import LOCAL, Epoch
 from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
 from allfold_agent.runtime.mapping import MappedMemory
@@ -111,6 +111,11 @@ class ShortLane:
         self._pause = _FIRST_PAUSE
         self._closed_until = 0
         self._opened_at = 0
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy by which ops are done here."""
+        return LOCAL if self.exchange is None else "direct"
 
     @property
     def descriptors(self) -> list[int]:
