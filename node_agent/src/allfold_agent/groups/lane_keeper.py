@@ -296,9 +296,11 @@ class LaneKeeper:
         But for what lies behind an op whose message has yet to be read: the agreement has not heard
         of that one either, and would take it for done.
         """
-        if self.lane is not None:
-            self._end = max(self._end, self.lane.end_of_complete())
-            self._awaited |= self.lane.last_messages()
+        lane = self.lane
+        # Ops before the first of the lane may not be called yet, where a round has opened it.
+        if lane is not None and (end := lane.end_of_complete()) > lane.since:
+            self._end = max(self._end, end)
+            self._awaited |= lane.last_messages()
         if not self._end:
             return
         read, dead = self._group.submitted, self._group.agreement.machine.dead
