@@ -293,27 +293,23 @@ class LaneKeeper:
     def pass_completed(self) -> None:
         """Let the agreement know what the ranks have done.
 
-        But for what lies behind an op whose message has yet to be read, or that a rank has yet to
-        call: the agreement has not heard of that one either, and would take it for done.
+        But for what lies behind an op whose message has yet to be read: the agreement has not heard
+        of that one either, and would take it for done.
         """
-        lane, read = self.lane, self._group.submitted
-        if lane is not None:
-            self._end = max(self._end, lane.end_of_complete())
+        lane = self.lane
+        # Ops before the first of the lane may not be called yet, where a round has opened it.
+        if lane is not None and (end := lane.end_of_complete()) > lane.since:
+            self._end = max(self._end, end)
             self._awaited |= lane.last_messages()
         if not self._end:
             return
-        dead = self._group.agreement.machine.dead
-        end = self._end
-        if lane is not None and lane.exchange is not None:  # it may be opened in advance
-            posted = lane.last_posted()
-            known = (max(read.get(s, -1), posted.get(s, -1)) for s in lane.sessions)
-            end = min(end, min(known) + 1)
+        read, dead = self._group.submitted, self._group.agreement.machine.dead
         unread = [
             read.get(session, -1) + 1
             for session, message in self._awaited.items()
             if message > read.get(session, -1) and session not in dead
         ]
-        self._group.agreement.passed_by_ranks(min([end, *unread]) - 1)
+        self._group.agreement.passed_by_ranks(min([self._end, *unread]) - 1)
 
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()
