@@ -5,7 +5,7 @@ from __future__ import annotations
 from allfold_agent.runtime.buffers import Buffer
 
 # A mapping costs the receiver a descriptor and address space, and a new one page faults.
-SLOTS = 32
+SLOTS = 8
 
 
 class SentFiles:
