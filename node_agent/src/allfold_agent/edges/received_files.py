@@ -6,13 +6,26 @@ import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 from collections import deque
 
 import torch
 
 from allfold_agent.edges.sent_files import SLOTS
-from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.wire.frames import FrameError, SharedRange
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class MissingFile(FrameError):
@@ -62,8 +75,7 @@ class ReceivedFiles:
             if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 # Whoever cuts memory that others have mapped kills them with SIGBUS.
                 raise FrameError(f"the file for slot {slot} is not sealed against being cut")
-            mapping = MappedMemory(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-            self._mapped[slot] = _bytes_of(mapping)
+            self._mapped[slot] = _bytes_of(_Mapping(descriptor))
         except OSError as error:
             raise FrameError(f"the file for slot {slot} cannot be mapped: {error}") from error
         finally:
@@ -76,11 +88,23 @@ class ReceivedFiles:
             os.close(self._descriptors.popleft())
 
 
-def _bytes_of(mapping: MappedMemory) -> torch.Tensor:
+class _Mapping:
+    """A file that is mapped to be read. An ``mmap`` would keep a descriptor of it open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        address = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address in (None, _MAP_FAILED):
+            raise OSError(ctypes.get_errno(), "mmap")
+        self.address = int(address)
+        weakref.finalize(self, _libc.munmap, self.address, self.size).atexit = False
+
+
+def _bytes_of(mapping: _Mapping) -> torch.Tensor:
     """The bytes of a mapping, which lasts as long as they do.
 
     By its address, as torch takes no buffer that cannot be written.
     """
-    view = (ctypes.c_uint8 * len(mapping)).from_address(mapping.address)
+    view = (ctypes.c_uint8 * mapping.size).from_address(mapping.address)
     view.mapping = mapping  # type: ignore[attr-defined]
     return torch.frombuffer(view, dtype=torch.uint8)

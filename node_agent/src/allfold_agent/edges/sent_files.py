@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allfold_agent.runtime.buffers import Buffer
 
-# A mapping costs the receiver a descriptor and address space, and a new one page faults.
+# A mapping costs the receiver address space, and a new one page faults.
 SLOTS = 8
 
 
