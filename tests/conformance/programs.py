@@ -10,7 +10,6 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from threading import Thread
 from typing import Any
 
@@ -179,13 +178,13 @@ def bookkeeping(group: allfold.Group) -> dict[str, int]:
 
 def speak_for_another_group(group: allfold.Group) -> None:
     """Send the agent an op of a group that this process is not in, past the SDK's own checks."""
-    numbers = copy(group._channel._op_numbers)
+    number = group.next_op
     group.membership.number += 1000
     try:
         group.all_reduce(np.ones(2), timeout=5.0)
     finally:
         group.membership.number -= 1000
-        group._channel._op_numbers = numbers
+        group._channel.next_op = number
 
 
 def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict[str, Any]:
@@ -223,7 +222,7 @@ def in_flight_with_an_odd_one(
 
 def counted(group: allfold.Group) -> int:
     """Return the number of ops that this rank has called."""
-    return next(copy(group._channel._op_numbers))
+    return group.next_op
 
 
 def call_twice(group: allfold.Group, timeout: float) -> list[str]:
