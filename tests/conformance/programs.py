@@ -178,13 +178,13 @@ def bookkeeping(group: allfold.Group) -> dict[str, int]:
 
 def speak_for_another_group(group: allfold.Group) -> None:
     """Send the agent an op of a group that this process is not in, past the SDK's own checks."""
-    next_op = group._channel.next_op
+    number = group.next_op
     group.membership.number += 1000
     try:
         group.all_reduce(np.ones(2), timeout=5.0)
     finally:
         group.membership.number -= 1000
-        group._channel.next_op = next_op
+        group._channel.next_op = number
 
 
 def reduce_and_broadcast(group: allfold.Group, strategy: str, root: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def likeness(
         function: the collective.
         given, named: its arguments.
     """
-    parts: list[Any] = [function]
+    parts: list[Any] = [function, len(given)]  # a name is no value
     for each in given:
         kind = type(each)
         if kind is np.ndarray:

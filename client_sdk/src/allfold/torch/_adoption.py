@@ -78,8 +78,8 @@ def _may_lie_anywhere() -> bool:
 
 def _can_move(tensor: torch.Tensor) -> bool:
     return (
-        tensor.nbytes >= _SMALLEST
-        and tensor.layout is torch.strided
+        tensor.layout is torch.strided
+        and tensor.nbytes >= _SMALLEST
         and (tensor.is_cpu or (tensor.is_cuda and _may_lie_anywhere()))
         and not tensor._is_view()
         and tensor.is_contiguous()

@@ -1,0 +1,129 @@
+"""Groups whose ranks are threads of a test, with a page and without an agent."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic, sleep
+from types import SimpleNamespace
+from typing import Any
+
+import allfold
+from allfold._calls.call import EpochView
+from allfold._draining import Draining
+from allfold._epochs import Epochs
+from allfold._group import Group
+from allfold._lane.lanes import Lanes
+from allfold._settings import GroupSettings
+from allfold_core.short_lane.page import FIRST, PageLayout
+from allfold_core.wire.local_wire import Message
+from tests.support.waiting import DEADLINE_SECONDS
+
+
+class Silence:
+    """A connection to an agent that says nothing, and notes what it is told."""
+
+    path = "nowhere"
+
+    def __init__(self) -> None:
+        self.lost: Exception | None = None
+        self.is_usable = True
+        self.told: list[tuple[Message, dict[str, Any]]] = []
+        self.glances: list[float] = []
+
+    def drain(self) -> None:
+        """There is nothing to read."""
+
+    def glance(self, now: float) -> None:
+        self.glances.append(now)
+
+    def notify(self, kind: Message, body: dict[str, Any], timeout: float) -> None:
+        self.told.append((kind, body))
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        while not condition() and monotonic() < deadline:
+            sleep(0.001)
+        return condition()
+
+    def expect(self, key: object) -> Any:
+        raise AssertionError(f"a message to the agent: {key}")
+
+
+class Page:
+    """A page whose words and bytes a test may change as the agent does."""
+
+    def __init__(self, ranks: int, slots: int = 8, slot_bytes: int = 4096) -> None:
+        self.layout = PageLayout(ranks, slots, slot_bytes)
+        self._descriptor = os.memfd_create("page")
+        os.ftruncate(self._descriptor, self.layout.size)
+        self.memory = self.mapped()
+        self.words = memoryview(self.memory)[: self.layout.words * 8].cast("Q")
+        self.words[FIRST] = 0
+
+    def mapped(self) -> mmap.mmap:
+        return mmap.mmap(self._descriptor, self.layout.size)
+
+    def lanes(self, rank: int, connection: Silence, placement: list[list[int]]) -> Lanes:
+        """Return the lanes of a rank, which has been sent this page for epoch 0."""
+        lanes = Lanes(connection, number=1)  # type: ignore[arg-type]
+        about = {"placement": placement, "node": 0, "index": rank, **self.layout.to_dict()}
+        lanes.announce({"memory": self.mapped(), "page": about, "epoch": 0})
+        return lanes
+
+
+class Ranks:
+    """The ranks of one node, each in a thread.
+
+    Attributes:
+        groups: of each rank.
+        connections: of each rank.
+    """
+
+    def __init__(self, count: int, placement: list[list[int]] | None = None) -> None:
+        placement = placement or [[*range(count)]]
+        size = sum(map(len, placement))
+        self.page = Page(count)
+        self.connections = [Silence() for _ in range(count)]
+        self.groups = [self._group(rank, size, placement) for rank in range(count)]
+        self._pool = ThreadPoolExecutor(count)
+
+    def _group(self, rank: int, size: int, placement: list[list[int]]) -> Group:
+        connection = self.connections[rank]
+        lanes = self.page.lanes(rank, connection, placement)
+        view = EpochView("threads", rank, size, 0, len(placement))
+        membership: Any = SimpleNamespace(
+            view=view,
+            epochs=Epochs(view, lanes),
+            session=SimpleNamespace(connection=connection),
+            number=1,
+            first=0,
+            timeout=DEADLINE_SECONDS,
+            left=False,
+            check=lambda: None,
+        )
+        settings = GroupSettings(DEADLINE_SECONDS, 1.0, {}, "native", "continue", 1)
+        return Group(membership, settings, Draining(lambda _: None), lambda _: None)
+
+    def lane(self, rank: int) -> Any:
+        return self.groups[rank].membership.epochs.lanes.of(0)
+
+    def all_do(self, program: Callable[[allfold.Group], Any]) -> list[Any]:
+        """Run a program as every rank, and return the results."""
+        running = [self._pool.submit(program, group) for group in self.groups]
+        return [each.result(DEADLINE_SECONDS) for each in running]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+@contextmanager
+def ranks(count: int, placement: list[list[int]] | None = None) -> Iterator[Ranks]:
+    made = Ranks(count, placement)
+    try:
+        yield made
+    finally:
+        made.close()
