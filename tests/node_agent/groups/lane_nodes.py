@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from time import monotonic
+
 import numpy as np
 import torch
 
@@ -11,7 +14,7 @@ from allfold_agent.groups.lane_page import LanePage
 from allfold_agent.groups.lane_program import LaneProgram
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Plan
-from allfold_core.short_lane.page import PageLayout
+from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, digest_of, write_header
 from tests.support.fakes.local_groups import make_plan
 
 Placement = tuple[tuple[int, ...], ...]
@@ -31,6 +34,9 @@ class NodesOfALane:
         self.placement = placement
         self.plan: Plan = make_plan(placement)
         self.pages = [LanePage(PageLayout(len(ranks))) for ranks in placement]
+        self._memory = [
+            memoryview(mmap.mmap(page.descriptor, page.layout.size)) for page in self.pages
+        ]
 
     def programs(self, fingerprint: Fingerprint) -> list[LaneProgram]:
         """What each node does with such an op."""
@@ -48,6 +54,26 @@ class NodesOfALane:
         page.bytes[start : start + len(data)] = torch.from_numpy(
             np.frombuffer(data, np.uint8).copy()
         )
+
+    def post(self, rank: int, seq: int, fingerprint: Fingerprint, data: bytes = b"") -> None:
+        """Have a rank call an op, as the SDK does it."""
+        node = self.plan.index_of_rank(rank)
+        layout, row = self.pages[node].layout, self.placement[node].index(rank)
+        memory = self._memory[node]
+        packed, slot = fingerprint.pack(), seq % layout.slots
+        self.put(rank, slot, data)
+        start, word = layout.fingerprint_offset(row, slot), layout.post_word(row, slot)
+        memory[start : start + len(packed)] = packed
+        digest = digest_of(packed)
+        header = PostHeader(digest, monotonic(), 20.0, 0, len(packed), -1, seq)
+        write_header(memory, word, header)
+        memory[: layout.words * WORD].cast("Q")[word] = seq + 1
+
+    def is_published(self, node: int, seq: int) -> bool:
+        """Whether the agent of a node has told its ranks that the result of an op is there."""
+        layout = self.pages[node].layout
+        word = layout.post_word(layout.agent, seq % layout.slots)
+        return bool(self._memory[node][: layout.words * WORD].cast("Q")[word] == seq + 1)
 
     def found(self, rank: int, slot: int, fingerprint: Fingerprint, nbytes: int) -> bytes:
         """What a rank takes as its output, at a length that it knows."""

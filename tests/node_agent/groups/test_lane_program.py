@@ -31,7 +31,7 @@ REDUCTIONS = [
 NUMELS = (0, 1, 1000)
 
 
-@pytest.fixture(params=PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.fixture(params=list(PLACEMENTS.values()), ids=list(PLACEMENTS))
 def nodes(request: pytest.FixtureRequest) -> NodesOfALane:
     return NodesOfALane(request.param)
 
