@@ -73,7 +73,10 @@ class LaneLink:
         self._in, self._filled = connected, len(early)
         self._view[: len(early)] = early
         self._thread.register(connected.fileno(), self._serve_in)
-        self._take_frames()
+        try:
+            self._take_frames()
+        except FrameError as error:
+            self._lose_in(error)
 
     def close(self) -> None:
         """End the connections."""
@@ -153,9 +156,12 @@ class LaneLink:
         except BlockingIOError:
             return
         except (OSError, EOFError, FrameError) as error:
-            log.info("the short lane from node %s broke: %s", self.node, error)
-            self._drop_in()
-            self._on_broken()
+            self._lose_in(error)
+
+    def _lose_in(self, error: Exception) -> None:
+        log.info("the short lane from node %s broke: %s", self.node, error)
+        self._drop_in()
+        self._on_broken()
 
     def _take_frames(self) -> None:
         start = 0

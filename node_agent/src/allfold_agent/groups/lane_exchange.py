@@ -124,6 +124,16 @@ class LaneExchange:
     def advance(self) -> bool:
         if not self.is_open or self._is_stopped:
             return False
+        try:
+            return self._advance()
+        except ValueError as error:  # a call that nobody can do: its ranks will be told
+            self._stop(f"the next op is not to be done: {error}")
+        except Exception:
+            log.exception("group '%s': an op of the short lane failed", self._epoch.plan.group)
+            self._stop("an op failed in the lane")
+        return False
+
+    def _advance(self) -> bool:
         begun = self._seq < 0 and self._begin()
         if self._seq < 0:
             return False
@@ -175,7 +185,8 @@ class LaneExchange:
                 return
         program.finish(slot, {node: payload for node, (_, payload) in frames.items()})
         with self._table.lock:
-            if not self.is_open:
+            # It may have been closed, or even opened again from a later op on.
+            if not self.is_open or seq < self.published:
                 return
             self._page.publish(seq, slot)
             self.published = seq + 1

@@ -141,6 +141,12 @@ class LanePage:
         layout, all_words = self.layout, self._words
         if all_words[layout.post_word(0, after % layout.slots)] == after + 1:
             return after
+        # A rank may post two ops while this looks, and only the later one be seen. But once that
+        # is, all before it are there to be seen.
+        return -1 if self._lowest_posted(after) < 0 else self._lowest_posted(after)
+
+    def _lowest_posted(self, after: int) -> int:
+        layout, all_words = self.layout, self._words
         posted = (all_words[layout.post_word(0, slot)] for slot in range(layout.slots))
         return min((each for each in posted if each > after), default=0) - 1
 

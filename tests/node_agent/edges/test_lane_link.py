@@ -1,0 +1,320 @@
+"""The connections of the short lane: whole frames in order, and an end where one is damaged."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+import xxhash
+
+from allfold_agent.edges.lane_link import LaneDoor, LaneLink
+from allfold_agent.runtime.lane_thread import LaneThread
+from allfold_core.errors import PeerLost
+from allfold_core.wire.frames import HEADER_SIZE, FrameHeader, FrameType
+from tests.node_agent.in_lane import in_thread
+from tests.support.fakes.damaged_wire import tcp_pair
+from tests.support.waiting import wait_until
+
+STAMP, FINGERPRINT = 7 << 40, 1234
+STAGE = 1 << 20
+
+MakePair = Callable[[], tuple[socket.socket, socket.socket]]
+
+
+@pytest.fixture
+def thread() -> Iterator[LaneThread]:
+    thread = LaneThread("test")
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(params=[socket.socketpair, tcp_pair], ids=["unix", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[MakePair]:
+    """Makes connections; what a test leaves open is closed behind it."""
+    made: list[socket.socket] = []
+
+    def make() -> tuple[socket.socket, socket.socket]:
+        both: tuple[socket.socket, socket.socket] = request.param()
+        made.extend(both)
+        return both
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class End:
+    """A link, and what it has told."""
+
+    def __init__(self, thread: LaneThread, name: str = "there") -> None:
+        self.thread = thread
+        self.frames: list[tuple[str, FrameHeader, bytes]] = []
+        self.broken = 0
+        self.link = LaneLink(name, thread, self._take, self._break)
+
+    def _take(self, node: str, header: FrameHeader, payload: bytearray) -> None:
+        self.frames.append((node, header, bytes(payload)))
+
+    def _break(self) -> None:
+        self.broken += 1
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for _, _, payload in self.frames]
+
+    def take_out(self, connected: socket.socket) -> None:
+        in_thread(self.thread, lambda: self.link.take_out(connected))
+
+    def take_in(self, connected: socket.socket, early: bytes = b"") -> None:
+        in_thread(self.thread, lambda: self.link.take_in(connected, early))
+
+    def send(self, *payloads: bytes) -> None:
+        def send() -> None:
+            for seq, payload in enumerate(payloads):
+                self.link.send(seq, STAMP, FINGERPRINT, seq % 3, payload)
+
+        in_thread(self.thread, send)
+
+    def has_broken(self) -> bool:
+        """Whether a connection has ended, once the thread has done all that it can."""
+        return in_thread(self.thread, lambda: self.broken > 0)
+
+
+def joined(thread: LaneThread, pair: MakePair) -> tuple[End, End]:
+    """A sender and a receiver with one connection between them."""
+    near, far = pair()
+    sender, receiver = End(thread), End(thread)
+    sender.take_out(near)
+    receiver.take_in(far)
+    return sender, receiver
+
+
+def frame(payload: bytes, number: int = 0, digest: int | None = None) -> bytes:
+    if digest is None:
+        digest = xxhash.xxh3_64_intdigest(payload)
+    header = FrameHeader(
+        FrameType.DATA, STAMP, number, number, 0, len(payload), FINGERPRINT, digest, 0
+    )
+    return header.pack() + payload
+
+
+def test_frames_come_whole_and_in_order_with_all_that_their_headers_say(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    sender, receiver = joined(thread, pair)
+    payloads = [bytes([number]) * (number * 37 % 500) for number in range(200)]
+    sender.send(*payloads)
+    wait_until(lambda: len(receiver.frames) == 200, "all have come")
+    assert receiver.payloads == payloads
+    for seq, (node, header, payload) in enumerate(receiver.frames):
+        assert node == "there"
+        assert header[:7] == (FrameType.DATA, STAMP, seq, seq, 0, len(payload), FINGERPRINT)
+        assert header.behind == seq % 3
+
+
+def test_a_digest_goes_with_what_leaves_the_machine_alone(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    sender = End(thread)
+    sender.take_out(near)
+    sender.send(b"payload")
+    header = FrameHeader.unpack(far.recv(HEADER_SIZE))
+    right = xxhash.xxh3_64_intdigest(b"payload")
+    assert header.digest == (right if near.family == socket.AF_INET else 0)
+
+
+def test_what_a_full_socket_does_not_take_follows_when_it_is_read(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    """And nothing that is sent later comes before it."""
+    near, far = pair()
+    sender, receiver = End(thread), End(thread)
+    sender.take_out(near)
+    payloads = [bytes([number]) * 300_000 for number in range(40)]
+    sender.send(*payloads)
+    sender.send(b"the last")
+    assert in_thread(thread, lambda: len(sender.link._unsent)) > 0
+    receiver.take_in(far)
+    wait_until(lambda: len(receiver.frames) == 41, "all have come")
+    assert receiver.payloads == [*payloads, b"the last"]
+    assert in_thread(thread, lambda: sender.link._unsent) == b""
+    sender.send(b"once more")
+    wait_until(lambda: len(receiver.frames) == 42, "the one behind them has come")
+    assert not sender.broken
+    assert not receiver.broken
+
+
+def test_payloads_of_later_frames_leave_those_of_earlier_ones_as_they_are(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    kept: list[bytearray] = []
+    link = LaneLink("there", thread, lambda *frame: kept.append(frame[2]), lambda: None)
+    sender = End(thread)
+    sender.take_out(near)
+    in_thread(thread, lambda: link.take_in(far, b""))
+    sender.send(*(bytes([number]) * 1000 for number in range(50)))
+    wait_until(lambda: len(kept) == 50, "all have come")
+    assert kept == [bytes([number]) * 1000 for number in range(50)]
+
+
+@pytest.mark.parametrize("cut", [1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 3])
+def test_a_frame_that_comes_in_pieces_is_taken_once_it_is_whole(
+    thread: LaneThread, pair: MakePair, cut: int
+) -> None:
+    near, far = pair()
+    receiver = End(thread)
+    receiver.take_in(far)
+    data = frame(b"first") + frame(b"second", 1)
+    near.sendall(data[:cut])
+    wait_until(lambda: in_thread(thread, lambda: receiver.link._filled) == cut, "it is read")
+    assert not receiver.frames
+    near.sendall(data[cut:])
+    wait_until(lambda: len(receiver.frames) == 2, "both have come")
+    assert receiver.payloads == [b"first", b"second"]
+
+
+def test_bytes_that_came_with_the_answer_to_the_dial_are_the_first(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    receiver = End(thread)
+    data = frame(b"first") + frame(b"second", 1) + frame(b"third", 2)
+    early = HEADER_SIZE + 5 + HEADER_SIZE + 2
+    receiver.take_in(far, data[:early])
+    assert receiver.payloads == [b"first"]
+    near.sendall(data[early:])
+    wait_until(lambda: len(receiver.frames) == 3, "all have come")
+    assert receiver.payloads == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["later", "with the answer"])
+@pytest.mark.parametrize("place", [20, HEADER_SIZE + 2], ids=["header", "payload"])
+def test_a_damaged_frame_ends_the_connection_and_is_not_taken(
+    thread: LaneThread, pair: MakePair, place: int, early: bool
+) -> None:
+    near, far = pair()
+    receiver = End(thread)
+    data = bytearray(frame(b"good") + frame(b"damaged", 1))
+    data[HEADER_SIZE + 4 + place] ^= 4
+    if early:
+        receiver.take_in(far, bytes(data))
+    else:
+        receiver.take_in(far)
+        near.sendall(data)
+    wait_until(receiver.has_broken, "the connection has ended")
+    assert receiver.payloads == [b"good"]
+    assert receiver.broken == 1
+    assert near.recv(1) == b""
+    assert far.fileno() == -1
+
+
+def test_a_frame_that_is_longer_than_any_of_the_short_lane_ends_the_connection(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    receiver = End(thread)
+    receiver.take_in(far)
+    near.sendall(frame(bytes(STAGE - HEADER_SIZE)))
+    wait_until(lambda: len(receiver.frames) == 1, "the longest one has come")
+    near.sendall(frame(bytes(STAGE - HEADER_SIZE + 1), 1)[:HEADER_SIZE])
+    wait_until(receiver.has_broken, "the connection has ended")
+    assert len(receiver.frames) == 1
+
+
+def test_both_ends_are_told_when_the_other_one_closes(thread: LaneThread, pair: MakePair) -> None:
+    sender, receiver = joined(thread, pair)
+    in_thread(thread, receiver.link.close)
+    wait_until(sender.has_broken, "the sender knows")
+    assert not receiver.has_broken()  # it has closed the connection itself
+    sender, receiver = joined(thread, pair)
+    in_thread(thread, sender.link.close)
+    wait_until(receiver.has_broken, "the receiver knows")
+    assert (sender.broken, receiver.broken) == (0, 1)
+
+
+def test_what_is_sent_on_a_connection_that_has_ended_is_lost_and_nothing_is_raised(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    sender = End(thread)
+    sender.take_out(near)
+    far.close()
+    sender.send(*[bytes(1000)] * 10)
+    wait_until(sender.has_broken, "the sender knows")
+    sender.send(b"lost")
+    assert sender.broken == 1
+    assert in_thread(thread, lambda: sender.link._unsent) == b""
+
+
+def test_a_new_connection_takes_the_place_of_the_old_one_and_numbers_its_frames_anew(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    sender, receiver = joined(thread, pair)
+    sender.send(b"a", b"b")
+    wait_until(lambda: len(receiver.frames) == 2, "both have come")
+    near, far = pair()
+
+    def replace() -> None:
+        sender.link.take_out(near)
+        receiver.link.take_in(far, b"")
+
+    in_thread(thread, replace)
+    sender.send(b"c")
+    wait_until(lambda: len(receiver.frames) == 3, "the third has come")
+    assert [header.number for _, header, _ in receiver.frames] == [0, 1, 0]
+    assert not sender.has_broken()
+    assert not receiver.has_broken()
+
+
+def test_half_a_frame_of_an_old_connection_is_not_put_before_those_of_the_new_one(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    near, far = pair()
+    receiver = End(thread)
+    receiver.take_in(far, frame(b"never whole")[:-3])
+    near, far = pair()
+    receiver.take_in(far)
+    near.sendall(frame(b"whole"))
+    wait_until(lambda: len(receiver.frames) == 1, "it has come")
+    assert receiver.payloads == [b"whole"]
+
+
+def test_a_link_is_whole_while_it_has_a_connection_for_each_direction(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    end = End(thread)
+    assert not end.link.is_whole
+    end.take_out(pair()[0])
+    assert not end.link.is_whole
+    peer, ours = pair()
+    end.take_in(ours)
+    assert end.link.is_whole
+    peer.close()
+    wait_until(end.has_broken, "one has ended")
+    assert not end.link.is_whole
+
+
+def test_frames_and_payload_bytes_are_counted_at_both_ends(
+    thread: LaneThread, pair: MakePair
+) -> None:
+    sender, receiver = joined(thread, pair)
+    sender.send(b"", b"abc", bytes(1000))
+    wait_until(lambda: len(receiver.frames) == 3, "all have come")
+    for counted in (sender.link.sent, receiver.link.received):
+        assert (counted.frames, counted.payload_bytes) == (3, 1003)
+    for counted in (sender.link.received, receiver.link.sent):
+        assert (counted.frames, counted.payload_bytes) == (0, 0)
+
+
+def test_a_door_leads_to_the_first_frame_alone() -> None:
+    taken: list[socket.socket] = []
+    door = LaneDoor(taken.append)
+    with pytest.raises(PeerLost):
+        door.attach(1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        door.attach(0)(ours)
+        assert taken == [ours]
