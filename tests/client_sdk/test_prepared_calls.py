@@ -112,10 +112,11 @@ def test_what_is_different_in_anything_is_not_alike() -> None:
     assert [key(each) for each in unlike] == [None] * len(unlike)
 
 
+_MISSPELT: Any = {"tiemout": 1}
 REFUSED: dict[str, Callable[[allfold.Group], Any]] = {
     "a read-only array": lambda group: group.all_reduce(_frozen()),
     "an unknown operation": lambda group: group.all_reduce(_array([1.0, 2.0]), "median"),
-    "an unknown argument": lambda group: group.all_reduce(_array([1.0, 2.0]), tiemout=1),
+    "an unknown argument": lambda group: group.all_reduce(_array([1.0, 2.0]), **_MISSPELT),
     "no time": lambda group: group.all_reduce(_array([1.0, 2.0]), timeout=0),
     "a boolean root": lambda group: group.broadcast(_array([1.0, 2.0]), True),
     "a list of numbers": lambda group: group.all_reduce([1.0, 2.0]),

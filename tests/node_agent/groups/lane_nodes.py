@@ -90,7 +90,11 @@ class NodesOfALane:
             )
         ]
         out = np.zeros(nbytes, np.uint8)
-        recipe.fold_into(out.view(recipe.stored), rows)
+        elements = out.view(recipe.stored)
+        for move in recipe.moves:
+            numel = move.stop - move.start
+            sources = [rows[row][start : start + numel] for row, start in move.sources]
+            recipe.fold(sources, elements[move.start : move.stop])
         return out.tobytes()
 
 

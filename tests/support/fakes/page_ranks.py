@@ -105,7 +105,7 @@ class Ranks:
             left=False,
             check=lambda: None,
         )
-        settings = GroupSettings(DEADLINE_SECONDS, 1.0, {}, "native", "continue", 1)
+        settings = GroupSettings(DEADLINE_SECONDS, 1.0, {}, "native", "raise", 1)
         return Group(membership, settings, Draining(lambda _: None), lambda _: None)
 
     def lane(self, rank: int) -> Any:
