@@ -29,6 +29,7 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.mailbox import ENVELOPE_SIZE
 from allfold_core.operations import Kind, ReduceOp
+from allfold_core.short_lane import page
 from allfold_core.wire import frames, local_wire, peer_link
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
@@ -167,6 +168,10 @@ def segment() -> str:
     return layout(local_wire.SEGMENT, ["type, 3", "number", "size"])
 
 
+def post() -> str:
+    return layout(page._HEADER, _fields(page.PostHeader))
+
+
 def fingerprint() -> str:
     names = ["kind", "reduction, 0 for none", "dtype", "number of dimensions", "wire format"]
     names += [
@@ -281,6 +286,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ping": link_ping,
     "group of a link's message": link_group,
     "fingerprint": fingerprint,
+    "post": post,
     "codes": codes,
     "envelope": envelope,
     "segment": segment,
