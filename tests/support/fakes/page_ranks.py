@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import allfold
 from allfold._calls.call import EpochView
+from allfold._connection import Files
 from allfold._draining import Draining
 from allfold._epochs import Epochs
 from allfold._group import Group
@@ -70,8 +72,15 @@ class Page:
     def lanes(self, rank: int, connection: Silence, placement: list[list[int]]) -> Lanes:
         """Return the lanes of a rank, which has been sent this page for epoch 0."""
         lanes = Lanes(connection, number=1)  # type: ignore[arg-type]
-        about = {"placement": placement, "node": 0, "index": rank, **self.layout.to_dict()}
-        lanes.announce({"memory": self.mapped(), "page": about, "epoch": 0})
+        about = {
+            "placement": placement,
+            "node": 0,
+            "index": rank,
+            "most_bytes": self.layout.slot_bytes,
+            **self.layout.to_dict(),
+        }
+        files = Files(struct.pack("ii", os.dup(self._descriptor), os.eventfd(0)))
+        lanes.announce({"files": files, "page": about, "epoch": 0})
         return lanes
 
 
