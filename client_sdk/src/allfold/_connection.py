@@ -85,6 +85,7 @@ class Connection:
     Args:
         path: of the agent's socket.
         timeout: seconds to connect and to be greeted.
+        no_lane: why this process cannot use the short lane; "" if it can.
 
     Attributes:
         welcome: what the agent has said of itself.
@@ -94,8 +95,9 @@ class Connection:
         AgentUnreachable: nobody listens there, or nobody answers.
     """
 
-    def __init__(self, path: str, timeout: float) -> None:
+    def __init__(self, path: str, timeout: float, no_lane: str = "") -> None:
         self.path = path
+        self.no_lane = no_lane
         self.pid = os.getpid()
         self.welcome: dict[str, Any] = {}
         self.on_drain: Callable[[str], None] = lambda _: None
@@ -385,7 +387,7 @@ class Connection:
 
     def _greet(self, timeout: float) -> None:
         pending = self.expect(Message.HELLO)
-        hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid}
+        hello = {"protocol": PROTOCOL_VERSION, "pid": self.pid, "no_lane": self.no_lane}
         self.send(pack_json(Message.HELLO, hello), timeout)
         try:
             self.welcome = self.wait(pending, timeout)

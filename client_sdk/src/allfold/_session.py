@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from allfold._arena import Arena, host_memory
 from allfold._connection import Connection
+from allfold._lane import futex
 from allfold_core.errors import AgentLost
 from allfold_core.wire.local_wire import SEGMENT, Message
 
@@ -28,7 +29,7 @@ class Session:
         self._numbers = itertools.count()
         self._gpus: dict[int, Gpu] = {}
         self._opening = Lock()
-        self.connection = Connection(path, timeout)
+        self.connection = Connection(path, timeout, futex.why_not())
         self.arena = Arena(host_memory(self._share), self._numbers)
 
     @property

@@ -147,6 +147,11 @@ def _describe(group: Group) -> Json:
             _describe_edge(lane, peer, direction, counters)
             for lane, edges in ((Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges))
             for direction, peer, counters in edges.counters()
+        ]
+        + [
+            _describe_edge(Lane.SHORT, peer, direction, counters)
+            for peer, link in group.lanes.counters().items()
+            for direction, counters in (("out", link.sent), ("in", link.received))
         ],
     }
 

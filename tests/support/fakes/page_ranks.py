@@ -20,6 +20,7 @@ from allfold._epochs import Epochs
 from allfold._group import Group
 from allfold._lane.lanes import Lanes
 from allfold._settings import GroupSettings
+from allfold_core.operations import Kind
 from allfold_core.short_lane.page import FIRST, PageLayout
 from allfold_core.wire.local_wire import Message
 from tests.support.waiting import DEADLINE_SECONDS
@@ -76,6 +77,7 @@ class Page:
             "placement": placement,
             "node": 0,
             "index": rank,
+            "kinds": [kind.code for kind in Kind],
             "most_bytes": self.layout.slot_bytes,
             **self.layout.to_dict(),
         }

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from allfold._connection import Connection
-from allfold._lane import futex
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat
 from allfold._lane.short_lane import ShortLane
 from allfold_core.errors import AllfoldError
+from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import PageLayout
 from allfold_core.wire.local_wire import Outcome
 
@@ -30,13 +30,14 @@ class Lanes:
     def announce(self, body: Mapping[str, Any]) -> None:
         """Take in the page of an epoch, if the agent has sent one with its news of it."""
         files = body.get("files")
-        if files is None or futex.why_not():
+        if files is None:
             return
         about = body["page"]
         seat = PageSeat(tuple(map(tuple, about["placement"])), about["node"], about["index"])
         page = LanePage(files, PageLayout.from_dict(about), seat.index)
         epoch = body["epoch"]
-        lane = ShortLane(page, self._connection, self._number, epoch, seat, about["most_bytes"])
+        rules = LaneRules.from_dict(about)
+        lane = ShortLane(page, self._connection, self._number, epoch, seat, rules)
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 

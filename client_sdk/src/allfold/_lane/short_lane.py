@@ -18,10 +18,8 @@ from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold._lane.slot_plan import SlotPlan
-from allfold_core.operations import Fingerprint
-from allfold_core.short_lane.choice import goes_by_short_lane
+from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (
-    FINGERPRINT_BYTES,
     FIRST,
     HELD,
     SINCE,
@@ -46,7 +44,7 @@ class ShortLane:
         number: the agent's number of the group.
         epoch: the ordinal of the epoch.
         seat: of this rank at the page.
-        most_bytes: the longest input or output of an op.
+        rules: which ops go by the lane.
 
     Attributes:
         page: the memory.
@@ -59,7 +57,7 @@ class ShortLane:
         number: int,
         epoch: int,
         seat: PageSeat,
-        most_bytes: int,
+        rules: LaneRules,
     ) -> None:
         self.epoch = epoch
         self.page = page
@@ -69,7 +67,7 @@ class ShortLane:
         self.connection = connection
         self._number = number
         self._seat = seat
-        self._most_bytes = most_bytes
+        self._rules = rules
         self._world_size = seat.world_size
         layout, me = page.layout, page.index
         # Across nodes, a rank reads nothing but what the agent has made of all inputs.
@@ -107,10 +105,7 @@ class ShortLane:
             self._recipes.clear()
             self._plans.clear()
         seat = self._seat
-        is_short = len(packed) <= FINGERPRINT_BYTES and goes_by_short_lane(
-            Fingerprint.unpack(packed), seat.world_size, len(seat.placement), self._most_bytes
-        )
-        recipe = Recipe(packed, seat) if is_short else None
+        recipe = Recipe(packed, seat) if self._rules.serve(packed, seat.world_size) else None
         self._recipes[packed] = recipe
         return recipe
 

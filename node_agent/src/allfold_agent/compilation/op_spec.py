@@ -18,8 +18,7 @@ from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
-from allfold_core.short_lane.choice import goes_by_short_lane, most_bytes
-from allfold_core.short_lane.page import FINGERPRINT_BYTES
+from allfold_core.short_lane.choice import LaneRules
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
@@ -64,7 +63,7 @@ class OpSpecs:
     def __init__(self, plan: Plan, me: int) -> None:
         self._plan = plan
         self._ranks = plan.members[me].ranks
-        self._most_bytes = most_bytes(plan.links, len(plan.members))
+        self._lane = LaneRules.of(plan)
         self.of = lru_cache(maxsize=_REMEMBERED)(self._make)
         """``of(packed)``; ``ValueError`` says why the agents could not do such an op."""
 
@@ -84,10 +83,7 @@ class OpSpecs:
             fingerprint.kind is Kind.BARRIER
             or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
             fingerprint.kind is Kind.ALL_TO_ALL,
-            len(packed) <= FINGERPRINT_BYTES
-            and goes_by_short_lane(
-                fingerprint, self._plan.world_size, len(self._plan.members), self._most_bytes
-            ),
+            self._lane.serve(packed, self._plan.world_size),
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:

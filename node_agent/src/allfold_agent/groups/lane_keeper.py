@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.lane_link import LaneDoor
+from allfold_agent.edges.lane_link import LaneDoor, LaneLink
 from allfold_agent.edges.members import Members
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.agreement import Agreement
@@ -28,7 +28,7 @@ from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime import words
-from allfold_core.errors import PeerLost
+from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.short_lane.choice import MOST_NODES
 from allfold_core.wire.frames import FrameHeader
@@ -160,10 +160,11 @@ class LaneKeeper:
         """Return the door for a connection that another node opens.
 
         Raises:
-            PeerLost: this node has no short lane to it.
+            ServiceError: this node has no short lane.
+            PeerLost: the group goes on without that node.
         """
         if self._obstacle or self._resources.lane_thread is None:
-            raise PeerLost(f"node {self._group.node} has no short lane")
+            raise ServiceError(f"node {self._group.node} has no short lane")
         return self._have_links().serve(request)
 
     @property
@@ -178,6 +179,8 @@ class LaneKeeper:
     def describe(self) -> str:
         """Return "open", "closed", or why there is no lane. From any thread."""
         lane = self.lane
+        if lane is not None and lane.obstacle:
+            return f"none: {lane.obstacle}"
         if lane is not None:
             return "open" if lane.is_open else "closed"
         if len(self._group.current.record.nodes) > MOST_NODES:
@@ -320,6 +323,10 @@ class LaneKeeper:
         if calls:
             log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
             self.on_taken_over()
+
+    def counters(self) -> Mapping[str, LaneLink]:
+        """The links to other nodes, for their counters. From any thread."""
+        return {} if self._links is None else self._links.counters()
 
     def end(self) -> None:
         """The group is over on this node."""

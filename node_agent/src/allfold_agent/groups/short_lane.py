@@ -21,7 +21,7 @@ from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import InvalidArgument
-from allfold_core.short_lane.choice import most_bytes
+from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import NEVER, PageLayout, digest_of
 from allfold_core.wire.local_wire import OpMessage, Outcome, Region, pack_taken
 
@@ -90,6 +90,7 @@ class ShortLane:
         ordinal: of the epoch.
         sessions: of the local ranks, in the order of their numbers.
         ranks: their numbers.
+        obstacle: why it is never opened; "" if it may be.
     """
 
     def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
@@ -104,7 +105,8 @@ class ShortLane:
         self.ranks = tuple(self._placement[self._node])
         self.page = LanePage(PageLayout(len(sessions)))
         self.exchange = exchange(epoch, self.page) if exchange else None
-        self._most_bytes = most_bytes(plan.links, len(plan.members))
+        self._rules = LaneRules.of(plan)
+        self.obstacle = ""
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
         self._settled: dict[str, int] = {}  # by session, the last post of which all is known
         self._held = 0
@@ -130,7 +132,7 @@ class ShortLane:
             "index": self.sessions.index(session),
             "placement": self._placement,
             "node": self._node,
-            "most_bytes": self._most_bytes,
+            **self._rules.to_dict(),
         }
 
     def hand_to(self, session: str, connection: RankEndpoint, number: int) -> None:

@@ -99,6 +99,7 @@ class RankConnection:
     continue when there is room (``want_write``).
 
     Attributes:
+        no_lane: why the process cannot use the short lane; "" if it can.
         end: is readable once the process has ended; ``None`` where this agent cannot see it.
         is_watched: whether anybody looks at it.
     """
@@ -108,6 +109,7 @@ class RankConnection:
     ) -> None:
         self.socket = connected
         self.greeted = False
+        self.no_lane = ""
         self.memberships: dict[int, Membership] = {}
         self.joining: set[Future[Any]] = set()
         # Calls whose memory is still in use by the GPU of the rank, and those behind them.
@@ -230,7 +232,9 @@ class RankConnection:
     ) -> ShortLane | None:
         """Send news of an epoch, with the page of its short lane if it has one."""
         lane = membership.group.lanes.lane_of(body["epoch"])
-        if lane is None or membership.session not in lane.sessions:
+        if lane is not None and self.no_lane:
+            lane.obstacle = f"process {self.pid} cannot use it: {self.no_lane}"
+        if lane is None or self.no_lane or membership.session not in lane.sessions:
             self._send(pack_json(kind, body))
             return None
         body["page"] = lane.describe_to(membership.session)

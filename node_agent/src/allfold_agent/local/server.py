@@ -286,6 +286,7 @@ class LocalServer:
                 f"{process.pid} speaks {body.get('protocol')}; install the same Allfold version"
             )
         process.greeted = True
+        process.no_lane = str(body.get("no_lane", ""))[:_LONGEST_HOW]
         process.send(pack_json(Message.WELCOME, self._welcome))
 
     # Groups
