@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import pytest
 from allfold_core.errors import MismatchError, PeerLost, PeerMissing
 from tests.conformance import lane_programs, programs, survival_programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.support.processes.ranks import Job, RankPool, await_called, failures, results
+from tests.conformance.lane_status import SHAPES, await_lane, frames, is_open
+from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures, results
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
-SHAPES = {"2x1": (0, 1), "2x2": (0, 0, 1, 1), "4x1": (0, 1, 2, 3)}
 TIMEOUT = 0.6
 
 
@@ -30,32 +30,6 @@ def lane(job: Job, services: Services) -> Job:
     """A job whose lane is open."""
     await_lane(services, job)
     return job
-
-
-def is_open(services: Services, job: Job, nodes: Sequence[str]) -> bool:
-    return all(services.group_status(node, job.name)["short_lane"] == "open" for node in nodes)
-
-
-def await_lane(services: Services, job: Job, ranks: Sequence[int] | None = None) -> None:
-    """Have ranks do short ops until all nodes have opened the lane and the ranks post them."""
-    here = range(job.world_size) if ranks is None else ranks
-    nodes = sorted({job.nodes[rank] for rank in here})
-
-    def do_some() -> bool:
-        calls = [job.start(rank, lane_programs.count_posted, count=6) for rank in here]
-        return set(results(calls)) == {6} and is_open(services, job, nodes)
-
-    wait_until(do_some, "short ops go by the lane")
-
-
-def frames(services: Services, node: str, group: str) -> int:
-    """Return how many frames of the lane a node has sent."""
-    edges = services.group_status(node, group)["edges"]
-    return sum(
-        int(each["frames"])
-        for each in edges
-        if each["lane"] == "short" and each["direction"] == "out"
-    )
 
 
 # While all is well
@@ -92,8 +66,7 @@ def test_kinds_of_whose_result_each_node_has_a_part_alone_are_no_ops_of_the_lane
 ) -> None:
     before = frames(services, "node0", lane.name)
     seq = lane.run(programs.counted)[0]
-    for kind in ("reduce",):
-        lane.run(programs.call, kind=kind, root=0)
+    lane.run(programs.call, kind="reduce", root=0)
     assert frames(services, "node0", lane.name) == before
     assert lane.run(programs.counted)[0] == seq + 1
 
@@ -160,7 +133,7 @@ def test_who_does_not_call_is_named_when_the_deadline_has_passed(
 # Losses
 
 
-def call_without(job: Job, services: Services, victim: int, **options: Any) -> list[Any]:
+def call_without(job: Job, services: Services, victim: int) -> list[Call]:
     """All but one call a short op; returns when their agents know that they have."""
     left = [rank for rank in range(job.world_size) if rank != victim]
     seq = job.start(left[0], programs.counted).result()
