@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 # The host that agents advertise. They listen on 127.0.0.1, where nobody looks for them: neither is
 # there a Unix socket for this address, by which agents of one machine would go past the proxy.
-_PROXY_HOST = "127.0.0.2"
+PROXY_HOST = "127.0.0.2"
 _START_SECONDS = 90.0
 _PROXY_SECONDS = 10.0
 _TAIL_CHARACTERS = 2000
@@ -60,7 +60,7 @@ class ProxyProcess:
     def listen(self, agent: AgentProcess) -> None:
         """Stand in front of both ports of an agent, which need not listen yet."""
         routes = [
-            (f"{_PROXY_HOST}:{address.rpartition(':')[2]}", address, framed)
+            (f"{PROXY_HOST}:{address.rpartition(':')[2]}", address, framed)
             for address, framed in zip(agent.ports, (False, True), strict=True)
         ]
         self.ask("listen", node=agent.name, pid=agent.pid, routes=routes)
@@ -116,7 +116,7 @@ class Fleet:
         self.ranks_per_node = ranks_per_node
         self.ranks: list[RankProcess] = []
         self.services = Services(variables=variables)
-        self.services.agent_variables["ALLFOLD_AGENT_ADVERTISE"] = _PROXY_HOST
+        self.services.agent_variables["ALLFOLD_AGENT_ADVERTISE"] = PROXY_HOST
         self.redis = RedisServer(self.services.folder)
         self.services.redis_url = self.redis.url
         self.proxy = ProxyProcess(self.services.folder / "proxy.log")

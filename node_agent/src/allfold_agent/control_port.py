@@ -145,7 +145,11 @@ def _describe(group: Group) -> Json:
         ],
         "edges": [
             _describe_edge(lane, peer, direction, counters)
-            for lane, edges in ((Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges))
+            for lane, edges in (
+                (Lane.OPS, group.edges),
+                (Lane.PAIRS, group.p2p.edges),
+                (Lane.SHORT, group.lanes),
+            )
             for direction, peer, counters in edges.counters()
         ]
         + [

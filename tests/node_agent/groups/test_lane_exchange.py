@@ -394,6 +394,30 @@ def test_different_calls_on_one_node_are_trouble_there_and_nothing_is_sent() -> 
     assert "node0" not in {each.source for each in group.sent}
 
 
+def test_an_op_that_is_done_here_in_the_long_lane_and_there_in_the_short_one_is_trouble(
+    two: Exchanges,
+) -> None:
+    """Whichever is known first: the message of the local rank, or the frame of the other node."""
+    two.open()
+    assert not two.all[0].note_message(FIRST)
+    two.post(1, FIRST)
+    two.run()
+    assert len(two.troubles[0]) == 1
+    two = Exchanges(((0,), (1,)))
+    two.open()
+    two.post(1, FIRST)
+    two.run()
+    assert two.all[0].note_message(FIRST)
+    assert not two.all[0].note_message(FIRST + 1)
+
+
+def test_ops_of_the_long_lane_are_forgotten_once_they_are_over(two: Exchanges) -> None:
+    two.open()
+    for seq in range(FIRST, FIRST + 5000):
+        two.all[0].note_message(seq)
+    assert len(two.all[0]._messages) <= 4096
+
+
 def test_a_call_that_no_agent_can_do_is_trouble(two: Exchanges) -> None:
     two.open()
     two.post(0, FIRST, Fingerprint(Kind.BROADCAST, None, DType.FLOAT32, (4,), 9, AUTO))

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 256
 # Frames that are kept of ops that this node has not come to: nobody is that far ahead.
 _MOST_EARLY = 64
+_MOST_MESSAGES = 4096
 
 Frames = dict[int, tuple[int, bytearray]]
 """By node, the digest of the sender's call, and what it has sent."""
@@ -66,6 +67,7 @@ class LaneExchange:
         self._early: dict[int, Frames] = {}  # by op
         self._published: dict[int, tuple[LaneProgram, int]] = {}  # the latest, with their slots
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
+        self._messages: set[int] = set()  # the ops that local ranks do in the long lane
         self._is_stopped = False  # by trouble, until the lane is opened again
         # The op that is under way
         self._seq = -1
@@ -85,6 +87,7 @@ class LaneExchange:
         self._is_stopped = False
         self.published = first
         self._published = {}
+        self._messages = set()
         self.is_open = True
         self._thread.call(partial(self._begin_serving, first))
 
@@ -96,6 +99,13 @@ class LaneExchange:
     def final_everywhere(self) -> int:
         """Return the end of the ops whose results all nodes are known to have."""
         return min((self.published, *self._far.values()))
+
+    def note_message(self, seq: int) -> bool:
+        """A local rank has sent an op as a message; return True if other nodes do it here."""
+        if len(self._messages) >= _MOST_MESSAGES:
+            self._messages = {each for each in self._messages if each in self._table.in_flight}
+        self._messages.add(seq)  # first: a frame that comes now is looked up there
+        return seq in self._early
 
     # In the lane's thread
 
@@ -120,6 +130,8 @@ class LaneExchange:
         if seq not in self._early and len(self._early) >= _MOST_EARLY:
             del self._early[min(self._early)]
         self._early.setdefault(seq, {})[self._names.index(node)] = header.fingerprint, payload
+        if self.is_open and seq in self._messages and not self._is_stopped:
+            self._stop(f"node {node} does op {seq} in the short lane, ranks here in the long one")
 
     def advance(self) -> bool:
         if not self.is_open or self._is_stopped:

@@ -8,10 +8,11 @@ round of the agreement, for which the keeper wishes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
+from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink
 from allfold_agent.edges.members import Members
@@ -187,6 +188,11 @@ class LaneKeeper:
             return f"none: it serves {MOST_NODES} nodes at most"
         return f"none: {self._obstacle or 'the nodes stand in another order now'}"
 
+    def counters(self) -> Iterator[tuple[str, str, EdgeCounters]]:
+        """The traffic with other nodes: direction, peer and counters. From any thread."""
+        links = self._links
+        return iter(()) if links is None else links.counters()
+
     def lane_of(self, ordinal: int) -> ShortLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""
         lane = self.lane
@@ -347,6 +353,8 @@ class LaneKeeper:
         if lane.is_open and ((is_short and seq >= lane.page.first) or lane.page.has_posted(seq)):
             lane.note_misfit(seq)
             self._close_or_withdraw(lane, f"op {seq} has come as a message")
+        elif lane.exchange is not None and lane.exchange.note_message(seq):
+            self.withdraw(f"op {seq} has come as a message, and other nodes do it in the lane")
 
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""

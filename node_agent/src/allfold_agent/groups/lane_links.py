@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from threading import Event
 
+from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
@@ -156,6 +157,8 @@ class LaneLinks:
         for life in list(self._links):
             self._end(life)
 
-    def counters(self) -> Mapping[str, LaneLink]:
-        """The links by node, for their counters. From any thread."""
-        return {life[0]: link for life, link in list(self._links.items())}
+    def counters(self) -> Iterator[tuple[str, str, EdgeCounters]]:
+        """The traffic of each link: direction, peer and counters. From any thread."""
+        for (node, _), link in list(self._links.items()):
+            yield "out", node, link.sent
+            yield "in", node, link.received

@@ -1,0 +1,38 @@
+"""What tests of the short lane between nodes wait for, and what agents say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.conformance import lane_programs
+from tests.support.processes.ranks import Job, results
+from tests.support.processes.services import Services
+from tests.support.waiting import wait_until
+
+SHAPES = {"2x1": (0, 1), "2x2": (0, 0, 1, 1), "4x1": (0, 1, 2, 3)}
+
+
+def is_open(services: Services, job: Job, nodes: Sequence[str]) -> bool:
+    return all(services.group_status(node, job.name)["short_lane"] == "open" for node in nodes)
+
+
+def await_lane(services: Services, job: Job, ranks: Sequence[int] | None = None) -> None:
+    """Have ranks do short ops until all nodes have opened the lane and the ranks post them."""
+    here = range(job.world_size) if ranks is None else ranks
+    nodes = sorted({job.nodes[rank] for rank in here})
+
+    def do_some() -> bool:
+        calls = [job.start(rank, lane_programs.count_posted, count=6) for rank in here]
+        return set(results(calls)) == {6} and is_open(services, job, nodes)
+
+    wait_until(do_some, "short ops go by the lane")
+
+
+def frames(services: Services, node: str, group: str) -> int:
+    """Return how many frames of the lane a node has sent."""
+    edges = services.group_status(node, group)["edges"]
+    return sum(
+        int(each["frames"])
+        for each in edges
+        if each["lane"] == "short" and each["direction"] == "out"
+    )
