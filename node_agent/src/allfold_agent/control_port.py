@@ -151,11 +151,6 @@ def _describe(group: Group) -> Json:
                 (Lane.SHORT, group.lanes),
             )
             for direction, peer, counters in edges.counters()
-        ]
-        + [
-            _describe_edge(Lane.SHORT, peer, direction, counters)
-            for peer, link in group.lanes.counters().items()
-            for direction, counters in (("out", link.sent), ("in", link.received))
         ],
     }
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.lane_link import LaneDoor, LaneLink
+from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Members
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.agreement import Agreement
@@ -329,10 +329,6 @@ class LaneKeeper:
         if calls:
             log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
             self.on_taken_over()
-
-    def counters(self) -> Mapping[str, LaneLink]:
-        """The links to other nodes, for their counters. From any thread."""
-        return {} if self._links is None else self._links.counters()
 
     def end(self) -> None:
         """The group is over on this node."""
