@@ -122,9 +122,8 @@ class Channel:
         """
         filled = prepared.template.fill(given)
         lane, recipe = prepared.lane, prepared.recipe
-        arrays = None if lane is None else filled.arrays()
-        if lane is None or recipe is None or arrays is None:
-            return self._repeat_slowly(prepared, filled, timeout, waits=waits)
+        if lane is None or recipe is None or (arrays := filled.arrays()) is None:
+            return self._send_again(prepared, filled, timeout, waits=waits)
         inputs, outputs = arrays
         with self._lock:
             number = self.next_op
@@ -136,7 +135,7 @@ class Channel:
                 op = lane.post(number, slot, recipe, timeout, now, self._last_message)
                 self.next_op = number + 1
         if slot < 0:
-            return self._repeat_slowly(prepared, filled, timeout, waits=waits)
+            return self._send_again(prepared, filled, timeout, waits=waits)
         is_done = False
         try:
             is_done = waits and lane.finish_at_once(op, plan, outputs)
@@ -147,10 +146,12 @@ class Channel:
             return filled.result
         return work.wait() if waits else work
 
-    def _repeat_slowly(
+    def _send_again(
         self, prepared: Prepared, filled: Filled, timeout: float, *, waits: bool
     ) -> Any:
-        work = self.start_op(prepared.view, filled.call(), prepared.packed, timeout)
+        """Do such a collective with a message, or in its slot if its tensors have to be copied."""
+        start = self._send if prepared.recipe is None else self.start_op
+        work = start(prepared.view, filled.call(), prepared.packed, timeout)
         return work.wait() if waits else work
 
     # Sends and receives

@@ -16,8 +16,8 @@ class Prepared:
         view: the epoch in which they are called.
         packed: their fingerprint.
         template: their tensors.
-        lane: the short lane that they go by; ``None`` if they are messages.
-        recipe: how they are done there.
+        lane: the short lane of the epoch, if it has one.
+        recipe: how they are done there; ``None`` if they are messages.
     """
 
     __slots__ = ("_plans", "lane", "packed", "recipe", "template", "view")
@@ -28,8 +28,8 @@ class Prepared:
         self.view = view
         self.packed = packed
         self.template = template
+        self.lane = lane
         self.recipe: Recipe | None = None if lane is None else lane.recipe(packed)
-        self.lane = None if self.recipe is None else lane
         self._plans: dict[int, SlotPlan] = {}
 
     def plan(self, slot: int) -> SlotPlan:
