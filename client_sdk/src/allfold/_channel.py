@@ -90,13 +90,15 @@ class Channel:
             return None
         if any(each.gpu is not None for each in call.inputs + call.outputs):
             return None
+        now = monotonic()
+        self._connection.glance(now)
         with self._lock:
             number = self.next_op
             slot = lane.slot_for(number)
-            if slot < 0:
+            if slot < 0 or not self._connection.is_usable:
                 return None
             give(lane.page, slot, call)
-            op = lane.post(number, slot, recipe, timeout, monotonic(), self._last_message)
+            op = lane.post(number, slot, recipe, timeout, now, self._last_message)
             self.next_op = number + 1
             return self._posted(lane, op, call, timeout)
 
