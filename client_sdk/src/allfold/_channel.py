@@ -96,7 +96,7 @@ class Channel:
         with self._lock:
             number = self.next_op
             slot = lane.slot_for(number)
-            if slot < 0:
+            if slot < 0 or not self._connection.is_usable:
                 return None
             give(lane.page, slot, call)
             op = lane.post(number, slot, recipe, timeout, now, self._last_message)

@@ -321,9 +321,12 @@ class Group(Collectives):
 
     def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Do a call that is like an earlier one, if nothing else has to be seen to before."""
-        prepared, now = self._prepared.get(key), monotonic()
-        self._connection.glance(now)
-        if prepared is None or not self._may_repeat(prepared):
+        if (prepared := self._prepared.get(key)) is None:
+            return UNLIKE
+        now = monotonic()
+        if prepared.recipe is not None:
+            self._connection.glance(now)
+        if not self._may_repeat(prepared):
             return UNLIKE
         if not named:
             return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
