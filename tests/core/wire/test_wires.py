@@ -13,7 +13,14 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS, Fingerprint, Kind
-from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
+from allfold_core.wire.frames import (
+    HEADER_SIZE,
+    RANGE_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     LONGEST_TIMEOUT,
@@ -28,9 +35,9 @@ from allfold_core.wire.local_wire import (
     check_timeout,
     default_socket,
     pack_drain,
-    pack_epoch,
     pack_hold,
     pack_json,
+    pack_taken,
     unpack_json,
 )
 
@@ -66,6 +73,13 @@ def test_a_header_that_is_cut_off_or_of_an_unknown_type_is_no_frame() -> None:
         FrameHeader.unpack(body + struct.pack("<I", zlib.crc32(body)))
 
 
+@given(st.builds(SharedRange, U32, st.integers(0, 1), U64, U64))
+def test_a_range_of_a_shared_file_is_read_as_it_was_packed(shared: SharedRange) -> None:
+    packed = shared.pack()
+    assert len(packed) == RANGE_SIZE
+    assert SharedRange.unpack(packed) == shared
+
+
 FINGERPRINT = Fingerprint(
     Kind.SCATTER, None, DType.BFLOAT16, (3, 0, 7), 2, "tree(4)", Wire.INT8, 0.5, 9, (4, 0, 1)
 )
@@ -79,7 +93,7 @@ def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
     pair = P2PMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4)
     barrier = Fingerprint(Kind.BARRIER, None, DType.UINT8, (), -1, "auto")
     sizes = [len(each.pack()) for each in (op, pair, barrier)]
-    assert (PROTOCOL_VERSION, sizes) == (6, [72, 80, 64])
+    assert (PROTOCOL_VERSION, sizes) == (7, [72, 80, 64])
 
 
 @given(
@@ -181,9 +195,8 @@ def test_a_node_that_drains_says_why() -> None:
 
 
 def test_news_of_a_group_name_it_by_its_number() -> None:
-    view = {"epoch": 2, "rank": 0, "world_size": 3, "nodes": 2}
-    epoch = pack_epoch(7, view)
-    assert (epoch[0], unpack_json(epoch)) == (Message.EPOCH, {"number": 7, **view})
+    taken = pack_taken(7)
+    assert (taken[0], unpack_json(taken)) == (Message.TAKEN, {"number": 7})
     hold = pack_hold(7, "node-b", 1.5)
     said = {"number": 7, "waits_for": "node-b", "seconds": 1.5}
     assert (hold[0], unpack_json(hold)) == (Message.HOLD, said)

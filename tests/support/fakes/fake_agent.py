@@ -14,7 +14,6 @@ from allfold_core.wire.local_wire import (
     Outcome,
     P2PMessage,
     pack_drain,
-    pack_epoch,
     pack_hold,
     pack_json,
     unpack_json,
@@ -101,7 +100,7 @@ class FakeAgent:
     def announce(self, epoch: int, rank: int, world_size: int, number: int = 0) -> None:
         """Tell of a new epoch."""
         view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1, "edge": 0}
-        self._send(pack_epoch(number, view))
+        self._send(pack_json(Message.EPOCH, {"number": number, **view}))
 
     def hold(self, seconds: float, number: int = 0) -> None:
         """Say that the group recovers."""

@@ -299,16 +299,6 @@ def check_timeout(seconds: float) -> None:
         raise InvalidArgument(f"a timeout is more than 0 s and at most {LONGEST_TIMEOUT:g} s")
 
 
-def pack_epoch(group: int, view: Mapping[str, Any]) -> bytes:
-    """An ``EPOCH`` message: a new epoch of a group as the rank will see it.
-
-    Args:
-        group: the number that the agent gave the group when the rank joined.
-        view: ``epoch`` (its ordinal), ``rank``, ``world_size`` and ``nodes``, as in ``JOINED``.
-    """
-    return pack_json(Message.EPOCH, {"number": group, **view})
-
-
 def pack_taken(group: int) -> bytes:
     """A ``TAKEN`` message.
 
