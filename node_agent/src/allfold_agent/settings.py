@@ -115,8 +115,8 @@ class AgentSettings(BaseSettings):
     )
     short_lane: Literal["on", "off"] = _from(
         "ALLFOLD_AGENT_SHORT_LANE",
-        "on: ranks of one node exchange small tensors by themselves, in shared memory; off: all "
-        "go through the agent",
+        "on: small tensors take the short lane: in shared memory on one node, and by a thread of "
+        "its own between nodes; off: none do",
         default="on",
     )
     drain_seconds: float = _from(

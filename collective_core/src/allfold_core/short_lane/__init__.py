@@ -1,1 +1,1 @@
-"""The short lane: small ops that ranks of one node exchange through a page of shared memory."""
+"""The short lane: small ops that go through a page of memory which the ranks of a node share."""

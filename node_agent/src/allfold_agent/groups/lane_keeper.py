@@ -108,7 +108,7 @@ class LaneKeeper:
         """Return the lane of before, if its ranks are those of the epoch, in the same order."""
         if before is None or before.ordinal != epoch.ordinal:
             return None
-        return before if before.layout == epoch.record.layout else None
+        return before if before.node_order == epoch.record.layout else None
 
     def _enter_across(self, before: ShortLane | None, epoch: Epoch) -> None:
         lane = self._same(before, epoch)

@@ -141,9 +141,10 @@ class LanePage:
         layout, all_words = self.layout, self._words
         if all_words[layout.post_word(0, after % layout.slots)] == after + 1:
             return after
-        # A rank may post two ops while this looks, and only the later one be seen. But once that
-        # is, all before it are there to be seen.
-        return -1 if self._lowest_posted(after) < 0 else self._lowest_posted(after)
+        # A rank may post two ops while this looks, so that only the later one is seen. Once that
+        # one is seen, all before it are there: so a second look finds the first of them.
+        is_any = self._lowest_posted(after) >= 0
+        return self._lowest_posted(after) if is_any else -1
 
     def _lowest_posted(self, after: int) -> int:
         layout, all_words = self.layout, self._words

@@ -85,7 +85,7 @@ class ShortLane:
         exchange: makes that with the other nodes, where there are any.
 
     Attributes:
-        layout: the order of the nodes.
+        node_order: of the epoch.
         exchange: with the other nodes; ``None`` if there are none.
         ordinal: of the epoch.
         sessions: of the local ranks, in the order of their numbers.
@@ -95,7 +95,7 @@ class ShortLane:
 
     def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
         plan = epoch.plan
-        self.layout = epoch.record.layout
+        self.node_order = epoch.record.layout
         self.ordinal = epoch.ordinal
         self.sessions = sessions = tuple(
             seat.session for seat in epoch.record.seats if seat.node == node
