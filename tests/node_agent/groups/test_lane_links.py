@@ -124,8 +124,15 @@ class Network:
         )
 
     def connect(self) -> None:
-        self.want()
-        wait_until(self.are_whole, "all links are whole")
+        """Have all nodes wish for links, again and again as they do, until all are there."""
+
+        def whole() -> bool:
+            self.want()
+            for node in self.nodes.values():
+                in_thread(node.thread, lambda: None)  # no wish is left to be followed
+            return self.are_whole()
+
+        wait_until(whole, "all links are whole")
 
     def exchange(self, seq: int) -> None:
         """Have each node send each other one a frame, and await them."""

@@ -185,11 +185,6 @@ class ShortLane:
         posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
         return end_of_complete(posts, self._opened_at)
 
-    def last_messages(self) -> dict[str, int]:
-        """Return the last op that each rank had sent as a message when it posted last."""
-        posts = self._last_posts().items()
-        return {session: post.header.last_message for session, post in posts}
-
     def close(self) -> None:
         """Take the ops away from the ranks, but for those that are complete."""
         if self.exchange is not None:
@@ -205,9 +200,10 @@ class ShortLane:
 
     def last_posted(self) -> dict[str, int]:
         """Return the last op that each rank has posted, by session."""
-        return {session: post.seq for session, post in self._last_posts().items()}
+        return {session: post.seq for session, post in self.last_posts().items()}
 
-    def _last_posts(self) -> dict[str, Post]:
+    def last_posts(self) -> dict[str, Post]:
+        """Return what each rank has posted last, by session."""
         posts = {each: self.page.last_post(rank) for rank, each in enumerate(self.sessions)}
         return {each: post for each, post in posts.items() if post is not None}
 
