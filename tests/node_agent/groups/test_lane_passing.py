@@ -24,17 +24,24 @@ class Page:
     Args:
         end: of the ops that are published.
         looks: the last post and the last message before it, look by look.
+        left: the posted ops that are neither done nor taken over.
     """
 
     sessions = ("rank",)
     exchange: object | None = object()
 
-    def __init__(self, end: int, looks: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, end: int, looks: Sequence[tuple[int, int]], left: Sequence[int] = ()
+    ) -> None:
         self._end = end
+        self._left = left
         self._looks = list(looks)
 
     def end_of_complete(self) -> int:
         return self._end
+
+    def incomplete(self) -> dict[int, dict[str, Post]]:
+        return {seq: {} for seq in self._left}
 
     def last_posts(self) -> dict[str, Post]:
         seq, message = self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
@@ -110,3 +117,10 @@ def test_ops_before_a_lane_that_was_opened_in_advance_are_not_passed_later_eithe
     alone = Page(12, [(-1, -1)])
     alone.exchange = None
     assert passing.passed(alone) == 11
+
+
+def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is_taken_over() -> (
+    None
+):
+    assert Passing(read=19).passed(Page(20, [(15, 14)], left=[15, 21])) == 14
+    assert Passing(read=19).passed(Page(20, [(15, 14)], left=[21])) == 19

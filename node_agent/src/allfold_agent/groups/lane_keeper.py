@@ -324,7 +324,8 @@ class LaneKeeper:
                 max(read.get(each, -1), posts[each].seq if each in posts else -1)
                 for each in lane.sessions
             )
-            end = min(end, min(called) + 1)
+            # And what was posted as the lane was closed may not have been taken over yet.
+            end = min([end, min(called) + 1, *lane.incomplete()])
         self._end = max(self._end, end)
 
     def _take_over(self, lane: ShortLane) -> None:

@@ -158,7 +158,10 @@ class ShortLane:
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
         self._opened_at = self._held = first
-        self._settled = self.last_posted()
+        # Not up to the last post: one may have been posted just now, by a rank that did not know
+        # that the lane had been closed.
+        finished = map(self.page.end_of_finished, range(len(self.sessions)))
+        self._settled = {s: end - 1 for s, end in zip(self.sessions, finished, strict=True)}
         if self.exchange is not None:
             self.exchange.open(first)
         self.page.open(first)
