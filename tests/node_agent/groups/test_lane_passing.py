@@ -9,12 +9,16 @@ from typing import Any, cast
 import pytest
 
 from allfold_agent.edges.members import Members
-from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.execution.op import RankEndpoint
+from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.lane_keeper import LaneGroup, LaneKeeper
 from allfold_agent.groups.lane_page import Post
 from allfold_agent.groups.short_lane import ShortLane
+from allfold_core.dtypes import DType
+from allfold_core.operations import AUTO, Fingerprint, Kind
 from allfold_core.short_lane.page import PostHeader
-from allfold_core.survival.plans import first_term
+from allfold_core.survival.plans import first_epoch, first_term
+from tests.node_agent.groups.lane_nodes import NodesOfALane
 from tests.support.fakes.local_groups import make_plan
 
 
@@ -124,3 +128,17 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
 ):
     assert Passing(read=19).passed(Page(20, [(15, 14)], left=[15, 21])) == 14
     assert Passing(read=19).passed(Page(20, [(15, 14)], left=[21])) == 19
+
+
+def test_an_op_that_was_posted_just_before_the_lane_is_opened_again_is_still_taken_over() -> None:
+    nodes = NodesOfALane(((0,), (1,)))
+    record = first_epoch(nodes.plan)
+    epoch = SimpleNamespace(plan=nodes.plan, record=record, ordinal=0)
+    lane = ShortLane(cast(Epoch, epoch), "node0")
+    (session,) = lane.sessions
+    lane.hand_to(session, cast(RankEndpoint, None), 0)
+    nodes.use(0, lane.page)
+    nodes.post(0, 5, Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), -1, AUTO))
+    lane.open(20)
+    assert [call.message.seq for call in lane.take_over()] == [5]
+    assert lane.take_over() == []
