@@ -20,6 +20,10 @@ from tests.support.fakes.local_groups import make_plan
 Placement = tuple[tuple[int, ...], ...]
 
 
+def _mapped(page: LanePage) -> memoryview:
+    return memoryview(mmap.mmap(page.descriptor, page.layout.size))
+
+
 class NodesOfALane:
     """One page for each node.
 
@@ -34,9 +38,12 @@ class NodesOfALane:
         self.placement = placement
         self.plan: Plan = make_plan(placement)
         self.pages = [LanePage(PageLayout(len(ranks))) for ranks in placement]
-        self._memory = [
-            memoryview(mmap.mmap(page.descriptor, page.layout.size)) for page in self.pages
-        ]
+        self._memory = list(map(_mapped, self.pages))
+
+    def use(self, node: int, page: LanePage) -> None:
+        """Let the ranks of a node have another page."""
+        self.pages[node] = page
+        self._memory[node] = _mapped(page)
 
     def programs(self, fingerprint: Fingerprint) -> list[LaneProgram]:
         """What each node does with such an op."""

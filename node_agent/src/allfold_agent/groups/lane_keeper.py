@@ -305,20 +305,31 @@ class LaneKeeper:
         But for what lies behind an op whose message has yet to be read: the agreement has not heard
         of that one either, and would take it for done.
         """
-        lane = self.lane
-        # Ops before the first of the lane may not be called yet, where a round has opened it.
-        if lane is not None and (end := lane.end_of_complete()) > lane.since:
-            self._end = max(self._end, end)
-            self._awaited |= lane.last_messages()
+        read, dead = self._group.submitted, self._group.agreement.machine.dead
+        if self.lane is not None:
+            self._note_completed(self.lane)
         if not self._end:
             return
-        read, dead = self._group.submitted, self._group.agreement.machine.dead
         unread = [
             read.get(session, -1) + 1
             for session, message in self._awaited.items()
             if message > read.get(session, -1) and session not in dead
         ]
         self._group.agreement.passed_by_ranks(min([self._end, *unread]) - 1)
+
+    def _note_completed(self, lane: ShortLane) -> None:
+        """Look at the page once: behind a later post there may be messages that were sent since."""
+        end, posts = lane.end_of_complete(), lane.last_posts()
+        self._awaited |= {each: post.header.last_message for each, post in posts.items()}
+        if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
+            read = self._group.submitted
+            called = (
+                max(read.get(each, -1), posts[each].seq if each in posts else -1)
+                for each in lane.sessions
+            )
+            # And what was posted as the lane was closed may not have been taken over yet.
+            end = min([end, min(called) + 1, *lane.incomplete()])
+        self._end = max(self._end, end)
 
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()

@@ -101,10 +101,16 @@ class LaneLinks:
                 connected, early = opener.open(0)
             except AllfoldError as error:
                 log.info("group '%s' has no short lane to node %s: %s", self._group, node, error)
+                self._thread.call(partial(self._give_up, life, closed))
             else:
                 self._thread.call(partial(self._take_in, life, connected, early))
 
         start_thread(open_it, f"allfold-dial-{self._group}-{node}")
+
+    def _give_up(self, life: Life, closed: Event) -> None:
+        """The next wish for the link dials anew."""
+        if self._dialling.get(life) is closed:
+            del self._dialling[life]
 
     def _take_in(self, life: Life, connected: socket.socket, early: bytes) -> None:
         if life not in self._links:

@@ -220,7 +220,11 @@ class LanePage:
     def has_finished(self, rank: int) -> bool:
         """Return True if a rank has the outcome of all that it has posted."""
         last = self.last_post(rank)
-        return last is None or self._words[self.layout.finished_word(rank)] > last.seq
+        return last is None or self.end_of_finished(rank) > last.seq
+
+    def end_of_finished(self, rank: int) -> int:
+        """Return the number below which a rank has the outcome of all that it has posted."""
+        return self._words[self.layout.finished_word(rank)]
 
 
 def end_of_complete(posts: Sequence[Sequence[Post]], since: int) -> int:

@@ -160,7 +160,10 @@ class ShortLane:
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
         self._opened_at = self._held = first
-        self._settled = self.last_posted()
+        # Not up to the last post: one may have been posted just now, by a rank that did not know
+        # that the lane had been closed.
+        finished = map(self.page.end_of_finished, range(len(self.sessions)))
+        self._settled = {s: end - 1 for s, end in zip(self.sessions, finished, strict=True)}
         if self.exchange is not None:
             self.exchange.open(first)
         self.page.open(first)
@@ -187,11 +190,6 @@ class ShortLane:
         posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
         return end_of_complete(posts, self._opened_at)
 
-    def last_messages(self) -> dict[str, int]:
-        """Return the last op that each rank had sent as a message when it posted last."""
-        posts = self._last_posts().items()
-        return {session: post.header.last_message for session, post in posts}
-
     def close(self) -> None:
         """Take the ops away from the ranks, but for those that are complete."""
         if self.exchange is not None:
@@ -207,9 +205,10 @@ class ShortLane:
 
     def last_posted(self) -> dict[str, int]:
         """Return the last op that each rank has posted, by session."""
-        return {session: post.seq for session, post in self._last_posts().items()}
+        return {session: post.seq for session, post in self.last_posts().items()}
 
-    def _last_posts(self) -> dict[str, Post]:
+    def last_posts(self) -> dict[str, Post]:
+        """Return what each rank has posted last, by session."""
         posts = {each: self.page.last_post(rank) for rank, each in enumerate(self.sessions)}
         return {each: post for each, post in posts.items() if post is not None}
 
