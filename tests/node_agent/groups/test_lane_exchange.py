@@ -118,6 +118,7 @@ class Exchanges:
             self.tables[node],
             cast(LaneThread, self.threads[node]),
             self.troubles[node].append,
+            lambda: None,
         )
 
     def open(self, first: int = FIRST, nodes: Sequence[int] | None = None) -> None:

@@ -126,6 +126,7 @@ class AgreeingGroup(OpAttempts):
         self.agreement = Agreement(self.node, policy_of(plan), term, first, self, self.send)
         self.lanes = LaneKeeper(self, plan, self.members, resources)
         self.outcomes.on_idle = self.lanes.consider_opening
+        self.lanes.on_advance = self._runs.begin_waiting
         self.lanes.entered(self.current)
 
     def begin(self) -> None:
@@ -180,6 +181,9 @@ class AgreeingGroup(OpAttempts):
         posted: bool = False,
     ) -> None:
         """Take in a local rank's call; the op starts with the last one."""
+
+    def may_begin(self, seq: int) -> bool:
+        return self.lanes.may_begin(seq)
 
     def close_lane(self) -> None:
         """Let all that the ranks do by themselves be ops of the agreement."""

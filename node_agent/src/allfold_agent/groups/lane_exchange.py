@@ -36,6 +36,7 @@ class LaneExchange:
         page: of the local ranks.
         links: to the other nodes.
         trouble: called when an op cannot be done in the lane; from the lane's thread.
+        on_published: called when the local ranks have a result; from the lane's thread.
 
     Attributes:
         is_open: True while ops go by the lane; changed with the table's lock held.
@@ -51,6 +52,7 @@ class LaneExchange:
         table: OpTable,
         thread: LaneThread,
         trouble: Callable[[str], None],
+        on_published: Callable[[], None],
     ) -> None:
         self.is_open = False
         self.published = 0
@@ -60,6 +62,7 @@ class LaneExchange:
         self._table = table
         self._thread = thread
         self._trouble = trouble
+        self._on_published = on_published
         self._names = [member.node for member in epoch.plan.members]
         self._me = self._names.index(node)
         self._others = [name for name in self._names if name != node]
@@ -205,6 +208,7 @@ class LaneExchange:
             self._published = self.held()
             self._published[seq] = program, slot
         self._page.wake_for_result(slot)
+        self._on_published()
 
     def _stop(self, reason: str) -> None:
         self._is_stopped = True

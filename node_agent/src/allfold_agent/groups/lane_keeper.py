@@ -76,6 +76,7 @@ class LaneKeeper:
         records: what is to be seen of the lane of the current epoch.
         on_taken_over: told when calls go on as if they were messages; their deadlines are to be
             watched.
+        on_advance: told when :meth:`may_begin` may have changed.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class LaneKeeper:
     ) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
+        self.on_advance: Callable[[], None] = lambda: None
         self._group = group
         self._plan = plan
         self._members = members
@@ -90,12 +92,16 @@ class LaneKeeper:
         self._obstacle = words.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
         self._is_closing = False
+        self._is_taking_over = False
+        self._holds_back = False  # an op that may go on once the ranks have done those before it
+        self._previous: ShortLane | None = None  # a rank may just have posted to its page
         self._end = 0  # of the ops that ranks have done
         self._awaited: dict[str, int] = {}  # the messages that they had sent before
 
     def entered(self, epoch: Epoch) -> None:
         """The group goes on in this epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
+        self._previous = before
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
             return
@@ -133,6 +139,7 @@ class LaneKeeper:
             self._group.table,
             thread,
             lambda reason: self._group.event(partial(self.withdraw, reason)),
+            self._op_published,
         )
 
     def _have_links(self) -> LaneLinks:
@@ -203,7 +210,7 @@ class LaneKeeper:
     def consider_opening(self) -> None:
         """Open the lane, or wish for it, unless something is under way."""
         lane = self.lane
-        if lane is None or lane.is_open or not self._is_ready(lane):
+        if lane is None or lane.is_open or self._is_taking_over or not self._is_ready(lane):
             return
         first = self._next_op(lane)
         if not lane.may_open(first):
@@ -244,6 +251,7 @@ class LaneKeeper:
         elif self._next_op(lane) > first:
             self.withdraw(f"op {first} was called before the lane was open")
         else:
+            log.debug("group '%s': the short lane is open from op %d on", self._group.name, first)
             lane.open(first)
 
     def handed(self, lane: ShortLane) -> None:
@@ -277,6 +285,8 @@ class LaneKeeper:
         try:
             machine.leave_lane()
             lane.close()
+            end = lane.end_of_complete()
+            log.debug("group '%s': the short lane is closed before op %d", self._group.name, end)
             self.records.harvest()
             machine.note_called(lane.last_posted())
             self._hold_results(lane)
@@ -285,6 +295,7 @@ class LaneKeeper:
             lane.tell_closed()
         finally:
             self._is_closing = False
+        self.on_advance()
 
     def _hold_results(self, lane: ShortLane) -> None:
         """Let the agreement know of results that other nodes may not have."""
@@ -333,13 +344,38 @@ class LaneKeeper:
 
     def _take_over(self, lane: ShortLane) -> None:
         calls = lane.take_over()
-        for each in calls:
-            self._group.submit(
-                each.session, each.endpoint, each.number, each.message, each.called, posted=True
-            )
-        if calls:
-            log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
-            self.on_taken_over()
+        if not calls:
+            return
+        log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
+        before, self._is_taking_over = self._is_taking_over, True
+        try:
+            for each in calls:
+                self._group.submit(
+                    each.session, each.endpoint, each.number, each.message, each.called, posted=True
+                )
+        finally:
+            self._is_taking_over = before
+        self.on_taken_over()
+
+    def may_begin(self, seq: int) -> bool:
+        """Return False while local ranks have an earlier op in the lane.
+
+        If the lane is closed before that op is complete, it goes by the edges between the nodes,
+        and on those the ops have to be in the same order on every node.
+        """
+        lane = self.lane
+        if self._is_closing or self._is_taking_over:
+            return False
+        if lane is None or lane.exchange is None or not lane.has_unfinished_before(seq):
+            return True
+        self._holds_back = True
+        return False
+
+    def _op_published(self) -> None:
+        """The ranks have the result of an op; in the lane's thread, without the lock."""
+        if self._holds_back:
+            self._holds_back = False
+            self._resources.reactor.later(0.0, lambda: self._group.event(self.on_advance))
 
     def end(self) -> None:
         """The group is over on this node."""
@@ -354,6 +390,7 @@ class LaneKeeper:
 
         If others may have posted the same op, nobody can finish it but the agent.
         """
+        self._take_over_late(seq)
         lane = self.lane
         if lane is None:
             return
@@ -363,14 +400,18 @@ class LaneKeeper:
         elif lane.exchange is not None and lane.exchange.note_message(seq):
             self.withdraw(f"op {seq} has come as a message, and other nodes do it in the lane")
 
+    def _take_over_late(self, seq: int) -> None:
+        """Take over what ranks have posted, up to an op, as a lane was closed."""
+        for lane in (self._previous, self.lane):
+            if lane is not None and lane.has_unfinished_before(min(seq + 1, lane.page.first)):
+                self._take_over(lane)
+                self.on_advance()
+
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""
+        self._take_over_late(seq)
         lane = self.lane
-        if lane is None:
-            return
-        if seq < lane.page.first:
-            self._take_over(lane)  # it was posted as the lane was closed
-        elif lane.is_stuck(seq, self._group.submitted):
+        if lane is not None and lane.is_stuck(seq, self._group.submitted):
             self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
 
     def _close_or_withdraw(self, lane: ShortLane, reason: str) -> None:

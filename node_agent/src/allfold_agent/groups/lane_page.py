@@ -180,6 +180,12 @@ class LanePage:
         """Return what a rank has posted and not overwritten since, in order."""
         return sorted(self._posts(rank))
 
+    def posted(self, rank: int) -> list[int]:
+        """Return the ops of :meth:`posts`, in no order."""
+        layout = self.layout
+        posted = [self._words[layout.post_word(rank, slot)] for slot in range(layout.slots)]
+        return [each - 1 for each in posted if each]
+
     def _posts(self, rank: int) -> Iterator[Post]:
         for slot in range(self.layout.slots):
             word = self.layout.post_word(rank, slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from bisect import insort
 from collections.abc import Collection
 from functools import partial
 from typing import Protocol
@@ -23,6 +23,10 @@ from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Stamp
 
 log = logging.getLogger(__name__)
+
+
+def _number(start: tuple[Op, Epoch]) -> int:
+    return start[0].seq
 
 
 class Progress(Protocol):
@@ -45,6 +49,12 @@ class Progress(Protocol):
 
     def resume_frames(self) -> None:
         """An op has begun: frames of it, and those behind them, may go on."""
+
+    def may_begin(self, seq: int) -> bool:
+        """Return False while the ranks do an earlier op by themselves, which may still fall back.
+
+        :meth:`OpRuns.begin_waiting` is called when that may have changed.
+        """
 
 
 class OpRuns:
@@ -72,7 +82,7 @@ class OpRuns:
         self._fetches = fetches
         self._add_due = events.add_due
         self._progress = progress
-        self._starts: deque[tuple[Op, Epoch]] = deque()
+        self._starts: list[tuple[Op, Epoch]] = []
         self._beginning = False
         self._when_free: dict[int, Action] = {}
 
@@ -82,8 +92,13 @@ class OpRuns:
         """Begin an attempt."""
         op = self._table.in_flight[each.seq]
         epoch = self._progress.enter(op, each.epoch.stamp)
-        self._starts.append((op, epoch))
+        insort(self._starts, (op, epoch), key=_number)  # not all ops are called in order here
         self._begin_next()
+
+    def begin_waiting(self) -> None:
+        """Begin the ops that waited for earlier ones in the short lane."""
+        if self._starts:
+            self._begin_next()
 
     def _begin_next(self) -> None:
         """Begin what may begin, in order.
@@ -96,13 +111,15 @@ class OpRuns:
         self._beginning = True
         try:
             while self._starts and self._may_begin(self._starts[0][0]):
-                self._begin(*self._starts.popleft())
+                self._begin(*self._starts.pop(0))
         finally:
             self._beginning = False
 
     def _may_begin(self, op: Op) -> bool:
-        if op.leaving or self._results.has_room:
-            return not op.leaving
+        if op.leaving or not self._progress.may_begin(op.seq):
+            return False
+        if self._results.has_room:
+            return True
         under_way = (each for each in self._table.in_flight.values() if each.running)
         return all(each.ended or each.seq > op.seq for each in under_way)
 

@@ -263,6 +263,19 @@ class ShortLane:
             if op <= seq
         )
 
+    def has_unfinished_before(self, seq: int) -> bool:
+        """Return True if a post of an op below a number is neither complete nor taken over."""
+        posts = [
+            posted
+            for rank, session in enumerate(self.sessions)
+            for posted in self.page.posted(rank)
+            if self._settled.get(session, -1) < posted < seq
+        ]
+        if not posts:
+            return False
+        since, end = self._opened_at, self.end_of_complete()
+        return not all(since <= each < end for each in posts)
+
     def incomplete(self) -> dict[int, dict[str, Post]]:
         """Return the posts that are neither complete nor taken over, by op and session."""
         found: dict[int, dict[str, Post]] = {}
