@@ -62,7 +62,14 @@ class NodesOfALane:
             np.frombuffer(data, np.uint8).copy()
         )
 
-    def post(self, rank: int, seq: int, fingerprint: Fingerprint, data: bytes = b"") -> None:
+    def post(
+        self,
+        rank: int,
+        seq: int,
+        fingerprint: Fingerprint,
+        data: bytes = b"",
+        last_message: int = -1,
+    ) -> None:
         """Have a rank call an op, as the SDK does it."""
         node = self.plan.index_of_rank(rank)
         layout, row = self.pages[node].layout, self.placement[node].index(rank)
@@ -72,7 +79,7 @@ class NodesOfALane:
         start, word = layout.fingerprint_offset(row, slot), layout.post_word(row, slot)
         memory[start : start + len(packed)] = packed
         digest = digest_of(packed)
-        header = PostHeader(digest, monotonic(), 20.0, 0, len(packed), -1, seq)
+        header = PostHeader(digest, monotonic(), 20.0, 0, len(packed), last_message, seq)
         write_header(memory, word, header)
         memory[: layout.words * WORD].cast("Q")[word] = seq + 1
 

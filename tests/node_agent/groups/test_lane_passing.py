@@ -130,15 +130,34 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
     assert Passing(read=19).passed(Page(20, [(15, 14)], left=[21])) == 19
 
 
+def lane_of_one_rank(nodes: NodesOfALane) -> ShortLane:
+    epoch = SimpleNamespace(plan=nodes.plan, record=first_epoch(nodes.plan), ordinal=0)
+    lane = ShortLane(cast(Epoch, epoch), "node0")
+    lane.hand_to(lane.sessions[0], cast(RankEndpoint, None), 0)
+    nodes.use(0, lane.page)
+    return lane
+
+
+BARRIER = Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), -1, AUTO)
+
+
 def test_an_op_that_was_posted_just_before_the_lane_is_opened_again_is_still_taken_over() -> None:
     nodes = NodesOfALane(((0,), (1,)))
-    record = first_epoch(nodes.plan)
-    epoch = SimpleNamespace(plan=nodes.plan, record=record, ordinal=0)
-    lane = ShortLane(cast(Epoch, epoch), "node0")
-    (session,) = lane.sessions
-    lane.hand_to(session, cast(RankEndpoint, None), 0)
-    nodes.use(0, lane.page)
-    nodes.post(0, 5, Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), -1, AUTO))
+    lane = lane_of_one_rank(nodes)
+    nodes.post(0, 5, BARRIER)
     lane.open(20)
-    assert [call.message.seq for call in lane.take_over()] == [5]
-    assert lane.take_over() == []
+    assert [call.message.seq for call in lane.take_over({})] == [5]
+    assert lane.take_over({}) == []
+
+
+def test_a_post_is_taken_over_after_the_messages_that_its_rank_had_sent_before() -> None:
+    """The agent may see it first; but the ops have one order on the edges between the nodes."""
+    nodes = NodesOfALane(((0,), (1,)))
+    lane = lane_of_one_rank(nodes)
+    (session,) = lane.sessions
+    nodes.post(0, 5, BARRIER, last_message=4)
+    assert lane.take_over({session: 3}) == []
+    assert lane.awaits_messages
+    assert lane.has_unfinished_before(6)
+    assert [call.message.seq for call in lane.take_over({session: 4})] == [5]
+    assert not lane.awaits_messages

@@ -43,7 +43,7 @@ class Group(AgreeingGroup):
         neighbours: Neighbours,
         joins: Mapping[str, Any] | None = None,
     ) -> None:
-        self._submitted: dict[str, int] = {}  # by session, the last op that came as a message
+        self._submitted: dict[str, int] = {}  # by session, the last op whose message was read
         super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
         self.link_watch = LinkWatch(
@@ -79,13 +79,13 @@ class Group(AgreeingGroup):
         except ValueError as error:
             refusal = error if isinstance(error, AllfoldError) else InvalidArgument(str(error))
             refuse(connection, number, seq, refusal, message.view)
-            self.abandon(session, seq, refusal)
+            self.abandon(session, seq, refusal, posted=posted)
         except Exception as error:
             log.exception("op %d of group '%s' cannot be run", seq, self.name)
             refuse(
                 connection, number, seq, breakdown(self.name, self.node, seq, error), message.view
             )
-            self.abandon(session, seq, error)
+            self.abandon(session, seq, error, posted=posted)
         else:
             call = epoch.call_of(arrival.spec)
             self.event(partial(self._arrive, epoch, session, arrival, call, posted=posted))
@@ -164,13 +164,20 @@ class Group(AgreeingGroup):
                 partial(refuse, arrival.connection, arrival.group_number, seq, *refusal)
             )
         if is_new:
-            if not posted:
-                self._submitted[session] = seq
             self.epoch_table.note_view(session, message.view)
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:
                 self._check_fit(seq)
-            self.lanes.pass_completed()
+            if posted:
+                self.lanes.pass_completed()
+            else:
+                self._note_read(session, seq)
+
+    def _note_read(self, session: str, seq: int) -> None:
+        """The message of a call was taken in, or the call was refused."""
+        self._submitted[session] = max(seq, self._submitted.get(session, -1))
+        self.lanes.message_read()
+        self.lanes.pass_completed()
 
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:
         """The error of a call that has no part in any op, and the epoch that it leaves."""
@@ -204,14 +211,20 @@ class Group(AgreeingGroup):
             op.doubted = True
             self.mismatch(seq)
 
-    def abandon(self, session: str, seq: int, error: Exception) -> None:
+    def abandon(self, session: str, seq: int, error: Exception, *, posted: bool = False) -> None:
         """Fail an op of which a rank's call was refused: the rank will not call it again."""
-        machine = self.agreement.machine
-        if seq <= self._submitted.get(session, -1) or machine.failure(seq):
+        if not posted and seq <= self._submitted.get(session, -1):
             return
-        self.event(partial(self.agreement.abandon, seq, session))
-        log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, error)
-        self.cannot_run(seq, error)
+        if self.agreement.machine.failure(seq) is None:
+            self.event(partial(self.agreement.abandon, seq, session))
+            log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, error)
+            self.cannot_run(seq, error)
+        if not posted:
+            self.call_refused(session, seq)
+
+    def call_refused(self, session: str, seq: int) -> None:
+        """The call of a message was refused, and its rank told."""
+        self.event(partial(self._note_read, session, seq))
 
     def submit_message(
         self, session: str, connection: RankEndpoint, number: int, message: P2PMessage

@@ -54,7 +54,7 @@ class LaneGroup(Protocol):
 
     @property
     def submitted(self) -> Mapping[str, int]:
-        """By session, the last op whose message was taken in."""
+        """By session, the last op whose message was taken in, or refused."""
 
     def submit(
         self,
@@ -343,7 +343,8 @@ class LaneKeeper:
         self._end = max(self._end, end)
 
     def _take_over(self, lane: ShortLane) -> None:
-        calls = lane.take_over()
+        """Have posted calls go on as if they were messages, each rank's calls in their order."""
+        calls = lane.take_over(self._group.submitted)
         if not calls:
             return
         log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
@@ -404,6 +405,13 @@ class LaneKeeper:
         """Take over what ranks have posted, up to an op, as a lane was closed."""
         for lane in (self._previous, self.lane):
             if lane is not None and lane.has_unfinished_before(min(seq + 1, lane.page.first)):
+                self._take_over(lane)
+                self.on_advance()
+
+    def message_read(self) -> None:
+        """A message was taken in: what its rank had posted after it may have waited for that."""
+        for lane in (self._previous, self.lane):
+            if lane is not None and lane.awaits_messages:
                 self._take_over(lane)
                 self.on_advance()
 

@@ -7,12 +7,12 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from typing import NamedTuple
 
 import torch
 
 from allfold_agent.runtime import words
+from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.short_lane.page import (
     FINGERPRINT_BYTES,
@@ -84,7 +84,7 @@ class LanePage:
         self._words = self._view[: layout.words * WORD].cast("Q")
         self._words[FIRST] = NEVER
         self._fingerprints: dict[int, bytes] = {}  # by digest
-        self._fence = Lock()
+        self._fence = make_lock("fence")
 
     @property
     def first(self) -> int:
@@ -157,8 +157,8 @@ class LanePage:
         word = layout.post_word(layout.agent, slot)
         all_words[word + 1] = all_words[layout.post_word(0, slot) + 1]
         all_words[word] = seq + 1
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            pass
 
     def wake_for_result(self, slot: int) -> None:
         """Wake the ranks that block until there is a result in the agent's slot."""
@@ -171,8 +171,8 @@ class LanePage:
     def announce_agent(self, *, blocks: bool) -> None:
         """Tell the ranks whether the agent has to be woken for a post."""
         self._words[self.layout.waiting_word(self.layout.agent)] = blocks
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            pass
 
     # Posts
 

@@ -91,6 +91,7 @@ class ShortLane:
         sessions: of the local ranks, in the order of their numbers.
         ranks: their numbers.
         obstacle: why it is never opened; "" if it may be.
+        awaits_messages: True if posts are to be taken over once messages of before were read.
     """
 
     def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
@@ -107,6 +108,7 @@ class ShortLane:
         self.exchange = exchange(epoch, self.page) if exchange else None
         self._rules = LaneRules.of(plan)
         self.obstacle = ""
+        self.awaits_messages = False
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
         self._settled: dict[str, int] = {}  # by session, the last post of which all is known
         self._held = 0
@@ -226,15 +228,24 @@ class ShortLane:
         packed = self.fingerprint(session, post)
         return packed if digest_of(packed) == post.header.digest else None
 
-    def take_over(self) -> list[PostedCall]:
-        """Return the posts that the ranks cannot finish and were not returned before, in order."""
-        first = self.page.first
-        calls = [
-            self._call(session, post)
-            for seq, posts in sorted(self.incomplete().items())
-            for session, post in posts.items()
-            if seq < first
-        ]
+    def take_over(self, read: Mapping[str, int]) -> list[PostedCall]:
+        """Return the posts that the ranks cannot finish and were not returned before, in order.
+
+        But for those of which the rank has sent messages before that were not read yet.
+
+        Args:
+            read: by session, the last op whose message was read.
+        """
+        calls: list[PostedCall] = []
+        first, self.awaits_messages = self.page.first, False
+        for seq, posts in sorted(self.incomplete().items()):
+            for session, post in posts.items():
+                if seq >= first:
+                    continue
+                if post.header.last_message > read.get(session, -1):
+                    self.awaits_messages = True
+                else:
+                    calls.append(self._call(session, post))
         self._settled.update((each.session, each.message.seq) for each in calls)
         return calls
 

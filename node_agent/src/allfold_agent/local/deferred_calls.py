@@ -131,6 +131,8 @@ class DeferredCalls:
             if failed is not None:
                 self._remove(process, deferred)
                 refuse(process, message, *failed)
+                if membership is not None and isinstance(message, OpMessage):
+                    membership.group.call_refused(membership.session, message.seq)
 
     @staticmethod
     def _remove(process: RankConnection, deferred: DeferredCall) -> DeferredCall:

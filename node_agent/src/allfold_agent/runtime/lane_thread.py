@@ -13,10 +13,11 @@ import select
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from threading import Lock, Thread
+from threading import Thread
 from time import monotonic
 from typing import Protocol
 
+from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class LaneThread:
         self._served: dict[int, Serve] = {self.wake_descriptor: self._drain}
         self._lanes: list[Lane] = []
         self._tasks: deque[Callable[[], None]] = deque()
-        self._starting = Lock()
+        self._starting = make_lock("lane")
         self._thread: Thread | None = None
         self._closing = False
 

@@ -49,6 +49,8 @@ ORDER = {
     "links": "the connections of links on their way to the reactor",
     "link": "the messages that a link's connection has not taken yet",
     "reactor": "the wake-up of the reactor, which may be closing",
+    "lane": "the wake-up of the short lane's thread, which may be closing",
+    "fence": "nothing: whoever takes it makes its stores visible to others",
 }
 """By name, what they protect. Who holds one takes none above it, and no other of its name."""
 
