@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -16,7 +17,7 @@ from tests.chaos.faults import SILENCES_A_NODE, Kind, leaves_enough, schedule
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.injector import Injector
 from tests.chaos.judge import FINDINGS, HANG, RAISE, SHRINK, Finding, Life, Loss, judge
-from tests.chaos.leaks import Held, leaks
+from tests.chaos.leaks import Held, settled_leaks
 from tests.chaos.report import Tally
 from tests.chaos.service_logs import exceptions
 from tests.support.waiting import wait_until
@@ -71,7 +72,9 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Tally:
             _live(plan, found, number, min(left, _LIFE_SECONDS), plan.kinds, tally, tell)
         found.start_agents()
         last = [
-            each for node in found.nodes for each in leaks(node, before[node], _held(found, node))
+            each
+            for node in found.nodes
+            for each in settled_leaks(node, before[node], partial(_held, found, node))
         ]
         for finding in (*last, *exceptions(found.services.folder)):
             tell(str(finding))

@@ -241,6 +241,15 @@ def test_an_agent_that_holds_more_than_it_may_leaks() -> None:
     assert leaks("node0", before, replace(many, pid=2)) == []
 
 
+def test_the_work_buffers_that_an_agent_may_keep_are_no_leak() -> None:
+    before = Held(1, 1, files=Counter(socket=20), threads=10, resident=100 << 20)
+    idle = Counter({"socket": 20, "/memfd:allfold-work": 64})
+    assert leaks("node0", before, replace(before, files=idle)) == []
+    too_many = idle + Counter({"/memfd:allfold-work": 9})
+    [found] = leaks("node0", before, replace(before, files=too_many))
+    assert found.text == "node0: files 20 -> 29: {'/memfd:allfold-work': 9} more"
+
+
 def test_an_exception_in_the_log_of_a_service_is_a_crash(tmp_path: Path) -> None:
     lines = ["1 INFO a: begun", "2 ERROR a: failed", "Traceback (most recent call last):"]
     (tmp_path / "node0.log").write_text("\n".join([*lines, "  File x", "KeyError: 1", "3 INFO b"]))

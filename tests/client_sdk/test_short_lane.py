@@ -116,6 +116,32 @@ def test_a_closed_lane_takes_no_posts(two: Ranks) -> None:
     assert two.lane(0).slot_for(3) == 3
 
 
+LONG = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, (100_000,), -1, AUTO).pack()
+
+
+def test_a_rank_posts_nothing_while_the_agent_has_to_read_a_message_of_it(two: Ranks) -> None:
+    lane, layout = two.lane(0), two.page.layout
+    lane.note_message(4, LONG)
+    assert lane.slot_for(5) == -1
+    two.page.words[layout.read_word(0)] = 4 + 1
+    assert lane.slot_for(5) == 5
+
+
+def test_a_rank_that_waits_for_the_reader_is_woken(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allfold._lane.short_lane._READ_SECONDS", 30.0)
+    lane, layout, words = two.lane(0), two.page.layout, two.page.words
+    lane.note_message(4, LONG)
+    with ThreadPoolExecutor(1) as pool:
+        slot = pool.submit(lane.slot_for, 5)
+        wait_until(lambda: words[layout.waiting_word(0)], "the rank blocks")
+        words[layout.read_word(0)] = 4 + 1
+        lane.page.wake(layout.read_word(0))
+        assert slot.result(5.0) == 5
+    assert words[layout.waiting_word(0)] == 0
+
+
 def test_calls_that_differ_ask_the_agent_once(two: Ranks) -> None:
     (mine, work), _ = started(two.groups[0], size=4), started(two.groups[1], size=5)
     for _ in range(3):

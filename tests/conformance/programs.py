@@ -181,7 +181,7 @@ def speak_for_another_group(group: allfold.Group) -> None:
     number = group.next_op
     group.membership.number += 1000
     try:
-        group.all_reduce(np.ones(2), timeout=5.0)
+        group.all_reduce(np.ones(20_000), timeout=5.0)  # too large for the short lane
     finally:
         group.membership.number -= 1000
         group._channel.next_op = number

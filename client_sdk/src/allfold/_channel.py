@@ -43,7 +43,6 @@ class Channel:
         self._connection = membership.session.connection
         self._lock = Lock()
         self.next_op = membership.first
-        self._last_message = -1
         self._next_pair = FIRST_PAIR
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
@@ -70,7 +69,7 @@ class Channel:
             with self._lock:
                 self._await_room()
                 number = self.next_op
-                self.next_op, self._last_message = number + 1, number
+                self.next_op = number + 1
                 self._membership.epochs.lanes.note_message(number, packed)
                 source, target, fence = staged.source, staged.target, staged.fence
                 group = self._membership.number
@@ -99,7 +98,7 @@ class Channel:
             if slot < 0 or not self._connection.is_usable:
                 return None
             give(lane.page, slot, call)
-            op = lane.post(number, slot, recipe, timeout, now, self._last_message)
+            op = lane.post(number, slot, recipe, timeout, now)
             self.next_op = number + 1
             return self._posted(lane, op, call, timeout)
 
@@ -132,7 +131,7 @@ class Channel:
                 plan = prepared.plan(slot)
                 for home, array in zip(plan.inputs, inputs, strict=True):
                     home[...] = array
-                op = lane.post(number, slot, recipe, timeout, now, self._last_message)
+                op = lane.post(number, slot, recipe, timeout, now)
                 self.next_op = number + 1
         if slot < 0:
             return self._send_again(prepared, filled, timeout, waits=waits)

@@ -21,7 +21,7 @@ from allfold_core.short_lane.page import (
     write_header,
 )
 
-HEADER = PostHeader(2**64 - 1, 1.5, 30.0, 7, 88, -1, 12)
+HEADER = PostHeader(2**64 - 1, 1.5, 30.0, 7, 88, 12)
 LAYOUTS = st.builds(PageLayout, st.integers(1, 20), st.integers(1, 9), st.sampled_from([64, 4096]))
 
 
@@ -31,6 +31,7 @@ def test_no_two_places_overlap(layout: PageLayout) -> None:
     places = [(word * WORD, WORD) for word in (FIRST, HELD, SINCE)]
     places += [(layout.finished_word(rank) * WORD, WORD) for rank in ranks]
     places += [(layout.waiting_word(row) * WORD, WORD) for row in rows]
+    places += [(layout.read_word(rank) * WORD, WORD) for rank in ranks]
     for row in rows:
         for slot in slots:
             places += [

@@ -68,7 +68,6 @@ class NodesOfALane:
         seq: int,
         fingerprint: Fingerprint,
         data: bytes = b"",
-        last_message: int = -1,
     ) -> None:
         """Have a rank call an op, as the SDK does it."""
         node = self.plan.index_of_rank(rank)
@@ -79,7 +78,7 @@ class NodesOfALane:
         start, word = layout.fingerprint_offset(row, slot), layout.post_word(row, slot)
         memory[start : start + len(packed)] = packed
         digest = digest_of(packed)
-        header = PostHeader(digest, monotonic(), 20.0, 0, len(packed), last_message, seq)
+        header = PostHeader(digest, monotonic(), 20.0, 0, len(packed), seq)
         write_header(memory, word, header)
         memory[: layout.words * WORD].cast("Q")[word] = seq + 1
 

@@ -21,7 +21,7 @@ from allfold_core.short_lane.page import (
 
 def posted(*seqs: int, digest: int = 7, torn: Sequence[int] = ()) -> list[Post]:
     return [
-        Post(seq, seq % SLOTS, PostHeader(0 if seq in torn else digest, 0.0, 1.0, 0, 0, -1, at))
+        Post(seq, seq % SLOTS, PostHeader(0 if seq in torn else digest, 0.0, 1.0, 0, 0, at))
         for seq in seqs
         for at in [seq + SLOTS if seq in torn else seq]
     ]
@@ -55,11 +55,18 @@ def test_a_page_that_is_new_or_closed_leaves_no_op_to_the_ranks() -> None:
     assert page.first == NEVER
 
 
+def test_a_rank_is_told_which_of_its_messages_were_read() -> None:
+    page = LanePage(PageLayout(2))
+    page.note_read(1, 6)
+    all_words = memoryview(page.mapping.memory)[: page.layout.words * WORD].cast("Q")
+    assert [all_words[page.layout.read_word(rank)] for rank in (0, 1)] == [0, 7]
+
+
 def test_a_post_is_read_as_it_was_written_unless_a_later_one_is_being_written() -> None:
     page = LanePage(PageLayout(2))
     view = memoryview(page.mapping.memory)
     word, packed = page.layout.post_word(1, 3), b"a fingerprint"
-    header = PostHeader(digest_of(packed), 1.5, 30.0, 2, len(packed), 1, 3)
+    header = PostHeader(digest_of(packed), 1.5, 30.0, 2, len(packed), 3)
     start = page.layout.fingerprint_offset(1, 3)
     view[start : start + len(packed)] = packed
     write_header(view, word, header)

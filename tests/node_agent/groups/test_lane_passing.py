@@ -16,30 +16,27 @@ from allfold_agent.groups.lane_page import Post
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
-from allfold_core.short_lane.page import PostHeader
 from allfold_core.survival.plans import first_epoch, first_term
 from tests.node_agent.groups.lane_nodes import NodesOfALane
 from tests.support.fakes.local_groups import make_plan
 
 
 class Page:
-    """A lane of several nodes, of whose one rank each look sees the next post.
+    """A lane of several nodes, and of one rank here.
 
     Args:
         end: of the ops that are published.
-        looks: the last post and the last message before it, look by look.
+        last: the last post; -1 for none.
         left: the posted ops that are neither done nor taken over.
     """
 
     sessions = ("rank",)
     exchange: object | None = object()
 
-    def __init__(
-        self, end: int, looks: Sequence[tuple[int, int]], left: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, end: int, last: int, left: Sequence[int] = ()) -> None:
         self._end = end
         self._left = left
-        self._looks = list(looks)
+        self._last = last
 
     def end_of_complete(self) -> int:
         return self._end
@@ -47,15 +44,8 @@ class Page:
     def incomplete(self) -> dict[int, dict[str, Post]]:
         return {seq: {} for seq in self._left}
 
-    def last_posts(self) -> dict[str, Post]:
-        seq, message = self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
-        return {"rank": Post(seq, seq % 8, PostHeader(1, 0.0, 1.0, 0, 1, message, seq))}
-
     def last_posted(self) -> dict[str, int]:
-        return {session: post.seq for session, post in self.last_posts().items()}
-
-    def last_messages(self) -> dict[str, int]:
-        return {s: post.header.last_message for s, post in self.last_posts().items()}
+        return {"rank": self._last} if self._last >= 0 else {}
 
 
 class Passing:
@@ -87,38 +77,25 @@ class Passing:
 
 
 @pytest.mark.parametrize(
-    ("end", "post", "message", "read", "last"),
+    ("end", "post", "read", "last"),
     [
-        (20, 19, 12, 12, 19),
-        (20, 19, 12, 11, 11),  # op 12 may not have been heard of
-        (20, 15, 12, 12, 15),  # nobody has called 16: the lane was opened in advance
-        (20, 3, -1, 17, 17),
-        (16, 19, 12, 12, 15),
-    ],
-    ids=[
-        "all are done",
-        "a message is unread",
-        "opened in advance",
-        "messages since",
-        "posted only",
+        pytest.param(20, 19, 12, 19, id="all are done"),
+        pytest.param(20, 15, 12, 15, id="opened in advance: nobody has called 16"),
+        pytest.param(20, 3, 17, 17, id="messages since"),
+        pytest.param(16, 19, 12, 15, id="one is not published"),
     ],
 )
 def test_ops_are_passed_up_to_the_first_that_may_not_be_done(
-    end: int, post: int, message: int, read: int, last: int
+    end: int, post: int, read: int, last: int
 ) -> None:
-    assert Passing(read).passed(Page(end, [(post, message)])) == last
-
-
-def test_messages_that_were_sent_while_the_page_is_looked_at_are_not_passed_over() -> None:
-    """The lane is open from op 20 on; meanwhile the rank sends 12 to 19, and posts 20."""
-    assert Passing(read=11).passed(Page(20, [(11, 3), (20, 19)])) == 11
+    assert Passing(read).passed(Page(end, post)) == last
 
 
 def test_ops_before_a_lane_that_was_opened_in_advance_are_not_passed_later_either() -> None:
     """The other nodes are lost before the ranks come to the first op of that lane."""
     passing = Passing(read=11)
-    assert passing.passed(Page(20, [(-1, -1)])) == 11
-    alone = Page(12, [(-1, -1)])
+    assert passing.passed(Page(20, -1)) == 11
+    alone = Page(12, -1)
     alone.exchange = None
     assert passing.passed(alone) == 11
 
@@ -126,8 +103,8 @@ def test_ops_before_a_lane_that_was_opened_in_advance_are_not_passed_later_eithe
 def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is_taken_over() -> (
     None
 ):
-    assert Passing(read=19).passed(Page(20, [(15, 14)], left=[15, 21])) == 14
-    assert Passing(read=19).passed(Page(20, [(15, 14)], left=[21])) == 19
+    assert Passing(read=19).passed(Page(20, 15, left=[15, 21])) == 14
+    assert Passing(read=19).passed(Page(20, 15, left=[21])) == 19
 
 
 def lane_of_one_rank(nodes: NodesOfALane) -> ShortLane:
@@ -146,18 +123,5 @@ def test_an_op_that_was_posted_just_before_the_lane_is_opened_again_is_still_tak
     lane = lane_of_one_rank(nodes)
     nodes.post(0, 5, BARRIER)
     lane.open(20)
-    assert [call.message.seq for call in lane.take_over({})] == [5]
-    assert lane.take_over({}) == []
-
-
-def test_a_post_is_taken_over_after_the_messages_that_its_rank_had_sent_before() -> None:
-    """The agent may see it first; but the ops have one order on the edges between the nodes."""
-    nodes = NodesOfALane(((0,), (1,)))
-    lane = lane_of_one_rank(nodes)
-    (session,) = lane.sessions
-    nodes.post(0, 5, BARRIER, last_message=4)
-    assert lane.take_over({session: 3}) == []
-    assert lane.awaits_messages
-    assert lane.has_unfinished_before(6)
-    assert [call.message.seq for call in lane.take_over({session: 4})] == [5]
-    assert not lane.awaits_messages
+    assert [call.message.seq for call in lane.take_over()] == [5]
+    assert lane.take_over() == []

@@ -26,6 +26,7 @@ class Lanes:
         self._connection = connection
         self._number = number
         self._by_epoch: dict[int, ShortLane] = {}
+        self._last_message = -1
 
     def announce(self, body: Mapping[str, Any]) -> None:
         """Take in the page of an epoch, if the agent has sent one with its news of it."""
@@ -38,6 +39,7 @@ class Lanes:
         epoch = body["epoch"]
         rules = LaneRules.from_dict(about)
         lane = ShortLane(page, self._connection, self._number, epoch, seat, rules)
+        lane.unread = self._last_message
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 
@@ -47,6 +49,7 @@ class Lanes:
 
     def note_message(self, seq: int, packed: bytes) -> None:
         """This rank sends an op with this fingerprint as a message."""
+        self._last_message = seq
         for lane in self._by_epoch.values():
             lane.note_message(seq, packed)
 

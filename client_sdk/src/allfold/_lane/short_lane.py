@@ -31,6 +31,8 @@ from allfold_core.wire.local_wire import Message, Outcome
 
 # Some tens of microseconds where nothing else wants the processor.
 _SPINS = 50
+# How long a rank waits until the agent has read what it has sent, before it sends more.
+_READ_SECONDS = 0.01
 # How long a rank blocks before it looks at the world around it.
 _GLANCE_SECONDS = 0.02
 _SEND_SECONDS = 5.0
@@ -48,6 +50,8 @@ class ShortLane:
 
     Attributes:
         page: the memory.
+        unread: the last op that this rank has sent as a message, unless the agent is known to have
+            read that; -1 for none.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class ShortLane:
     ) -> None:
         self.epoch = epoch
         self.page = page
+        self.unread = -1
         self._recipes: dict[bytes, Recipe | None] = {}
         self._plans: dict[tuple[Recipe, int], SlotPlan] = {}
         self._words = page.words
@@ -79,6 +84,7 @@ class ShortLane:
         self._mine = [layout.post_word(me, slot) for slot in slots]
         self._waiting = [layout.waiting_word(row) for row in rows]
         self._i_wait = layout.waiting_word(me)
+        self._read = layout.read_word(me)
         readers = [] if seat.crosses_nodes else others
         self._finished = [layout.finished_word(rank) for rank in readers]
         self._i_finished = layout.finished_word(me)
@@ -114,6 +120,8 @@ class ShortLane:
         first = self._words[FIRST]
         if first > seq or first <= self._last_misfit or self.connection.lost is not None:
             return -1
+        if self.unread >= 0 and not self._await_reader():
+            return -1
         slot = seq % len(self._in_slot)
         before = self._in_slot[slot]
         if before is not None and (before.in_use or not self._is_finished_by_all(before.seq)):
@@ -126,12 +134,43 @@ class ShortLane:
             self._finished_by_all = min([words[word] for word in self._finished], default=seq + 1)
         return seq < self._finished_by_all
 
+    def _await_reader(self) -> bool:
+        """Wait a moment until the agent has read all messages of before; return True if it has."""
+        words, word, spins, deadline = self._words, self._read, _SPINS, 0.0
+        while (value := words[word]) <= self.unread:
+            if spins:
+                spins -= 1
+                os.sched_yield()
+                continue
+            now = monotonic()
+            deadline = deadline or now + _READ_SECONDS
+            if now >= deadline:
+                return False
+            self._block_on(word, value, deadline - now)
+        self.unread = -1
+        return True
+
+    def _block_on(self, word: int, value: int, seconds: float) -> None:
+        """Block while a word has a value, unless another thread of this rank blocks."""
+        if not self._blocking.acquire(blocking=False):
+            os.sched_yield()
+            return
+        try:
+            self._words[self._i_wait] = word + 1
+            self.page.fence()
+            if self._words[word] == value:
+                self.page.wait(word, value, int(seconds * 1e6))
+        finally:
+            self._words[self._i_wait] = 0
+            self._blocking.release()
+
     def note_message(self, seq: int, packed: bytes) -> None:
         """Note that this rank sends an op as a message.
 
         If it is a short one, all go there from now on, until the agent has opened the lane again:
         there must be no gap in what a rank posts. And it needs no slot of any op before.
         """
+        self.unread = seq
         if self.recipe(packed) is not None:
             self._last_misfit = seq
         if not self._open:
@@ -145,15 +184,14 @@ class ShortLane:
         recipe: Recipe,
         timeout: float,
         called: float,
-        last_message: int,
     ) -> LaneOp:
         """Tell the other ranks of a call whose input lies in its slot."""
         word, view = self._mine[slot], self.page.view
-        about = (recipe, timeout, last_message)
+        about = (recipe, timeout)
         if self._headers[slot] == about:
             write_again(view, word, called, seq)
         else:
-            self._write_header(slot, recipe, timeout, called, last_message, seq)
+            self._write_header(slot, recipe, timeout, called, seq)
             self._headers[slot] = about
         op = self._open[seq] = self._in_slot[slot] = LaneOp(
             self, seq, slot, recipe, called, timeout
@@ -185,15 +223,12 @@ class ShortLane:
         recipe: Recipe,
         timeout: float,
         called: float,
-        last_message: int,
         seq: int,
     ) -> None:
         view, packed = self.page.view, recipe.packed
         start = self.page.layout.fingerprint_offset(self.page.index, slot)
         view[start : start + len(packed)] = packed
-        header = PostHeader(
-            recipe.digest, called, timeout, self.epoch, len(packed), last_message, seq
-        )
+        header = PostHeader(recipe.digest, called, timeout, self.epoch, len(packed), seq)
         write_header(view, self._mine[slot], header)
 
     # Finishing

@@ -20,7 +20,9 @@ all have posted is held, up to the first op that somebody has not posted; this o
 it nobody has finished. This order is that of ``survival.md``, 6.9.
 
 So that there is no gap in what a rank posts, it posts nothing more after it has sent a short op as
-a message, until the agent has taken the ops away and given others back.
+a message, until the agent has taken the ops away and given others back. And it posts nothing while
+the agent has yet to read a message that the rank has sent: so whatever the agent finds posted comes
+behind all that it does not know yet.
 
 A rank that posts looks at ``FIRST`` once more when others can see its post. If the op is the
 agent's by then, the agent may not have seen the post, and is asked to look.
@@ -48,7 +50,7 @@ HELD = 1
 SINCE = 2
 _LINE = 8  # words: what two processors write to should not share a cache line
 _ALIGNMENT = 4096
-_HEADER = struct.Struct("<QddIIqq")
+_HEADER = struct.Struct("<QddIIq")
 _CALLED = struct.Struct("<d")
 _SEQ = struct.Struct("<q")
 
@@ -62,8 +64,6 @@ class PostHeader(NamedTuple):
         timeout: seconds until the op fails.
         view: the ordinal of the newest epoch that the rank knew.
         fingerprint_bytes: the length of the packed fingerprint.
-        last_message: the number of the rank's last op before this one that it has sent to the agent
-            as a message; -1 for none.
         seq: of the op. It is written last, and what was there is cleared first: where it is not
             what the slot's word says, the slot is being written to for a later op.
     """
@@ -73,7 +73,6 @@ class PostHeader(NamedTuple):
     timeout: float
     view: int
     fingerprint_bytes: int
-    last_message: int
     seq: int
 
 
@@ -106,14 +105,18 @@ class PageLayout:
         """The word in which a row announces that it blocks: 1 + the index of what it awaits."""
         return self._lines(1) + rank
 
+    def read_word(self, rank: int) -> int:
+        """The word in which the agent says which messages it has read: 1 + the last one's op."""
+        return self._lines(2) + rank
+
     def post_word(self, rank: int, slot: int) -> int:
         """The word that says which op a slot holds: 1 + its number; 0 for none yet."""
-        return self._lines(2) + (rank * self.slots + slot) * _LINE
+        return self._lines(3) + (rank * self.slots + slot) * _LINE
 
     @property
     def words(self) -> int:
         """The number of all words."""
-        return self._lines(2) + self._rows * self.slots * _LINE
+        return self._lines(3) + self._rows * self.slots * _LINE
 
     @property
     def _rows(self) -> int:
@@ -173,7 +176,7 @@ def write_header(page: memoryview, word: int, header: PostHeader) -> None:
 def write_again(page: memoryview, word: int, called: float, seq: int) -> None:
     """Update the header of a slot whose call is like the one before but for its time and number."""
     _CALLED.pack_into(page, (word + 2) * WORD, called)
-    _SEQ.pack_into(page, (word + 6) * WORD, seq)
+    _SEQ.pack_into(page, (word + 5) * WORD, seq)
 
 
 def read_header(page: memoryview, word: int) -> PostHeader:

@@ -176,7 +176,7 @@ class Group(AgreeingGroup):
     def _note_read(self, session: str, seq: int) -> None:
         """The message of a call was taken in, or the call was refused."""
         self._submitted[session] = max(seq, self._submitted.get(session, -1))
-        self.lanes.message_read()
+        self.lanes.message_read(session, self._submitted[session])
         self.lanes.pass_completed()
 
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:

@@ -94,21 +94,24 @@ class LaneKeeper:
         self._is_closing = False
         self._is_taking_over = False
         self._holds_back = False  # an op that may go on once the ranks have done those before it
-        self._previous: ShortLane | None = None  # a rank may just have posted to its page
+        # The lane that was open last in an earlier epoch: there may be posts to be taken over.
+        self._previous: ShortLane | None = None
         self._end = 0  # of the ops that ranks have done
-        self._awaited: dict[str, int] = {}  # the messages that they had sent before
 
     def entered(self, epoch: Epoch) -> None:
         """The group goes on in this epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
-        self._previous = before
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
-            return
-        if len(nodes) == 1:
+            pass
+        elif len(nodes) == 1:
             self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
         elif len(nodes) <= MOST_NODES and thread is not None:
             self._enter_across(before, epoch)
+        for session, seq in self._group.submitted.items():
+            self.message_read(session, seq)
+        if before is not None and before is not self.lane and before.was_opened:
+            self._previous = before
 
     def _same(self, before: ShortLane | None, epoch: Epoch) -> ShortLane | None:
         """Return the lane of before, if its ranks are those of the epoch, in the same order."""
@@ -216,7 +219,7 @@ class LaneKeeper:
         if not lane.may_open(first):
             return
         if lane.exchange is None:
-            lane.open(first)
+            self._open(lane, first)
         elif self._have_links().are_whole(self._others(self._group.current)):
             self._group.agreement.wish_for_lane(wished=True)
         else:
@@ -252,7 +255,11 @@ class LaneKeeper:
             self.withdraw(f"op {first} was called before the lane was open")
         else:
             log.debug("group '%s': the short lane is open from op %d on", self._group.name, first)
-            lane.open(first)
+            self._open(lane, first)
+
+    def _open(self, lane: ShortLane, first: int) -> None:
+        self._previous = None  # all ranks know the epoch, so all that they had sent before was read
+        lane.open(first)
 
     def handed(self, lane: ShortLane) -> None:
         """A rank was sent the page of a lane."""
@@ -311,40 +318,23 @@ class LaneKeeper:
             group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
 
     def pass_completed(self) -> None:
-        """Let the agreement know what the ranks have done.
-
-        But for what lies behind an op whose message has yet to be read: the agreement has not heard
-        of that one either, and would take it for done.
-        """
-        read, dead = self._group.submitted, self._group.agreement.machine.dead
+        """Let the agreement know what the ranks have done."""
         if self.lane is not None:
             self._note_completed(self.lane)
-        if not self._end:
-            return
-        unread = [
-            read.get(session, -1) + 1
-            for session, message in self._awaited.items()
-            if message > read.get(session, -1) and session not in dead
-        ]
-        self._group.agreement.passed_by_ranks(min([self._end, *unread]) - 1)
+        if self._end:
+            self._group.agreement.passed_by_ranks(self._end - 1)
 
     def _note_completed(self, lane: ShortLane) -> None:
-        """Look at the page once: behind a later post there may be messages that were sent since."""
-        end, posts = lane.end_of_complete(), lane.last_posts()
-        self._awaited |= {each: post.header.last_message for each, post in posts.items()}
+        end = lane.end_of_complete()
         if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
-            read = self._group.submitted
-            called = (
-                max(read.get(each, -1), posts[each].seq if each in posts else -1)
-                for each in lane.sessions
-            )
+            read, posted = self._group.submitted, lane.last_posted()
+            called = (max(read.get(each, -1), posted.get(each, -1)) for each in lane.sessions)
             # And what was posted as the lane was closed may not have been taken over yet.
             end = min([end, min(called) + 1, *lane.incomplete()])
         self._end = max(self._end, end)
 
     def _take_over(self, lane: ShortLane) -> None:
-        """Have posted calls go on as if they were messages, each rank's calls in their order."""
-        calls = lane.take_over(self._group.submitted)
+        calls = lane.take_over()
         if not calls:
             return
         log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
@@ -364,13 +354,18 @@ class LaneKeeper:
         If the lane is closed before that op is complete, it goes by the edges between the nodes,
         and on those the ops have to be in the same order on every node.
         """
-        lane = self.lane
         if self._is_closing or self._is_taking_over:
             return False
-        if lane is None or lane.exchange is None or not lane.has_unfinished_before(seq):
+        lane = self.lane
+        across = lane if lane is not None and lane.exchange is not None else None
+        if not any(self._has_unfinished_before(seq, each) for each in (self._previous, across)):
             return True
         self._holds_back = True
         return False
+
+    def _has_unfinished_before(self, seq: int, lane: ShortLane | None) -> bool:
+        dead = self._group.agreement.machine.dead
+        return lane is not None and lane.has_unfinished_before(seq, dead)
 
     def _op_published(self) -> None:
         """The ranks have the result of an op; in the lane's thread, without the lock."""
@@ -404,16 +399,16 @@ class LaneKeeper:
     def _take_over_late(self, seq: int) -> None:
         """Take over what ranks have posted, up to an op, as a lane was closed."""
         for lane in (self._previous, self.lane):
-            if lane is not None and lane.has_unfinished_before(min(seq + 1, lane.page.first)):
+            if lane is None:
+                continue
+            if self._has_unfinished_before(min(seq + 1, lane.page.first), lane):
                 self._take_over(lane)
                 self.on_advance()
 
-    def message_read(self) -> None:
-        """A message was taken in: what its rank had posted after it may have waited for that."""
-        for lane in (self._previous, self.lane):
-            if lane is not None and lane.awaits_messages:
-                self._take_over(lane)
-                self.on_advance()
+    def message_read(self, session: str, seq: int) -> None:
+        """The message of an op was taken in, or refused: its rank may post what comes behind."""
+        if self.lane is not None:
+            self.lane.note_read(session, seq)
 
     def look(self, seq: int) -> None:
         """A rank waits for an op that it has posted: see whether the ranks can finish it."""

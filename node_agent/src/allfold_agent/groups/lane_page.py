@@ -112,6 +112,15 @@ class LanePage:
             if 0 < awaited <= self.layout.words:
                 words.wake(self.mapping.address + (awaited - 1) * WORD)
 
+    def note_read(self, rank: int, seq: int) -> None:
+        """Tell a rank that its messages were read, up to that of an op."""
+        word = self.layout.read_word(rank)
+        self._words[word] = seq + 1
+        with self._fence:
+            pass
+        if self._words[self.layout.waiting_word(rank)] == word + 1:
+            words.wake(self.mapping.address + word * WORD)
+
     # The agent's row, in a group on several nodes
 
     def next_post(self, after: int) -> NextPost | None:

@@ -8,7 +8,7 @@ the rest goes on as if the ranks had sent messages. It is opened again when that
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -91,7 +91,7 @@ class ShortLane:
         sessions: of the local ranks, in the order of their numbers.
         ranks: their numbers.
         obstacle: why it is never opened; "" if it may be.
-        awaits_messages: True if posts are to be taken over once messages of before were read.
+        was_opened: True once ranks may have posted.
     """
 
     def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
@@ -108,7 +108,7 @@ class ShortLane:
         self.exchange = exchange(epoch, self.page) if exchange else None
         self._rules = LaneRules.of(plan)
         self.obstacle = ""
-        self.awaits_messages = False
+        self.was_opened = False
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
         self._settled: dict[str, int] = {}  # by session, the last post of which all is known
         self._held = 0
@@ -161,6 +161,7 @@ class ShortLane:
 
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
+        self.was_opened = True
         self._opened_at = self._held = first
         # Not up to the last post: one may have been posted just now, by a rank that did not know
         # that the lane had been closed.
@@ -228,24 +229,20 @@ class ShortLane:
         packed = self.fingerprint(session, post)
         return packed if digest_of(packed) == post.header.digest else None
 
-    def take_over(self, read: Mapping[str, int]) -> list[PostedCall]:
-        """Return the posts that the ranks cannot finish and were not returned before, in order.
+    def note_read(self, session: str, seq: int) -> None:
+        """The messages of a rank were read, up to that of an op."""
+        if session in self.sessions:
+            self.page.note_read(self.sessions.index(session), seq)
 
-        But for those of which the rank has sent messages before that were not read yet.
-
-        Args:
-            read: by session, the last op whose message was read.
-        """
-        calls: list[PostedCall] = []
-        first, self.awaits_messages = self.page.first, False
-        for seq, posts in sorted(self.incomplete().items()):
-            for session, post in posts.items():
-                if seq >= first:
-                    continue
-                if post.header.last_message > read.get(session, -1):
-                    self.awaits_messages = True
-                else:
-                    calls.append(self._call(session, post))
+    def take_over(self) -> list[PostedCall]:
+        """Return the posts that the ranks cannot finish and were not returned before, in order."""
+        first = self.page.first
+        calls = [
+            self._call(session, post)
+            for seq, posts in sorted(self.incomplete().items())
+            for session, post in posts.items()
+            if seq < first
+        ]
         self._settled.update((each.session, each.message.seq) for each in calls)
         return calls
 
@@ -274,11 +271,16 @@ class ShortLane:
             if op <= seq
         )
 
-    def has_unfinished_before(self, seq: int) -> bool:
-        """Return True if a post of an op below a number is neither complete nor taken over."""
+    def has_unfinished_before(self, seq: int, dead: Container[str] = ()) -> bool:
+        """Return True if a post of an op below a number is neither complete nor taken over.
+
+        Args:
+            dead: the sessions of which nothing is taken over any more.
+        """
         posts = [
             posted
             for rank, session in enumerate(self.sessions)
+            if session not in dead
             for posted in self.page.posted(rank)
             if self._settled.get(session, -1) < posted < seq
         ]
