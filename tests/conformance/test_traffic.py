@@ -56,7 +56,8 @@ def moved(services: Services, job: Job, total: int) -> Traffic:
             sum(edges(services, job, direction).values()) >= total for direction in ("out", "in")
         )
 
-    wait_until(counted, f"{total} bytes: {edges(services, job, 'out')}")
+    ends = (edges(services, job, each) for each in ("out", "in"))
+    wait_until(counted, f"{total} bytes: {next(ends)} sent, {next(ends)} received")
     sent = edges(services, job, "out")
     assert sent == edges(services, job, "in"), "the two ends of an edge count alike"
     return sent

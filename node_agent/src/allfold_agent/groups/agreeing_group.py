@@ -169,6 +169,11 @@ class AgreeingGroup(OpAttempts):
     def submitted(self) -> Mapping[str, int]:
         """By session, the last op whose message was taken in."""
 
+    @property
+    @abstractmethod
+    def read(self) -> Mapping[str, int]:
+        """By session, the op up to which all messages were taken in, or refused."""
+
     @abstractmethod
     def submit(
         self,

@@ -43,7 +43,8 @@ class Group(AgreeingGroup):
         neighbours: Neighbours,
         joins: Mapping[str, Any] | None = None,
     ) -> None:
-        self._submitted: dict[str, int] = {}  # by session, the last op whose message was read
+        self._submitted: dict[str, int] = {}  # by session, the last op that came as a message
+        self._answered: dict[str, int] = {}  # the same, with those that were refused
         super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
         self.link_watch = LinkWatch(
@@ -93,6 +94,10 @@ class Group(AgreeingGroup):
     @property
     def submitted(self) -> Mapping[str, int]:
         return self._submitted
+
+    @property
+    def read(self) -> Mapping[str, int]:
+        return {session: self._read(session) for session in self._answered}
 
     def lane_handed(self, lane: ShortLane) -> None:
         """A local rank was sent the page of the short lane."""
@@ -168,16 +173,24 @@ class Group(AgreeingGroup):
             self.agreement.call(seq, session, call)
             if op is None or not op.uniform:
                 self._check_fit(seq)
-            if posted:
-                self.lanes.pass_completed()
-            else:
+            if not posted:
+                self._submitted[session] = seq
                 self._note_read(session, seq)
+            self.lanes.pass_completed()
 
     def _note_read(self, session: str, seq: int) -> None:
         """The message of a call was taken in, or the call was refused."""
-        self._submitted[session] = max(seq, self._submitted.get(session, -1))
-        self.lanes.message_read(session, self._submitted[session])
-        self.lanes.pass_completed()
+        self._answered[session] = max(seq, self._answered.get(session, -1))
+        self.lanes.messages_read(session, self._read(session))
+
+    def _read(self, session: str) -> int:
+        """Return the op up to which all messages of a rank were taken in or refused.
+
+        A call that waits for a GPU is taken in later than calls behind it are refused.
+        """
+        first = min((seq for each, seq in list(self.deferred) if each == session), default=None)
+        last = self._answered[session]
+        return last if first is None else min(last, first - 1)
 
     def _refusal(self, session: str, arrival: Arrival) -> tuple[AllfoldError, int] | None:
         """The error of a call that has no part in any op, and the epoch that it leaves."""

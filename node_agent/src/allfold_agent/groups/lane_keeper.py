@@ -54,7 +54,11 @@ class LaneGroup(Protocol):
 
     @property
     def submitted(self) -> Mapping[str, int]:
-        """By session, the last op whose message was taken in, or refused."""
+        """By session, the last op whose message was taken in."""
+
+    @property
+    def read(self) -> Mapping[str, int]:
+        """By session, the op up to which all messages were taken in, or refused."""
 
     def submit(
         self,
@@ -108,8 +112,8 @@ class LaneKeeper:
             self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
         elif len(nodes) <= MOST_NODES and thread is not None:
             self._enter_across(before, epoch)
-        for session, seq in self._group.submitted.items():
-            self.message_read(session, seq)
+        for session, seq in self._group.read.items():
+            self.messages_read(session, seq)
         if before is not None and before is not self.lane and before.was_opened:
             self._previous = before
 
@@ -405,8 +409,8 @@ class LaneKeeper:
                 self._take_over(lane)
                 self.on_advance()
 
-    def message_read(self, session: str, seq: int) -> None:
-        """The message of an op was taken in, or refused: its rank may post what comes behind."""
+    def messages_read(self, session: str, seq: int) -> None:
+        """All messages of a rank were read, up to that of an op: it may post what comes behind."""
         if self.lane is not None:
             self.lane.note_read(session, seq)
 
