@@ -142,6 +142,23 @@ def test_a_rank_that_waits_for_the_reader_is_woken(
     assert words[layout.waiting_word(0)] == 0
 
 
+def test_a_post_that_comes_just_before_a_rank_blocks_is_seen_at_once(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mine, work), lane = started(two.groups[0]), two.lane(0)
+    missing_post = lane._missing_post
+
+    def the_other_posts_first(op: object) -> Any:
+        monkeypatch.setattr(lane, "_missing_post", missing_post)
+        started(two.groups[1])
+        return missing_post(op)
+
+    monkeypatch.setattr(lane, "_missing_post", the_other_posts_first)
+    monkeypatch.setattr(two.connections[0], "wait_until", lambda *_: pytest.fail("it blocks"))
+    work.wait(5.0)
+    assert mine[0] == 2.0
+
+
 def test_calls_that_differ_ask_the_agent_once(two: Ranks) -> None:
     (mine, work), _ = started(two.groups[0], size=4), started(two.groups[1], size=5)
     for _ in range(3):

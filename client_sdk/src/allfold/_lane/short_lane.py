@@ -321,8 +321,9 @@ class ShortLane:
         words = self._words
         try:
             missing = self._missing_post(op)
-            if missing is None:  # it waits for one before it
-                self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
+            if missing is None:  # it has come meanwhile, or the op waits for the agent's word
+                if not self.finish_if_posted(op):
+                    self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
                 return
             word, posted = missing
             words[self._i_wait] = word + 1
