@@ -27,9 +27,9 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "versions": {name: _version(name) for name in _PACKAGES},
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
-        "memory": _field("/proc/meminfo", "MemTotal"),
+        "memory": _memory(),
         "load": os.getloadavg()[0],
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
     }
 
@@ -39,6 +39,11 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _memory() -> str | None:
+    found = _field("/proc/meminfo", "MemTotal")
+    return f"{int(found.split()[0]) * 1024 / 1e9:.0f} GB" if found else None
 
 
 def _field(file: str, name: str) -> str | None:
