@@ -152,6 +152,8 @@ def test_only_an_edge_that_breaks_and_is_opened_again_is_logged(
     with pair(5, iter([NUMEL * 4, *[None] * 50])) as (_, receiver, wire, _edge):
         check_results(receiver)
         assert wire.connections == 2
+        # The last frames may be there before the thread that opened the edge comes to say so.
+        wait_until(lambda: any("is open again" in each for each in caplog.messages), "the news")
     # The sender says so too where it was writing at that moment.
     (message,) = (each for each in caplog.messages if "edge to node b broke" not in each)
     assert "edge test-a-b is open again" in message

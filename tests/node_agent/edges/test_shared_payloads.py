@@ -118,7 +118,7 @@ PROGRAMS: dict[str, Program] = {"received": (Receive(WHOLE, 0),), "folded": (Fol
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_payloads_arrive_over_connections_that_break(program: str) -> None:
     order = random.Random(program)
-    lives = iter(lambda: order.randrange(1, 1_500_000), None)
+    lives = iter(lambda: order.randrange(1, 1_000), None)
     with sent(PROGRAMS[program], lives) as (_, receiver, path, _):
         assert_right(receiver, factor=1 if program == "received" else 2)
         assert path.connections > 1

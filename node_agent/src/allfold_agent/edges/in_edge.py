@@ -111,6 +111,7 @@ class InEdge:
         frames = self._frames
         try:
             connection = self._connection = InConnection(connected, early, self._closed)
+            frames.opened()
             if self._takes_files and not connection.crosses_a_wire:
                 frames.acknowledge(connection)  # nothing new: the sender may pass files now
             while not self._closed.is_set():

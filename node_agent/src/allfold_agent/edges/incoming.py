@@ -52,6 +52,13 @@ class IncomingFrames:
         self.unacked_frames = 0
         self._receiver = receiver
 
+    def opened(self) -> None:
+        """A connection was opened from :attr:`expected` on: that acknowledges all before.
+
+        One more acknowledgement of the same would say that it takes files.
+        """
+        self.unacked_bytes = self.unacked_frames = 0
+
     def check(self, header: FrameHeader) -> None:
         """Raise :class:`PeerSentIncoherentTensor` where it is not the next frame of the edge."""
         if header.number != self.expected:

@@ -236,7 +236,7 @@ class LaneKeeper:
         return not (
             group.evicted is not None
             or machine.frozen
-            or (lane.exchange is None and group.table.in_flight)
+            or group.table.in_flight
             or epoch.ordinal != lane.ordinal
             or epoch.record.edge
             or machine.policy.is_too_small(epoch.record)
