@@ -11,7 +11,8 @@ import pytest
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from tests.conformance import collective_programs, programs
 from tests.conformance.conftest import SHAPES
-from tests.support.processes.ranks import Job, RankPool, failures
+from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures
+from tests.support.processes.services import Services
 
 
 def works(job: Job) -> None:
@@ -67,12 +68,24 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(job: Job) -> 
     works(job)  # none of them has counted as an op
 
 
-def fail_everywhere(job: Job, kind: str, calls: Sequence[dict[str, Any]]) -> AllfoldError:
+def start_with_the_odd_one_last(
+    job: Job, services: Services, odd: int, calls: Sequence[dict[str, Any]]
+) -> list[Call]:
+    """Begin the calls of an op; the odd one when the agents have got all the others.
+
+    It is judged as soon as two calls differ: before the third is there, either may be the odd one.
+    """
+    seq = int(services.group_status(job.nodes[0], job.name)["last_seq"]["0"]) + 1
+    others = [rank for rank in range(job.world_size) if rank != odd]
+    started = {rank: job.start(rank, collective_programs.shaped, **calls[rank]) for rank in others}
+    for rank in others:
+        await_called(services, job, seq, rank)
+    started[odd] = job.start(odd, collective_programs.shaped, **calls[odd])
+    return [started[rank] for rank in range(job.world_size)]
+
+
+def fail_everywhere(job: Job, started: Sequence[Call]) -> AllfoldError:
     """The one error of calls that do not fit together; the next op works."""
-    started = [
-        job.start(rank, collective_programs.shaped, kind=kind, **own)
-        for rank, own in enumerate(calls)
-    ]
     errors = [failure.error for failure in failures(started)]
     assert len({str(error) for error in errors}) == 1, [str(error) for error in errors]
     assert {type(error) for error in errors} == {MismatchError}
@@ -80,7 +93,7 @@ def fail_everywhere(job: Job, kind: str, calls: Sequence[dict[str, Any]]) -> All
     return errors[0]
 
 
-def test_counts_that_differ_between_ranks_are_told_to_all(job: Job) -> None:
+def test_counts_that_differ_between_ranks_are_told_to_all(job: Job, services: Services) -> None:
     world = job.world_size
     right, other = [1] * (world - 1) + [2], [1] * (world - 2) + [3, 2]
     odd = 0  # its own block is the same in both
@@ -95,19 +108,20 @@ def test_counts_that_differ_between_ranks_are_told_to_all(job: Job) -> None:
                 "reduce_scatter": {"inputs": whole},
                 "scatter": {"output": block, "inputs": whole if rank == 0 else None},
             }
-            calls.append({"tensors_of": given[kind], "counts": counts})
-        error = fail_everywhere(job, kind, calls)
+            calls.append({"kind": kind, "tensors_of": given[kind], "counts": counts})
+        error = fail_everywhere(job, start_with_the_odd_one_last(job, services, odd, calls))
         assert error.details["odd_ranks"] == [odd]
         assert str(tuple(right)) in error.message
         assert str(tuple(other)) in error.message
 
 
-def test_blocks_of_another_size_are_told_to_all(job: Job) -> None:
+def test_blocks_of_another_size_are_told_to_all(job: Job, services: Services) -> None:
     for odd in range(job.world_size):
         calls = [
-            {"tensors_of": {"tensor": [4 if rank == odd else 3]}} for rank in range(job.world_size)
+            {"kind": "all_gather", "tensors_of": {"tensor": [4 if rank == odd else 3]}}
+            for rank in range(job.world_size)
         ]
-        error = fail_everywhere(job, "all_gather", calls)
+        error = fail_everywhere(job, start_with_the_odd_one_last(job, services, odd, calls))
         assert error.details["odd_ranks"] == [odd]
         assert "float32[3]" in error.message
         assert "float32[4]" in error.message
@@ -123,8 +137,9 @@ def disagree(job: Job, giver: int, taker: int) -> None:
             sent[taker] = 3
         given = {"inputs": [sum(sent)], "output": [sum(received)]}
         options = {"send_counts": sent, "receive_counts": received}
-        calls.append({"tensors_of": given, **options})
-    error = fail_everywhere(job, "all_to_all", calls)
+        calls.append({"kind": "all_to_all", "tensors_of": given, **options})
+    started = [job.start(rank, collective_programs.shaped, **own) for rank, own in enumerate(calls)]
+    error = fail_everywhere(job, started)
     sides = [f"rank {rank} (node {job.nodes[rank]})" for rank in (giver, taker)]
     assert f"{sides[0]} sends 3 rows to {sides[1]}, which expects 1" in error.message
     assert error.details["odd_ranks"] == sorted({giver, taker})
@@ -148,7 +163,7 @@ def test_two_ranks_of_two_nodes_that_expect_different_sizes_of_each_other_are_na
             disagree(job, giver, taker)
 
 
-def test_blocks_and_other_collectives_are_not_the_same_op(job: Job) -> None:
+def test_blocks_and_other_collectives_are_not_the_same_op(job: Job, services: Services) -> None:
     """A list of equal blocks is the same as a tensor of them; other things are not."""
     world = job.world_size
     listed = {"tensor": [3], "output": [[3]] * world}
@@ -170,12 +185,6 @@ def test_blocks_and_other_collectives_are_not_the_same_op(job: Job) -> None:
         {"kind": "all_gather", "tensors_of": {"tensor": [3]}, "strategy": "centralized"},
     ):
         common = {"kind": "all_gather", "tensors_of": {"tensor": [3]}}
-        started = [
-            job.start(rank, collective_programs.shaped, **(own if rank == 1 else common))
-            for rank in range(world)
-        ]
-        errors = [failure.error for failure in failures(started)]
-        assert {type(error) for error in errors} == {MismatchError}
-        assert len({str(error) for error in errors}) == 1
-        assert errors[0].details["odd_ranks"] == [1]
-        works(job)
+        each = [own if rank == 1 else common for rank in range(world)]
+        error = fail_everywhere(job, start_with_the_odd_one_last(job, services, 1, each))
+        assert error.details["odd_ranks"] == [1]
