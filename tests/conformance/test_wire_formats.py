@@ -16,8 +16,8 @@ from allfold_core.operations import Kind
 from allfold_core.schedules.registry import STRATEGIES, strategies_for
 from tests.conformance import group_wire_programs, programs, wire_programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.conformance.test_traffic import edges, moved
-from tests.support.processes.ranks import Call, Job, RankPool, failures
+from tests.conformance.test_traffic import await_lane, edges, moved
+from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures
 from tests.support.processes.services import Services
 from tests.support.wires import LOSSY
 
@@ -281,6 +281,7 @@ def test_short_formats_have_fewer_bytes_on_every_edge(
     nodes = 4
     numel = nodes * INT8_BLOCK * 40
     with pool.job(range(nodes), timeout=OP_SECONDS) as job:
+        await_lane(services, job)
         before = 0
         for kind, strategy, native in (
             ("all_reduce", "ring", 2 * (nodes - 1) * 4 * numel),
@@ -351,13 +352,15 @@ def test_a_strategy_that_rounds_a_result_twice_is_refused_where_that_would_show(
     ],
 )
 def test_ranks_that_ask_for_different_wires_are_all_told(
-    job: Job, own: dict[str, str], field: str
+    job: Job, services: Services, own: dict[str, str], field: str
 ) -> None:
     for odd in (0, job.world_size - 1):
-        calls = [
-            job.start(rank, wire_programs.call, **(own if rank == odd else {"wire": "bfloat16"}))
-            for rank in range(job.world_size)
-        ]
+        seq = int(services.group_status(job.nodes[0], job.name)["last_seq"]["0"]) + 1
+        others = [rank for rank in range(job.world_size) if rank != odd]
+        calls = [job.start(rank, wire_programs.call, wire="bfloat16") for rank in others]
+        for rank in others:  # as soon as two calls differ, the op is judged
+            await_called(services, job, seq, rank)
+        calls.append(job.start(odd, wire_programs.call, **own))
         errors = [failure.error for failure in failures(calls)]
         assert {type(error) for error in errors} == {MismatchError}
         assert len({str(error) for error in errors}) == 1

@@ -149,7 +149,7 @@ def test_only_an_edge_that_breaks_and_is_opened_again_is_logged(
     with pair(5, forever(None)) as (_, receiver, wire, _edge):
         check_results(receiver)
     assert caplog.messages == []
-    with pair(5, iter([NUMEL * 4, *[None] * 50])) as (_, receiver, wire, _edge):
+    with pair(5, iter([4 * NUMEL * 4, *[None] * 50])) as (_, receiver, wire, _edge):
         check_results(receiver)
         assert wire.connections == 2
         # The last frames may be there before the thread that opened the edge comes to say so.
