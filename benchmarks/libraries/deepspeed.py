@@ -50,7 +50,7 @@ class DeepSpeedLibrary:
         self._all_reduce: Any = torch.ops.deepspeed.inference_all_reduce_
         self._all_reduce(torch.zeros(1))  # after which all have mapped each other's memory
         name = f"deepspeed_allreduce_buffer_{os.getuid()}_{_ADDRESS}_{job}_{rank}"
-        (_SHARED / name).unlink()  # or it would be there for ever
+        (_SHARED / name).unlink()  # DeepSpeed itself never removes the file
 
     def supports(self, kind: str, /) -> bool:
         return kind in ("all_reduce", DECODE)
@@ -64,10 +64,10 @@ class DeepSpeedLibrary:
         return lambda: all_reduce(tensor)
 
     def barrier(self) -> Operation:
-        raise NotImplementedError
+        raise NotImplementedError("DeepSpeed has no barrier; supports() says so")
 
     def start_all_reduce(self, tensor: Array) -> Handle:
-        raise NotImplementedError
+        raise NotImplementedError("DeepSpeed has no asynchronous all-reduce; supports() says so")
 
     def close(self) -> None:
         """Nothing: the memory goes with the processes."""
@@ -81,7 +81,7 @@ def compiled() -> Any:
 
 
 def _scripts() -> str:
-    """Where ``ninja`` is, which need not be on the path."""
+    """Return the folder of ``ninja``, which DeepSpeed looks for on the path."""
     return sysconfig.get_path("scripts")
 
 

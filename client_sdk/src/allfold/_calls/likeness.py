@@ -1,6 +1,6 @@
-"""What calls have in common that are alike: whatever is true of one is true of the others.
+"""Keys by which repeated calls are recognised, so that they are checked and described only once.
 
-Of a tensor that is its type and form, not its values and not its memory.
+A key has the type, dtype, shape and layout of each tensor; not its values, and not its address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one rank reads of the slots of all, for calls that are alike."""
+"""The parts of all ranks' inputs that make up one rank's output, for one fingerprint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank reads and writes in one slot of the page, for calls that are alike."""
+"""The arrays that a rank reads and writes in one slot of the page, kept for repeated calls."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from allfold._lane.slot_plan import SlotPlan
 
 
 class Prepared:
-    """What calls that are alike have in common.
+    """What is looked up once for repeated calls of the same kind, options, dtypes and shapes.
 
     Attributes:
         view: the epoch in which they are called.
