@@ -21,7 +21,7 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
-from allfold_agent.control_port import make_app
+from allfold_agent.control.app import make_app
 from allfold_agent.runtime.locks import ORDER
 from allfold_agent.settings import AgentSettings
 from allfold_core import operations

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from allfold_agent.agent import Agent
-from allfold_agent.control_port import make_app
+from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings

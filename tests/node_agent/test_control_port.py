@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from allfold_agent.agent import Agent
-from allfold_agent.control_port import make_app
+from allfold_agent.control.app import make_app
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices

@@ -17,7 +17,7 @@ import torch
 import uvicorn
 
 from allfold_agent.agent import Agent
-from allfold_agent.control_port import make_app
+from allfold_agent.control.app import make_app
 from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings, how_to_set
 from allfold_core.errors import InvalidArgument

@@ -11,7 +11,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from allfold_agent.control_port import _describe
+from allfold_agent.control.status import describe_group
 from allfold_agent.groups.link_watch import LOOK_SECONDS
 from allfold_core.plan import AS_OPENED, LinkModel
 from allfold_core.pricing.slow_links import BELIEVED_SECONDS
@@ -96,9 +96,11 @@ def test_the_nodes_stand_in_an_order_without_the_slow_link(
     told = f"group 'test' epoch 0: ring order changed to node1, node0, node2: {SLOW}"
     assert caplog.messages.count(told) == 3
     for group in watched.local.groups:
-        assert _describe(group)["layout"] == f"ring order changed to node1, node0, node2: {SLOW}"
-        assert _describe(group)["epoch"] == 0
-    assert _describe(watched.local.groups[0])["slow_links"] == SLOW
+        assert (
+            describe_group(group)["layout"] == f"ring order changed to node1, node0, node2: {SLOW}"
+        )
+        assert describe_group(group)["epoch"] == 0
+    assert describe_group(watched.local.groups[0])["slow_links"] == SLOW
     watched.local.call_all(1, [[1.0]] * 3, strategy="ring")
     assert [rank.outcome() for rank in watched.local.ranks] == [(1, None)] * 3
     assert [rank.result(1) for rank in watched.local.ranks] == [[3.0]] * 3
@@ -114,7 +116,7 @@ def test_nothing_is_said_of_links_that_stay_as_they_are(watched: Watched) -> Non
         watched.look()
     assert watched.local.links.count(LinkMessageType.RATES) == first
     assert watched.local.rounds == 0
-    assert _describe(watched.local.groups[0])["slow_links"] == ""
+    assert describe_group(watched.local.groups[0])["slow_links"] == ""
 
 
 def test_on_a_busy_machine_the_order_stays(watched: Watched) -> None:
@@ -150,7 +152,7 @@ def test_two_nodes_have_no_other_order_but_the_slow_link_is_shown() -> None:
         watched.measure(1, 0, RATE)
         watched.look()
         told = "link node0 -> node1 measured 10 MB/s, planned with 100 MB/s"
-        assert _describe(local.groups[0])["slow_links"] == told
+        assert describe_group(local.groups[0])["slow_links"] == told
         assert local.rounds == 0
 
 
@@ -160,7 +162,7 @@ def test_a_slow_link_is_only_shown_where_that_was_asked_for(watched: Watched) ->
     watched.measure(1, 2, RATE / 10)
     watched.look()
     watched.look()
-    assert _describe(watched.local.groups[0])["slow_links"] == SLOW
+    assert describe_group(watched.local.groups[0])["slow_links"] == SLOW
     assert watched.local.rounds == 0
 
 

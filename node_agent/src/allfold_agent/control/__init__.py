@@ -1,0 +1,1 @@
+"""The control port: health, status and records for people and tools."""

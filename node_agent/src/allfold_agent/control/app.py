@@ -1,0 +1,59 @@
+"""The control port's application."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from allfold_agent import __version__
+from allfold_agent.agent import Agent
+from allfold_agent.control.health import add_health
+from allfold_agent.control.status import add_status
+from allfold_agent.http.guard import Guard, StampedResponse
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
+
+
+def make_app(agent: Agent) -> FastAPI:
+    """The control port's application for one agent."""
+    app = FastAPI(
+        title="Allfold node agent", version=__version__, default_response_class=StampedResponse
+    )
+    app.add_middleware(Guard, token=agent.settings.token)
+    _add_errors(app)
+    add_health(app, agent)
+    add_status(app, agent)
+    return app
+
+
+def _error(error: AllfoldError, status: int | None = None) -> StampedResponse:
+    return StampedResponse({"error": error.to_dict()}, status_code=status or error.status)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(AllfoldError)
+    async def refuse(_: Request, error: AllfoldError) -> StampedResponse:
+        return _error(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> StampedResponse:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return _error(InvalidArgument(f"{place}: {first['msg']}, got {first.get('input')!r}"))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_request(request: Request, error: HTTPException) -> StampedResponse:
+        """Starlette's own refusals: unknown paths and methods, broken bodies."""
+        answer = _error(LocalError(f"{_asked(request)}: {error.detail}"), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def report_bug(request: Request, error: Exception) -> StampedResponse:
+        """A bug. The log has the traceback; the caller learns the request that failed."""
+        message = f"the node agent failed on {_asked(request)}; see its log"
+        return _error(ServiceError(message, cause=type(error).__name__), 500)
+
+
+def _asked(request: Request) -> str:
+    return f"{request.method} {request.url.path}"
