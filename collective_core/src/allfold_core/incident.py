@@ -36,7 +36,8 @@ class Cause(StrEnum):
     LOSSY_LINK       a link loses packets
     LOST_NODE        the agent of a node is dead, or the node is
     SILENT_NODE      the agent of a node does not answer
-    OUT_OF_MEMORY    a node has no memory left for what an op needs
+    OUT_OF_MEMORY    a rank or an agent got no memory
+    DISK_FULL        a rank could not write to a full disk
     STORE_FAILED     the orchestrator's store answers no more, or takes no writes
     ===============  ===============================================================
     """
@@ -53,6 +54,7 @@ class Cause(StrEnum):
     LOST_NODE = "lost_node"
     SILENT_NODE = "silent_node"
     OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
     STORE_FAILED = "store_failed"
 
     @property

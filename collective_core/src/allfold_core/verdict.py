@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allfold_core.errors import MismatchError, PeerMissing
 from allfold_core.operations import Fingerprint, Kind
@@ -27,6 +27,8 @@ class Evidence:
             a rank there are no arrivals any more.
         silent: the nodes that did not answer when they were asked.
         held: the ranks that have called the op, but whose GPU has not come to it.
+        hindered: what is known of what ranks do instead, a phrase for each.
+        links: a sentence on each link between nodes that is slow.
     """
 
     seq: int
@@ -34,6 +36,8 @@ class Evidence:
     last_seq: Mapping[int, int]
     silent: tuple[str, ...] = ()
     held: frozenset[int] = frozenset()
+    hindered: Mapping[int, str] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
 
 
 LEFT = "left the group"
@@ -149,6 +153,8 @@ def judge_deadline(
         reason = f"{reason}{more}"
     else:
         reason = "every rank has called it, but the data did not arrive in time"
+        if evidence.links:
+            reason = f"{reason}: {'; '.join(evidence.links[:_NAMED])}"
         advice = "Look at the links between the nodes, or give the op more time."
     return PeerMissing(
         f"{what} timed out after its timeout of {waited:g} s: {reason}. {advice}",
@@ -167,7 +173,8 @@ def _describe_absent(node: str, evidence: Evidence, rank: int) -> str:
         return f"the GPU of rank {rank} on node {node} is busy with what it was given before"
     last = evidence.last_seq.get(rank, -1)
     before = f"its last op was {last}" if last >= 0 else "it has called no op yet"
-    return f"rank {rank} on node {node} has not called it ({before})"
+    does = f": {evidence.hindered[rank]}" if rank in evidence.hindered else ""
+    return f"rank {rank} on node {node} has not called it ({before}){does}"
 
 
 def _name_with_nodes(nodes: Sequence[str], ranks: Sequence[int]) -> str:

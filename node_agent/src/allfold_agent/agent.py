@@ -41,6 +41,9 @@ from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
+from allfold_agent.observation.failures import ExitObserver
+from allfold_agent.observation.incidents import Incidents
+from allfold_agent.observation.observer import Observer
 from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -49,6 +52,7 @@ from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost
+from allfold_core.incident import Incident
 from allfold_core.plan import Member
 from allfold_core.survival.suspicion import Charge
 from allfold_core.verdict import counted
@@ -140,6 +144,11 @@ class Agent:
             offers=offers,
         )
         self.local_server = self._make_local_server()
+        self.incidents = Incidents(settings.name, self._tell_incident)
+        self._exits = ExitObserver(self.incidents)
+        self.observer = Observer(
+            self.registry.all, self.local_server.processes_of_ranks, self.incidents
+        )
 
     def _node_resources(self, peers: PeerConnections) -> NodeResources:
         return NodeResources(
@@ -174,6 +183,7 @@ class Agent:
         self._data.start()
         self._reactor.start()
         self.witness.start()
+        self.observer.start()
         self._spawn(self.control_link.keep())
         self._spawn(self.seats.keep_giving_back())
 
@@ -181,6 +191,7 @@ class Agent:
         """Have the groups go on without this node, sign off, then end every thread."""
         await asyncio.gather(*map(self._leave, self.registry.all()))
         await self._end_tasks()
+        await asyncio.to_thread(self.observer.close)
         await self.registration.say_goodbye()
         await self.control_link.close()
         await asyncio.to_thread(self._reactor.close)
@@ -267,12 +278,16 @@ class Agent:
         gone: Future[None] = Future()
         rank = _describe(membership)
         log.log(WARNING if failed else INFO, "%s of '%s' %s", rank, membership.group.name, how)
+        if failed:
+            self._exits.note(membership.group, membership.session, how)
         self._from_thread(self._finish_leaving(membership, how, failed, gone))
         return gone
 
     def lose(
         self, membership: Membership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
     ) -> None:
+        if reason == PROCESS_ENDED:
+            self._exits.note(membership.group, membership.session, reason)
         membership.group.rank_ended(membership.session, reason, withdraws=withdraws)
         self._from_thread(self._finish_loss(membership))
 
@@ -283,6 +298,15 @@ class Agent:
 
     def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
         self.control_link.withdraw(node, incarnation, charge)
+
+    # What the observer asks for (any thread, without waiting)
+
+    def _tell_incident(self, found: Incident) -> None:
+        """Tell the orchestrator, and the other nodes of the group, so that all say the same."""
+        self.control_link.report(found)
+        for group in self.registry.all():
+            if (group.name, group.opening) == (found.group, found.opening):
+                group.tell_others_of(found)
 
     # What groups ask for (any thread, without waiting)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, MismatchError, PeerMissing
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
@@ -46,7 +47,7 @@ def reports(calls: Mapping[str, Call], **others: Mapping[str, int]) -> dict[str,
 
 
 def judge(epoch: Epoch, said: Mapping[str, Report], doubt: Doubt | None = None) -> Any:
-    return judge_calls("g", SEQ, epoch, said, doubt)
+    return judge_calls("g", Hindrances(), SEQ, epoch, said, doubt)
 
 
 def test_calls_that_fit_together_and_that_nobody_doubts_are_no_error() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allfold_agent.groups.agreement import Agreement
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
@@ -38,7 +39,15 @@ class Node(Agreement):
 
     def __init__(self, name: str, term: Term, epoch: Epoch) -> None:
         self.sent: list[tuple[str, LinkMessageType, dict[str, Any]]] = []
-        super().__init__(name, POLICY, term, epoch, Effects(), lambda *each: self.sent.append(each))
+        super().__init__(
+            name,
+            POLICY,
+            term,
+            epoch,
+            Effects(),
+            lambda *each: self.sent.append(each),
+            Hindrances(),
+        )
 
 
 def test_the_report_of_a_node_that_joins_counts_though_its_term_is_not_known_here_yet() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint
 from allfold_core.survival.losses import unpacked
@@ -17,15 +18,21 @@ GONE = -1
 
 
 def judge_calls(
-    group: str, seq: int, epoch: Epoch, reports: Mapping[str, Report], doubt: Doubt | None
+    group: str,
+    hindrances: Hindrances,
+    seq: int,
+    epoch: Epoch,
+    reports: Mapping[str, Report],
+    doubt: Doubt | None,
 ) -> AllfoldError | None:
     """Return the error of an op that cannot go on; ``None`` where it may.
 
     Calls that do not fit together are an error whether anybody doubts the op or not. With its first
-    argument bound, this is a ``Judge`` of :mod:`allfold_core.survival.decision`.
+    two arguments bound, this is a ``Judge`` of :mod:`allfold_core.survival.decision`.
 
     Args:
         group: its name.
+        hindrances: what is known of why ranks are late.
         epoch: in which the op is run; ranks are named by their numbers in it.
     """
     evidence = gather_evidence(seq, epoch, reports)
@@ -34,6 +41,9 @@ def judge_calls(
     if mismatch is not None or doubt is None:
         return mismatch
     if doubt.reason is Reason.DEADLINE:
+        evidence = replace(
+            evidence, hindered=hindrances.of_ranks(), links=tuple(hindrances.of_links())
+        )
         return judge_deadline(group, nodes, evidence, doubt.waited)
     if doubt.reason is Reason.FAILED:
         return unpacked(doubt.error)

@@ -52,6 +52,7 @@ class LinkMessageType(IntEnum):
     CLOSED      the group is over on the sending node
     RATES       how fast other nodes have sent to the sender of late
     WISHES      ranks of the sending node want to join or to leave, or have come to an edge
+    OBSERVED    the sender has seen whom it waits for, how slow ranks are, or an incident
     ==========  =====================================================================
     """
 
@@ -69,6 +70,7 @@ class LinkMessageType(IntEnum):
     CLOSED = 13
     RATES = 14
     WISHES = 15
+    OBSERVED = 16
 
 
 _TYPES = frozenset(LinkMessageType)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.health import add_health
+from allfold_agent.control.history import add_history
 from allfold_agent.control.status import add_status
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
@@ -23,6 +24,7 @@ def make_app(agent: Agent) -> FastAPI:
     _add_errors(app)
     add_health(app, agent)
     add_status(app, agent)
+    add_history(app, agent)
     return app
 
 

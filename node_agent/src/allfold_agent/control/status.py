@@ -11,10 +11,9 @@ from allfold_agent.agent import Agent
 from allfold_agent.control.health import problem_of
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
-from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.lane_records import PostedOp
 from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.waiting import WaitingOp, waiting_ops
 
 Json = dict[str, Any]
 
@@ -35,6 +34,7 @@ def add_status(app: FastAPI, agent: Agent) -> None:
             "waiting_for": problem_of(agent) or "",
             "processes": agent.local_server.processes,
             "retain_bytes": agent.retention.limit,
+            "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
 
@@ -64,7 +64,7 @@ def describe_group(group: Group) -> Json:
         "slow_links": group.link_watch.slow,
         "retained_bytes": group.results.nbytes,
         "evicted": group.evicted.message if group.evicted else "",
-        "in_flight": _describe_ops(group, now),
+        "in_flight": [_describe_op(op, now) for op in waiting_ops(group)],
         "messages": [
             {"rank": call.rank, "what": call.describe(), "age": now - call.began}
             for call in group.p2p.waiting_calls()
@@ -81,31 +81,14 @@ def describe_group(group: Group) -> Json:
     }
 
 
-def _describe_ops(group: Group, now: float) -> list[Json]:
-    ops = [_describe_op(op, now) for op in list(group.table.in_flight.values()) if op.calls]
-    ops += [_describe_posted(op, now) for op in group.lanes.records.in_flight()]
-    return sorted(ops, key=lambda op: int(op["seq"]))
-
-
-def _describe_op(op: Op, now: float) -> Json:
+def _describe_op(op: WaitingOp, now: float) -> Json:
     return {
         "seq": op.seq,
-        "what": op.fingerprint.describe(),
-        "strategy": op.strategy,
-        "waiting_for": [rank for rank in op.ranks if rank not in op.arrivals],
-        "waiting_for_nodes": _silent_sources(op),
-        "age": now - op.first_arrival,
-    }
-
-
-def _describe_posted(op: PostedOp, now: float) -> Json:
-    return {
-        "seq": op.seq,
-        "what": op.fingerprint.describe(),
+        "what": op.what,
         "strategy": op.strategy,
         "waiting_for": list(op.missing),
-        "waiting_for_nodes": [],
-        "age": now - op.first_call,
+        "waiting_for_nodes": list(op.silent),
+        "age": now - op.since,
     }
 
 
@@ -118,7 +101,3 @@ def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters
         "frames": counters.frames,
         "scrapped_frames": counters.scrapped_frames,
     }
-
-
-def _silent_sources(op: Op) -> list[str]:
-    return [node for node, receiver in list(op.receivers.items()) if not receiver.all_received()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 
@@ -132,6 +133,11 @@ class Edges:
     def rates(self) -> Mapping[str, LinkRate]:
         """By node, how fast it sends to this one."""
         return {node: edge.rate for node, edge in list(self._in.items())}
+
+    def sending(self) -> list[tuple[str, socket.socket]]:
+        """Return the open connections on which this node sends, with the node at the other end."""
+        found = ((peer, edge.connected) for peer, edge in list(self._out.items()))
+        return [(peer, connected) for peer, connected in found if connected is not None]
 
     def counters(self) -> list[tuple[str, str, EdgeCounters]]:
         """(direction, peer, traffic) of every edge."""

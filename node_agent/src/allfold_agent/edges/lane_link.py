@@ -57,6 +57,11 @@ class LaneLink:
         """True if frames can go both ways."""
         return self._out is not None and self._in is not None
 
+    @property
+    def sending(self) -> socket.socket | None:
+        """The connection on which it sends, if there is one. From any thread."""
+        return self._out
+
     def take_out(self, connected: socket.socket) -> None:
         """Send on this connection, which the other node has opened."""
         self._drop_out()

@@ -63,6 +63,12 @@ class OutEdge:
         self._closed = False
         self._thread = start_thread(self._run, f"allfold-send-{name}")
 
+    @property
+    def connected(self) -> socket.socket | None:
+        """The connection on which it sends, if there is one. From any thread."""
+        connection = self._connection
+        return None if connection is None else connection.socket
+
     # What the group calls
 
     def enqueue(self, source: PayloadSource, *, urgent: bool = False) -> None:

@@ -30,6 +30,7 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of, with_seats
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Plan
 from allfold_core.survival import codec, records
@@ -73,6 +74,7 @@ class AgreeingGroup(OpAttempts):
         opening: tells this opening of the name from others: the number of its first term.
         p2p: the sends and receives, which know ranks by their numbers in the first epoch.
         record: of the newest term, as the orchestrator keeps it; it may lose it.
+        hindrances: what is known of why ranks are late; errors quote it.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
 
@@ -123,7 +125,10 @@ class AgreeingGroup(OpAttempts):
         )
         self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
         self.current = self.epoch_table.first
-        self.agreement = Agreement(self.node, policy_of(plan), term, first, self, self.send)
+        self.hindrances = Hindrances()
+        self.agreement = Agreement(
+            self.node, policy_of(plan), term, first, self, self.send, self.hindrances
+        )
         self.lanes = LaneKeeper(self, plan, self.members, resources)
         self.outcomes.on_idle = self.lanes.consider_opening
         self.lanes.on_advance = self._runs.begin_waiting

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.round_leader import RoundLeader
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
@@ -70,6 +71,7 @@ class Agreement:
         epoch: the first of the group.
         effects: does what the machines say.
         send: sends another node a message; it may be lost with the link, see :meth:`link_up`.
+        hindrances: what is known of why ranks are late.
 
     Attributes:
         announced: the newest generation of the store that is known to have announced the term.
@@ -83,6 +85,7 @@ class Agreement:
         epoch: Epoch,
         effects: Effects,
         send: Send,
+        hindrances: Hindrances,
     ) -> None:
         self.machine = AgentMachine(node, policy, term, epoch)
         self.announced = term.generation
@@ -90,7 +93,7 @@ class Agreement:
         self._policy = policy
         self._effects = effects
         self._send = send
-        self._leader = RoundLeader(node, policy, term, epoch, send, effects.later, self)
+        self._leader = RoundLeader(node, policy, term, epoch, send, effects.later, self, hindrances)
         self._closing = ClosingSignals(self.machine, send, self._follow)
         self._todo: deque[Instruction] = deque()
         self._busy = False

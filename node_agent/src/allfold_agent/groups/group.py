@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -20,6 +20,7 @@ from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_agent.groups.watched_group import WatchedGroup
 from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.incident import Incident
 from allfold_core.plan import Plan
 from allfold_core.survival import codec
 from allfold_core.survival.losses import unpacked
@@ -34,7 +35,11 @@ INCIDENTS_AT_ONCE = 8
 
 
 class Group(AgreeingGroup):
-    """Takes in the calls of the local ranks, and watches their deadlines."""
+    """Takes in the calls of the local ranks, and watches their deadlines.
+
+    Attributes:
+        on_observed: takes what the observer of another node says; must not wait.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Group(AgreeingGroup):
         self._answered: dict[str, int] = {}  # the same, with those that were refused
         super().__init__(plan, resources, neighbours, joins)
         self._standstill = Standstill()
+        self.on_observed: Callable[[str, dict[str, Any]], None] = lambda *_: None
         self.link_watch = LinkWatch(
             plan,
             self.members,
@@ -260,10 +266,19 @@ class Group(AgreeingGroup):
         self.epoch_table.note_view(session, message.view)
         self.p2p.submit(epoch.seats[rank], connection, number, message, epoch.seats)
 
+    def tell_others_of(self, incident: Incident) -> None:
+        """Have the errors of this group quote an incident, on whichever node they are made."""
+        self.hindrances.note(incident)
+        for node in self.agreement.term.voters:
+            if node != self.node:
+                self.send(node, LinkMessageType.OBSERVED, {"incident": incident.to_dict()})
+
     def receive(self, node: str, message: GroupMessage) -> None:
         """Take in a message of another node; ``FrameError`` where it is none."""
         if message.type is LinkMessageType.RATES:
             self.link_watch.note(node, codec.unpack_rates(message.body))
+        elif message.type is LinkMessageType.OBSERVED:
+            self.on_observed(node, message.body)
         elif message.type is LinkMessageType.CLOSED:
             self.closed_elsewhere(node, all_left=codec.unpack_closed(message.body))
         else:

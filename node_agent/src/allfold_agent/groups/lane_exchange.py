@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.lane_links import LaneLinks
@@ -71,6 +72,7 @@ class LaneExchange:
         self._published: dict[int, tuple[LaneProgram, int]] = {}  # the latest, with their slots
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
+        self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
         self._is_stopped = False  # by trouble, until the lane is opened again
         # The op that is under way
         self._seq = -1
@@ -109,6 +111,15 @@ class LaneExchange:
             self._messages = {each for each in self._messages if each in self._table.in_flight}
         self._messages.add(seq)  # first: a frame that comes now is looked up there
         return seq in self._early
+
+    def silent_nodes(self, seq: int) -> tuple[str, ...]:
+        """Return the nodes that have sent nothing for an op."""
+        sent = self._early.get(seq, {})
+        return tuple(node for node in self._others if self._names.index(node) not in sent)
+
+    def published_at(self, slot: int) -> float:
+        """Return when the last op of a slot was published (monotonic)."""
+        return self._ends[slot]
 
     # In the lane's thread
 
@@ -204,6 +215,7 @@ class LaneExchange:
             if not self.is_open or seq < self.published:
                 return
             self._page.publish(seq, slot)
+            self._ends[slot] = monotonic()
             self.published = seq + 1
             self._published = self.held()
             self._published[seq] = program, slot

@@ -8,6 +8,7 @@ round of the agreement, for which the keeper wishes.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
@@ -206,6 +207,11 @@ class LaneKeeper:
         """The traffic with other nodes: direction, peer and counters. From any thread."""
         links = self._links
         return iter(()) if links is None else links.counters()
+
+    def sending(self) -> list[tuple[str, socket.socket]]:
+        """Return the connections on which this node sends, with the node at the other end."""
+        links = self._links
+        return [] if links is None else links.sending()
 
     def lane_of(self, ordinal: int) -> ShortLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""

@@ -163,6 +163,11 @@ class LaneLinks:
         for life in list(self._links):
             self._end(life)
 
+    def sending(self) -> list[tuple[str, socket.socket]]:
+        """Return the connections on which this node sends, with the node at the other end."""
+        found = ((node, link.sending) for (node, _), link in list(self._links.items()))
+        return [(node, connected) for node, connected in found if connected is not None]
+
     def counters(self) -> Iterator[tuple[str, str, EdgeCounters]]:
         """The traffic of each link: direction, peer and counters. From any thread."""
         for (node, _), link in list(self._links.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.flight_recorder import OpRecord
+from allfold_agent.groups.lane_page import Post
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.short_lane import ShortLane
@@ -30,6 +32,7 @@ class PostedOp:
 
     Attributes:
         missing: the local ranks that have not.
+        silent: the nodes whose frames have not come, once all local ranks have.
         first_call: when the first rank called it (monotonic).
     """
 
@@ -37,6 +40,7 @@ class PostedOp:
     fingerprint: Fingerprint
     strategy: str
     missing: tuple[int, ...]
+    silent: tuple[str, ...]
     first_call: float
 
 
@@ -44,9 +48,9 @@ class LaneRecords:
     """Reads what the page of a group's short lane has of its ops.
 
     The ops in flight are all there. Of those that are done the page has the latest ones, at most as
-    many as a rank has slots: they are recorded when somebody asks for records, at each BEAT, and
-    when the lane is closed. So the flight recorder has a sample of them. The seconds of each end
-    with the last call, as nobody notes when a rank has its result.
+    many as a rank has slots: they are recorded when somebody asks for records, some times a second,
+    and when the lane is closed. So the flight recorder has a sample of them. On one node the
+    seconds of each end with the last call, as nobody notes when a rank has its result.
 
     Attributes:
         lane: of the current epoch, if it has one.
@@ -71,17 +75,22 @@ class LaneRecords:
             lane = self.lane
             if lane is None:
                 return []
-            ranks = dict(zip(lane.sessions, lane.ranks, strict=True))
             return [
-                PostedOp(
-                    seq,
-                    Fingerprint.unpack(lane.fingerprint(*next(iter(posts.items())))),
-                    lane.strategy,
-                    tuple(rank for session, rank in ranks.items() if session not in posts),
-                    min(post.header.called for post in posts.values()),
-                )
-                for seq, posts in sorted(lane.incomplete().items())
+                self._posted(lane, seq, posts) for seq, posts in sorted(lane.incomplete().items())
             ]
+
+    @staticmethod
+    def _posted(lane: ShortLane, seq: int, posts: Mapping[str, Post]) -> PostedOp:
+        ranks = zip(lane.sessions, lane.ranks, strict=True)
+        missing = tuple(rank for session, rank in ranks if session not in posts)
+        return PostedOp(
+            seq,
+            Fingerprint.unpack(lane.fingerprint(*next(iter(posts.items())))),
+            lane.strategy,
+            missing,
+            () if missing or lane.exchange is None else lane.exchange.silent_nodes(seq),
+            min(post.header.called for post in posts.values()),
+        )
 
     def harvest(self) -> None:
         """Record the latest ops that the ranks have done, unless that was done before."""
@@ -105,14 +114,16 @@ class LaneRecords:
         if packed is None:
             return None
         calls = [posts[session].header.called for session in lane.sessions]
-        first, last = min(calls), max(calls)
+        first, end = min(calls), max(calls)
+        if lane.exchange is not None:
+            end = max(end, lane.exchange.published_at(posts[lane.sessions[0]].slot))
         return OpRecord(
             seq,
             lane.ordinal,
             Fingerprint.unpack(packed),
             lane.strategy,
             time() - (monotonic() - first),
-            last - first,
+            end - first,
             {rank: called - first for rank, called in zip(lane.ranks, calls, strict=True)},
             (),
             "",

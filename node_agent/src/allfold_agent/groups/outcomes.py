@@ -15,6 +15,7 @@ from allfold_core.wire.local_wire import Message, Outcome
 log = logging.getLogger(__name__)
 
 RECORDED_OPS = 512
+_KEPT_FAILURES = 64
 
 
 class Outcomes:
@@ -27,12 +28,14 @@ class Outcomes:
 
     Attributes:
         recent: the latest ops that are over, newest last.
+        failures: the latest ops that have failed, until somebody takes them.
         on_idle: called with the lock held when no op is in flight any more.
     """
 
     def __init__(self, group: str, node: str, table: OpTable) -> None:
         self.on_idle: Callable[[], None] = lambda: None
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
+        self.failures: deque[tuple[int, AllfoldError]] = deque(maxlen=_KEPT_FAILURES)
         self._group = group
         self._node = node
         self._table = table
@@ -61,6 +64,7 @@ class Outcomes:
     def refuse(self, op: Op) -> None:
         """Report to the local ranks that have called an op that it has failed."""
         assert op.error is not None
+        self.failures.append((op.seq, op.error))
         with self._table.lock:
             self.retire(op)
             calls = list(op.calls.values())

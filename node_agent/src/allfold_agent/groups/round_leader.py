@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.judge import judge_calls
@@ -44,6 +45,7 @@ class RoundLeader:
         send: sends another node a message; it may be lost with the link, see :meth:`repeat`.
         later: does something after so many seconds, with the group's lock held.
         voter: this node's part in the rounds.
+        hindrances: what is known of why ranks are late.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RoundLeader:
         send: Callable[[str, LinkMessageType, dict[str, Any]], None],
         later: Callable[[float, Callable[[], None]], None],
         voter: Voter,
+        hindrances: Hindrances,
     ) -> None:
         self._node = node
         self._policy = policy
@@ -62,13 +65,14 @@ class RoundLeader:
         self._send = send
         self._later = later
         self._voter = voter
+        self._hindrances = hindrances
         self._machine = self._machine_of(term, epoch, gathering=False)
         self._decided: Install | None = None  # in the term's last round
 
     def _machine_of(self, term: Term, epoch: Epoch, *, gathering: bool) -> LeaderMachine | None:
         if term.leader != self._node:
             return None
-        judge = partial(judge_calls, self._policy.group)
+        judge = partial(judge_calls, self._policy.group, self._hindrances)
         return LeaderMachine(self._policy, term, epoch, judge, gathering=gathering)
 
     @property

@@ -155,6 +155,15 @@ class LocalServer:
         """The pids of the connected processes."""
         return [process.pid for process in self._listener.processes]
 
+    def processes_of_ranks(self) -> dict[tuple[str, int, str], int]:
+        """Return the pid of each rank that this agent can see, by group, opening and session."""
+        return {
+            (membership.group.name, membership.group.opening, membership.session): process.pid
+            for process in self._listener.processes
+            if process.pid
+            for membership in list(process.memberships.values())
+        }
+
     def drain(self, reason: str) -> None:
         """Ask all processes to leave their groups where they can.
 

@@ -26,6 +26,7 @@ from allfold_agent.membership.orchestrator_client import (
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
+from allfold_core.incident import Incident
 from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class _LifeIsOver(Exception):
 class ControlLink:
     """Keeps the node registered and linked to one of the orchestrator's replicas.
 
-    :meth:`accuse` and :meth:`withdraw` are for any thread, the rest belongs to the event loop.
+    :meth:`accuse`, :meth:`withdraw` and :meth:`report` are for any thread, the rest belongs to the
+    event loop.
     """
 
     def __init__(
@@ -122,6 +124,11 @@ class ControlLink:
     def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
         """Take a charge back: the node was heard, or does its part again."""
         text = messages.withdraw(node, incarnation, charge)
+        self._loop.call_soon_threadsafe(self._send, text)
+
+    def report(self, found: Incident) -> None:
+        """Tell of an incident; lost where there is no link, as it is told again while it lasts."""
+        text = messages.incident(found)
         self._loop.call_soon_threadsafe(self._send, text)
 
     def opened(self) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
+from allfold_core.incident import Incident
 from allfold_core.schema import MESSAGE
 from allfold_core.survival.suspicion import Charge
 
@@ -153,6 +154,11 @@ def withdraw(node: str, incarnation: str, charge: Charge) -> str:
 def alive(nonce: str, lag: float) -> str:
     """Return the answer to PROBE."""
     return _message("alive", {"nonce": nonce, "lag": lag})
+
+
+def incident(found: Incident) -> str:
+    """Return the news of an incident: it was found, has changed, lasts or is over."""
+    return _message("incident", {"incident": found.to_dict()})
 
 
 def join(number: int, body: Mapping[str, Any]) -> str:

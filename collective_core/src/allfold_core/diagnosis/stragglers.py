@@ -1,0 +1,112 @@
+"""Slow ranks: the time that each needs between two ops, compared with that of the others.
+
+The time from the end of one op to the rank's call of the next one is its own: no other rank and no
+link has a part in it. Durations of calls would show all ranks alike, as each waits for the slowest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The others lose this share of their time by a slow rank, at least.
+_LEAST_SHARE = 0.25
+_LEAST_RATIO = 2.0
+_LEAST_EXCESS = 0.002
+_STARVED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """The own time of one rank in a window of time.
+
+    Attributes:
+        ops: how many calls were measured.
+        seconds: all together.
+        window: the seconds in which they were.
+        starved: the share of the window for which its process was ready, but had no CPU.
+    """
+
+    ops: int
+    seconds: float
+    window: float
+    starved: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The seconds between two ops."""
+        return self.seconds / self.ops if self.ops else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that the others wait for in every op.
+
+    Attributes:
+        own: the seconds that it needs between two ops.
+        others: the median of what the others need.
+        share: the part of their time that they wait for it.
+        is_starved: True if its machine has no CPU for it.
+    """
+
+    rank: int
+    own: float
+    others: float
+    share: float
+    is_starved: bool
+
+    @property
+    def phrase(self) -> str:
+        """A phrase to follow the rank's name."""
+        lead = (
+            "gets too little of its machine's CPUs, and needs"
+            if self.is_starved
+            else "is slow: it needs"
+        )
+        return (
+            f"{lead} {_seconds(self.own)} between two ops where the others need "
+            f"{_seconds(self.others)}, so that they wait for it {self.share:.0%} of the time"
+        )
+
+
+def slowest(times: Mapping[int, OwnTime]) -> Straggler | None:
+    """Return the rank that keeps the others waiting, ``None`` where nobody stands out."""
+    measured = {rank: each for rank, each in times.items() if each.ops and each.window > 0}
+    if len(measured) < 2:
+        return None
+    rank = max(measured, key=lambda each: (measured[each].mean, -each))
+    time = measured[rank]
+    others = statistics.median(each.mean for other, each in measured.items() if other != rank)
+    excess = time.mean - others
+    share = min(1.0, excess * time.ops / time.window)
+    if share < _LEAST_SHARE or excess < _LEAST_EXCESS or time.mean < _LEAST_RATIO * others:
+        return None
+    return Straggler(rank, time.mean, others, share, time.starved >= _STARVED_SHARE)
+
+
+class StragglerWatch:
+    """Names a slow rank once it was the slowest in some windows, one after the other.
+
+    Args:
+        windows: how many; one alone may be an accident of the machine's scheduler.
+    """
+
+    def __init__(self, windows: int = 2) -> None:
+        self._windows = windows
+        self._rank = -1
+        self._seen = 0
+
+    def note(self, times: Mapping[int, OwnTime]) -> Straggler | None:
+        """Take the times of one more window; return the rank that is named now."""
+        found = slowest(times)
+        if found is None:
+            self._rank, self._seen = -1, 0
+            return None
+        self._seen = self._seen + 1 if found.rank == self._rank else 1
+        self._rank = found.rank
+        return found if self._seen >= self._windows else None
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.2f} s"

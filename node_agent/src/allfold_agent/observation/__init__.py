@@ -1,0 +1,1 @@
+"""What this agent sees of its groups over time, and the incidents that it finds."""

@@ -1,0 +1,114 @@
+"""The observer of one group on this node: what ops wait for, slow ranks, slow links, lost nodes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from allfold_agent.groups.group import Group
+from allfold_agent.observation.failures import report_failures
+from allfold_agent.observation.incidents import Incidents
+from allfold_agent.observation.link_observer import LinkObserver
+from allfold_agent.observation.samples import GroupSampler
+from allfold_agent.observation.speed_observer import SpeedObserver
+from allfold_agent.observation.wait_observer import WaitObserver
+from allfold_core import incident
+from allfold_core.incident import Cause, Effect, Incident, node_culprit
+
+log = logging.getLogger(__name__)
+
+_MOST_NEWS = 4096
+
+Pids = Mapping[tuple[str, int, str], int]
+
+
+class GroupObserver:
+    """Looks at one group.
+
+    Args:
+        now: monotonic.
+    """
+
+    def __init__(self, group: Group, incidents: Incidents, now: float) -> None:
+        self._group = group
+        self._incidents = incidents
+        self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_NEWS)
+        self._sampler = GroupSampler(group, now)
+        self._waits = WaitObserver(group, incidents, self._sampler)
+        self._speeds = SpeedObserver(group, incidents, self._sampler, now)
+        self._links = LinkObserver(group, incidents)
+        self._lost = frozenset(group.agreement.term.lost)
+        group.on_observed = self.hear
+
+    @property
+    def samples(self) -> deque[dict[str, Any]]:
+        """One per second, the newest last."""
+        return self._sampler.samples
+
+    def hear(self, node: str, body: dict[str, Any]) -> None:
+        """Take in what the observer of another node says. From any thread."""
+        self._news.append((node, body))
+
+    def look(self, now: float, wall: float, pids: Pids) -> None:
+        """Look at everything once."""
+        own = {
+            session: pid
+            for (name, opening, session), pid in pids.items()
+            if (name, opening) == (self._group.name, self._group.opening)
+        }
+        self._take_in(now)
+        self._sampler.look(now, wall)
+        self._waits.look(now, wall, own)
+        self._speeds.look(now, wall, own)
+        self._links.look(wall)
+        self._look_at_nodes(wall)
+        report_failures(self._group, self._incidents)
+
+    def close(self) -> None:
+        """The group is over here, and with it what was wrong with it."""
+        self._incidents.end_all(self._group.name, self._group.opening)
+        report_failures(self._group, self._incidents)
+        self._group.hindrances.clear()
+
+    def _take_in(self, now: float) -> None:
+        while self._news:
+            node, body = self._news.popleft()
+            try:
+                if "waits" in body:
+                    self._waits.hear(node, body["waits"], now)
+                if "own" in body:
+                    self._speeds.hear(node, body["own"], now)
+                if "incident" in body:
+                    self._hear_incident(incident.from_dict(body["incident"]), now)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                log.error(
+                    "group '%s': what node %s has observed cannot be read: %r",
+                    self._group.name,
+                    node,
+                    error,
+                )
+
+    def _hear_incident(self, found: Incident, now: float) -> None:
+        self._incidents.hear(found, now)
+        self._group.hindrances.note(found)
+
+    def _look_at_nodes(self, wall: float) -> None:
+        """Report the nodes that the group was left without since the last look."""
+        lost = frozenset(self._group.agreement.term.lost)
+        for node, how in sorted(lost - self._lost):
+            is_silent = "silent" in how or "stuck" in how
+            self._incidents.note(
+                Incident(
+                    "",
+                    Cause.SILENT_NODE if is_silent else Cause.LOST_NODE,
+                    Effect.FAILED,
+                    node_culprit(node),
+                    f"group '{self._group.name}' goes on without node {node}, which {how}",
+                    self._group.name,
+                    self._group.opening,
+                    began=wall,
+                )
+            )
+        self._lost = lost

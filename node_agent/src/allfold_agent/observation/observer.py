@@ -1,0 +1,91 @@
+"""The observer: a thread that looks at all groups of this node, some times a second.
+
+It reads what is there anyway (the flight recorder, the page of the short lane, the kernel's
+accounts), so ops pay nothing for it. If it fails, it says so in the log, and nothing else suffers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from threading import Event, Thread
+from time import monotonic, time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from allfold_agent.groups.group import Group
+from allfold_agent.observation.group_observer import GroupObserver
+from allfold_agent.observation.incidents import Incidents
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+
+Pids = Mapping[tuple[str, int, str], int]
+"""By group, opening and session, the process of each local rank."""
+
+
+class Observer:
+    """Looks at the groups of this node.
+
+    Args:
+        groups: returns those that are open.
+        pids: returns the processes of local ranks.
+        incidents: takes what is found.
+    """
+
+    def __init__(
+        self, groups: Callable[[], list[Group]], pids: Callable[[], Pids], incidents: Incidents
+    ) -> None:
+        self._groups = groups
+        self._pids = pids
+        self._incidents = incidents
+        self._observers: WeakKeyDictionary[Group, GroupObserver] = WeakKeyDictionary()
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="allfold-observer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+
+    def history(self, since: float) -> list[dict[str, Any]]:
+        """Return the samples of each group, second by second.
+
+        Args:
+            since: seconds since 1970; older ones are left out.
+        """
+        return [
+            {
+                "name": group.name,
+                "opening": group.opening,
+                "samples": [each for each in [*observer.samples] if each["at"] > since],
+            }
+            for group, observer in list(self._observers.items())
+        ]
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            try:
+                self._look()
+            except Exception:
+                log.exception("the observer could not look at the groups; it goes on")
+
+    def _look(self) -> None:
+        now, wall = monotonic(), time()
+        groups, pids = self._groups(), self._pids()
+        for group in groups:
+            observer = self._observers.get(group)
+            if observer is None:
+                observer = self._observers[group] = GroupObserver(group, self._incidents, now)
+            observer.look(now, wall, pids)
+        for group, observer in list(self._observers.items()):
+            if group not in groups:
+                observer.close()
+                del self._observers[group]
+        self._incidents.repeat(now)

@@ -1,0 +1,50 @@
+"""The kernel's counters of a TCP connection (``TCP_INFO``, Linux ``include/uapi/linux/tcp.h``)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from time import monotonic
+
+from allfold_core.diagnosis.links import LinkSample
+
+_MICROSECOND = 1e-6
+_APP_LIMITED = 0x01  # of the byte at offset 7
+_BYTES = 192
+# total_retrans; data_segs_out; rtt and min_rtt in us; delivery_rate; and the times in us for which
+# there was data to be sent, limited by the receiver's window, and by our own buffer
+_FLAGS = struct.Struct("=B")
+_U32 = struct.Struct("=I")
+_U64 = struct.Struct("=Q")
+
+
+def sample(connected: socket.socket) -> LinkSample | None:
+    """Return the counters of a connection; ``None`` where the kernel has none, or it is closed."""
+    try:
+        info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+    except OSError:
+        return None
+    if len(info) < _BYTES:
+        return None
+
+    def word(at: int) -> int:
+        value: int = _U32.unpack_from(info, at)[0]
+        return value
+
+    def long(at: int) -> int:
+        value: int = _U64.unpack_from(info, at)[0]
+        return value
+
+    shortest = word(148)
+    return LinkSample(
+        at=monotonic(),
+        busy=long(168) * _MICROSECOND,
+        hindered=(long(176) + long(184)) * _MICROSECOND,
+        segments=word(156),
+        lost=word(100),
+        rate=float(long(160)),
+        is_bound=bool(_FLAGS.unpack_from(info, 7)[0] & _APP_LIMITED),
+        round_trip=word(68) * _MICROSECOND,
+        # all ones until there was one
+        shortest=0.0 if shortest == 0xFFFFFFFF else shortest * _MICROSECOND,
+    )

@@ -1,0 +1,166 @@
+"""Ops that wait: which local rank is missing, and what its process does instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.waiting import WaitingOp, waiting_ops
+from allfold_agent.observation.incidents import Incidents
+from allfold_agent.observation.processes import look_at, stacks_of
+from allfold_agent.observation.samples import GroupSampler
+from allfold_core.diagnosis.processes import Finding, ProcessLook, explain, lock_holder
+from allfold_core.incident import Cause, Effect, Incident, rank_culprit
+from allfold_core.wire.peer_link import LinkMessageType
+
+# From here on the ranks that are missing are looked at, and other nodes are told.
+_LOOK_SECONDS = 0.25
+# A process that is stopped does not go on by itself; one that runs may be about to call.
+_CERTAIN_SECONDS = 0.6
+_LATE_SECONDS = 1.0
+# A rank that has called nothing yet may still load what it needs.
+_FIRST_CALL_SECONDS = 10.0
+# Ranks that always wait for each other are late when they wait longer than that.
+_UNUSUAL = 3.0
+_NEWS_SECONDS = 1.0
+_LOOK_AGAIN_SECONDS = 1.0
+_CERTAIN = frozenset({Cause.STOPPED_RANK, Cause.EXITED_RANK, Cause.LOCKED_RANK})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """An op that a rank has not called.
+
+    Attributes:
+        since: when somebody called it first (monotonic).
+    """
+
+    seq: int
+    what: str
+    since: float
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A rank that is waited for: what was seen of its process at first, and when to look again."""
+
+    first: ProcessLook
+    look_at: float = 0.0
+
+
+class WaitObserver:
+    """Watches what the ops of one group wait for on this node."""
+
+    def __init__(self, group: Group, incidents: Incidents, sampler: GroupSampler) -> None:
+        self._group = group
+        self._incidents = incidents
+        self._sampler = sampler
+        self._told: dict[str, tuple[_Wait, float]] = {}  # by node, and when it said so
+        self._suspects: dict[int, _Suspect] = {}
+
+    def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
+        """Another node waits for this one."""
+        wait = _Wait(int(body["seq"]), str(body["what"]), now - float(body["age"]))
+        self._told[node] = wait, now
+
+    def look(self, now: float, wall: float, pids: Mapping[str, int]) -> None:
+        """Look once.
+
+        Args:
+            pids: by session, the processes of this node's ranks of the group.
+        """
+        waiting = waiting_ops(self._group)
+        if waiting:
+            self._tell_others(waiting[0], now)
+        waits = self._waits(waiting, now)
+        for rank in self._suspects.keys() - waits.keys():
+            del self._suspects[rank]
+            self._incidents.end(self._key(rank))
+        for rank, wait in waits.items():
+            pid = pids.get(self._session(rank))
+            if pid and now - wait.since >= _LOOK_SECONDS:
+                self._look_at(rank, pid, wait, now, wall)
+
+    def _tell_others(self, op: WaitingOp, now: float) -> None:
+        """Tell the nodes for whose data the oldest op waits."""
+        if now - op.since < _LOOK_SECONDS:
+            return
+        body = {"waits": {"seq": op.seq, "what": op.what, "age": now - op.since}}
+        for node in op.silent:
+            self._group.send(node, LinkMessageType.OBSERVED, body)
+
+    def _waits(self, waiting: list[WaitingOp], now: float) -> dict[int, _Wait]:
+        """Return the ranks of this node that are waited for, each with the first such op."""
+        found: dict[int, _Wait] = {}
+        for op in waiting:
+            for rank in op.missing:
+                found.setdefault(rank, _Wait(op.seq, op.what, op.since))
+        last_called = self._group.lanes.records.last_called()
+        for node, (wait, heard) in list(self._told.items()):
+            if now - heard > _NEWS_SECONDS:
+                del self._told[node]
+                continue
+            for rank, last in last_called.items():
+                if last < wait.seq and (rank not in found or wait.seq < found[rank].seq):
+                    found[rank] = wait
+        return found
+
+    def _look_at(self, rank: int, pid: int, wait: _Wait, now: float, wall: float) -> None:
+        suspect = self._suspects.get(rank)
+        if suspect is None:
+            self._suspects[rank] = _Suspect(look_at(pid))
+            return
+        age = now - wait.since
+        if age < _CERTAIN_SECONDS or now < suspect.look_at:
+            return
+        finding = _explain(pid, suspect.first)
+        if finding.cause not in _CERTAIN and age < self._patience(rank):
+            return
+        suspect.look_at = monotonic() + _LOOK_AGAIN_SECONDS
+        suspect.first = look_at(pid)
+        self._open(rank, wait, finding, wall - age)
+
+    def _patience(self, rank: int) -> float:
+        if self._group.lanes.records.last_called().get(rank, -1) < 0:
+            return _FIRST_CALL_SECONDS
+        return max(_LATE_SECONDS, _UNUSUAL * self._sampler.usual_skew())
+
+    def _open(self, rank: int, wait: _Wait, finding: Finding, began: float) -> None:
+        group = self._group
+        sentence = (
+            f"op {wait.seq} of group '{group.name}', {wait.what}, waits for rank {rank} on node "
+            f"{group.node}: its process {finding.phrase}"
+        )
+        is_slow = finding.cause is Cause.STARVED_RANK
+        self._incidents.open(
+            self._key(rank),
+            Incident(
+                "",
+                finding.cause,
+                Effect.SLOW if is_slow else Effect.HANG,
+                rank_culprit(rank, group.node),
+                sentence,
+                group.name,
+                group.opening,
+                wait.seq,
+                began,
+                evidence={"process": finding.phrase},
+            ),
+        )
+
+    def _key(self, rank: int) -> tuple[str, int, str, int]:
+        return self._group.name, self._group.opening, "wait", rank
+
+    def _session(self, rank: int) -> str:
+        sessions = self._group.current.plan.sessions
+        return sessions[rank] if rank < len(sessions) else ""
+
+
+def _explain(pid: int, first: ProcessLook) -> Finding:
+    last = look_at(pid)
+    stacks = stacks_of(pid)
+    again = stacks_of(pid) if lock_holder(stacks) is not None else ()
+    return explain(first, last, stacks, again)
