@@ -13,6 +13,7 @@ from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
 from allfold_orchestrator import wire
 from allfold_orchestrator.draining import drain
+from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -64,6 +65,7 @@ class Orchestrator:
         self._links = links
         self._recent_nodes = RecentNodes()
         self.wanted = WantedNames()
+        self.incidents = IncidentLog(store.incidents)
 
     # Nodes
 

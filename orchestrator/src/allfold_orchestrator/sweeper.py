@@ -103,10 +103,12 @@ class Sweeper:
             try:
                 await self.sweep()
                 self._report(None)
+                await self._orchestrator.incidents.store_works()
             except ServiceError as error:
                 refuses = error.details.get("refuses_writes")
                 problem = "refuses writes" if refuses else "does not answer"
                 self._report(f"the state store {problem}", error.message)
+                self._orchestrator.incidents.store_failed(error.message)
             except Exception as error:
                 log.exception("the sweeper failed")
                 self._report("the sweeper failed; the log says why", repr(error))

@@ -15,6 +15,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from allfold_core.incident import Cause, Effect
 from allfold_core.plan import Joins, LinkModel, OnLoss, Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
@@ -356,6 +357,44 @@ class GroupList(Page):
     """A page of the groups that have a record."""
 
     groups: list[GroupView]
+
+
+_UnixSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Since 1970.")]
+_Figure = Annotated[str, Field(max_length=512)] | int | float | None
+
+
+class IncidentCulprit(Given):
+    """The rank, node, link or store that causes an incident."""
+
+    kind: Literal["rank", "node", "link", "store"]
+    node: str = Field(max_length=128)
+    rank: Rank | None
+    to: str = Field(max_length=128, description="The node at the other end of a link.")
+
+
+class IncidentReport(Given):
+    """One incident: what keeps ops from going on, and who causes it."""
+
+    id: str = Field(min_length=1, max_length=256, description="The same as long as it lasts.")
+    cause: Annotated[Cause, Field(strict=False)]
+    communication: bool = Field(description="Links or agents are at fault, not ranks.")
+    effect: Annotated[Effect, Field(strict=False)]
+    culprit: IncidentCulprit
+    sentence: str = Field(max_length=4096, description="The evidence, for people.")
+    group: str = Field(max_length=128)
+    opening: int = Field(ge=0, le=MAX_EPOCH)
+    seq: int | None = Field(ge=0, le=MAX_SEQ, description="The op that waits, or has failed.")
+    began: _UnixSeconds
+    seen: _UnixSeconds
+    ended: _UnixSeconds | None = Field(description="null while it lasts.")
+    reporter: str = Field(max_length=128, description="The node that has found it.")
+    evidence: dict[Annotated[str, Field(max_length=64)], _Figure] = Field(max_length=32)
+
+
+class IncidentList(Answer):
+    """The latest incidents: open ones first, then the newest."""
+
+    incidents: list[IncidentReport]
 
 
 class Alive(Answer):

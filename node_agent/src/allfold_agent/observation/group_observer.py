@@ -95,9 +95,11 @@ class GroupObserver:
         self._group.hindrances.note(found)
 
     def _look_at_nodes(self, wall: float) -> None:
-        """Report the nodes that the group was left without since the last look."""
-        lost = frozenset(self._group.agreement.term.lost)
-        for node, how in sorted(lost - self._lost):
+        """As the leader, report the nodes that the group was left without since the last look."""
+        term = self._group.agreement.term
+        lost = frozenset(term.lost)
+        new = sorted(lost - self._lost) if term.leader == self._group.node else []
+        for node, how in new:
             is_silent = "silent" in how or "stuck" in how
             self._incidents.note(
                 Incident(

@@ -231,3 +231,19 @@ async def group(group: GroupName, service: Service) -> Response:
     """Return the present and missing ranks, those that left, and the order of the nodes."""
     view = await service.group(group)
     return _encoded(wire.GroupAnswer.model_construct(**dict(view)))
+
+
+@router.get(
+    "/incidents",
+    tags=["incidents"],
+    summary="List the incidents",
+    response_model=wire.IncidentList,
+    responses=_errors(),
+)
+async def incidents(service: Service, limit: Limit = wire.DEFAULT_PAGE) -> Response:
+    """Return what is wrong and what was, with the culprit: open incidents first, then the newest.
+
+    The latest 512 are kept. One that its agent does not repeat for 15 seconds is taken to be over.
+    """
+    found = await service.incidents.latest(limit)
+    return _encoded(wire.IncidentList.model_validate({"incidents": found}))

@@ -137,6 +137,8 @@ class ControlLinks:
                 await self._beat(link, message)
             case messages.Accuse():
                 await self._accuse(link, message)
+            case messages.Told():
+                await self._orchestrator.incidents.note(message.incident.model_dump(mode="json"))
             case messages.Withdraw():
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
                 self._runner.jury.withdrawn(link.life, accused, charge)

@@ -17,6 +17,7 @@ from allfold_orchestrator.wire import (
     Address,
     EpochNumber,
     Given,
+    IncidentReport,
     JoinGroup,
     LeaveReason,
     Name,
@@ -144,6 +145,13 @@ class Alive(Given):
     lag: _Age
 
 
+class Told(Given):
+    """An incident that the agent has found: it is new, has changed, lasts or is over."""
+
+    type: Literal["incident"]
+    incident: IncidentReport
+
+
 class Ask(Given):
     """A request for a rank: ``body`` is a JoinBody or a LeaveBody, refused by itself if invalid.
 
@@ -174,7 +182,7 @@ class LeaveBody(Given):
     was_joining: bool = False
 
 
-Up = Register | Beat | Accuse | Withdraw | Alive | Ask
+Up = Register | Beat | Accuse | Withdraw | Alive | Told | Ask
 _UP: TypeAdapter[Up] = TypeAdapter(Annotated[Up, Field(discriminator="type")])
 
 

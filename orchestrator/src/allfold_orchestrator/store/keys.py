@@ -24,6 +24,10 @@ DEPARTED = f"{PREFIX}departed"
 IDLE = f"{PREFIX}idle"
 # Sorted set, group -> time: idle groups with a tombstone.
 TOMBSTONES = f"{PREFIX}tombstones"
+# Hash, incident -> JSON: what agents have reported last, and when it was heard.
+INCIDENTS = f"{PREFIX}incidents"
+# Sorted set, incident -> when it was found.
+INCIDENT_TIMES = f"{PREFIX}incident_times"
 
 
 def group(name: str) -> str:

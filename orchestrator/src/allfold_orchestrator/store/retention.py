@@ -6,6 +6,7 @@ first. So neither a busy day nor a year leaves more behind than this module says
     nodes that are gone         an hour       1 000    shown to people
     records of idle groups      a day         1 000    shown to people
     tombstones of idle groups   30 days     100 000    no epoch is used twice
+    incidents                   a week          512    shown to people
 
 Redis ends what has a time of its own by itself; the sweeper ends what is beyond the numbers.
 """
@@ -25,6 +26,8 @@ MAX_IDLE_GROUPS = 1_000
 # No agent remembers an epoch of a group for longer.
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 MAX_TOMBSTONES = 100_000
+MAX_INCIDENTS = 512
+INCIDENT_SECONDS = 7 * 24 * 3600
 
 # What one sweep does at most, so that it does not hold up the next.
 AT_ONCE = 500
@@ -52,6 +55,16 @@ class Retention:
                 keys.TOMBSTONES, MAX_TOMBSTONES, now - TOMBSTONE_SECONDS
             ):
                 await self._remove(keys.TOMBSTONES, group, keys.tombstone(group))
+
+            await self._remove_incidents(now)
+
+    async def _remove_incidents(self, now: float) -> None:
+        surplus = await self._surplus(keys.INCIDENT_TIMES, MAX_INCIDENTS, now - INCIDENT_SECONDS)
+        if surplus:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.hdel(keys.INCIDENTS, *surplus)
+                pipe.zrem(keys.INCIDENT_TIMES, *surplus)
+                await pipe.execute()
 
     async def _surplus(self, index: str, most: int, oldest: float) -> list[str]:
         """Return the oldest members of an index that are too many, or too old."""

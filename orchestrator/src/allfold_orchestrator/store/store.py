@@ -14,6 +14,7 @@ from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.clock import Clock, StoreClock
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
+from allfold_orchestrator.store.incidents import IncidentStore
 from allfold_orchestrator.store.judging import Judging
 from allfold_orchestrator.store.life import StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
@@ -41,6 +42,7 @@ class Store:
         self.retention = Retention(client)
         self.lives = StoreLives(client)
         self.judging = Judging(client)
+        self.incidents = IncidentStore(client, self.clock)
         self.notifications = Notifications()
         self.on_change: list[Callable[[str | None], None]] = []
         self.on_probe: list[Callable[[Life], None]] = []
