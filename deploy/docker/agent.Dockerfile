@@ -31,6 +31,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python -m venv /opt/build && /opt/build/bin/pip install hatchling
 COPY collective_core /src/collective_core
 COPY node_agent /src/node_agent
+COPY client_sdk /src/client_sdk
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/*
 
 FROM python:3.11-slim-bookworm
@@ -44,9 +45,12 @@ RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0700 /run/allfold /run/allfold-token
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY node_agent/pyproject.toml /opt/allfold/node_agent/
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
 ARG ALLFOLD_EXTRA=
+# The allfold command is there for `docker compose exec` and `kubectl exec`: status, top, doctor.
 RUN cd /opt/allfold \
- && python requirements.py "node_agent/pyproject.toml[$ALLFOLD_EXTRA]" > requirements.txt \
+ && python requirements.py "node_agent/pyproject.toml[$ALLFOLD_EXTRA]" \
+    "client_sdk/pyproject.toml[cli]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 COPY deploy/docker/entrypoint.py deploy/docker/ready.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels

@@ -6,6 +6,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python -m venv /opt/build && /opt/build/bin/pip install hatchling
 COPY collective_core /src/collective_core
 COPY orchestrator /src/orchestrator
+COPY client_sdk /src/client_sdk
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/*
 
 FROM python:3.11-slim-bookworm
@@ -20,7 +21,11 @@ RUN useradd --uid 10001 --user-group --create-home allfold \
 # What changes seldom first: the third-party packages, then our own.
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
 COPY orchestrator/pyproject.toml /opt/allfold/orchestrator/
-RUN cd /opt/allfold && python requirements.py orchestrator/pyproject.toml > requirements.txt \
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
+# The allfold command is there for `docker compose exec` and `kubectl exec`: status, top, doctor.
+RUN cd /opt/allfold \
+ && python requirements.py orchestrator/pyproject.toml "client_sdk/pyproject.toml[cli]" \
+    > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
 COPY deploy/docker/entrypoint.py deploy/docker/ready.py deploy/docker/make_token.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels

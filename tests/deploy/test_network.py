@@ -9,13 +9,19 @@ from tests.deploy.manifests import FOLDER, JOB_FILES, NAME, Object, of_kind, rea
 ANYBODY = "anybody"
 DNS = [(ANYBODY, "UDP", 53), (ANYBODY, "TCP", 53)]
 INGRESS = {
-    "agent": [("agent", "TCP", 7411), ("agent", "TCP", 7412)],
+    "agent": [("agent", "TCP", 7411), ("agent", "TCP", 7412), ("orchestrator", "TCP", 7411)],
     "orchestrator": [("agent", "TCP", 7400)],
     "redis": [("orchestrator", "TCP", 6379)],
 }
 EGRESS = {
-    "agent": [*INGRESS["agent"], ("orchestrator", "TCP", 7400), *DNS],
-    "orchestrator": [("redis", "TCP", 6379), *DNS],
+    "agent": [
+        ("agent", "TCP", 7411),
+        ("agent", "TCP", 7412),
+        ("orchestrator", "TCP", 7400),
+        *DNS,
+    ],
+    # "allfold status" and "allfold doctor" in its container ask the agents.
+    "orchestrator": [("redis", "TCP", 6379), ("agent", "TCP", 7411), *DNS],
 }
 JOB_NAME = "batch.kubernetes.io/job-name"
 
@@ -77,7 +83,7 @@ def test_who_may_send_may_also_be_heard() -> None:
     out = {(here, *way) for here, ways in EGRESS.items() for way in ways if way not in DNS}
     into = {(there, here, *rest) for here, ways in INGRESS.items() for there, *rest in ways}
     assert out == into
-    assert len(out) == 4
+    assert len(out) == 5
 
 
 # --- examples/job-network.yaml

@@ -425,6 +425,16 @@ class Version(Answer):
     version: str
 
 
+class Facts(Answer):
+    """What ``allfold doctor`` asks an orchestrator about itself."""
+
+    service: str
+    version: str
+    python: str
+    now: float = Field(description="Its clock, in seconds since 1970.")
+    needs_token: bool = Field(description="Whether requests must bring the join token.")
+
+
 class ErrorBody(Shown):
     """An error as ``AllfoldError.to_dict`` writes it."""
 

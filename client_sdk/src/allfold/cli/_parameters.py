@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
@@ -109,11 +110,25 @@ def orchestrators(given: str | None) -> list[str]:
 
 
 def token(variable: str = "ALLFOLD_TOKEN") -> str:
-    """Return a variable's token, "" for none; ``InvalidArgument`` where HTTP cannot carry it."""
-    found = os.environ.get(variable, "")
+    """Return a variable's token, else that in the file which ``<variable>_FILE`` names, else "".
+
+    Raises:
+        InvalidArgument: HTTP cannot carry it, or the file cannot be read.
+    """
+    source, found = variable, os.environ.get(variable, "")
+    if not found and (file := os.environ.get(f"{variable}_FILE", "")):
+        source, found = f"{variable}_FILE ({file})", _read_token(f"{variable}_FILE", file)
     if not _TOKEN.fullmatch(found):
         raise InvalidArgument(
-            f"{variable} has blanks, line ends or other characters that no token can have; make "
+            f"{source} has blanks, line ends or other characters that no token can have; make "
             "one with `openssl rand -hex 24`"
         )
     return found
+
+
+def _read_token(variable: str, file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"{variable}: cannot read {file}: {reason}") from None

@@ -8,8 +8,10 @@ from starlette.exceptions import HTTPException
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
+from allfold_agent.control.facts import add_facts
 from allfold_agent.control.health import add_health
 from allfold_agent.control.history import add_history
+from allfold_agent.control.peer_checks import add_peer_checks
 from allfold_agent.control.status import add_status
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
@@ -25,6 +27,8 @@ def make_app(agent: Agent) -> FastAPI:
     add_health(app, agent)
     add_status(app, agent)
     add_history(app, agent)
+    add_facts(app, agent)
+    add_peer_checks(app, agent)
     return app
 
 

@@ -26,6 +26,11 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_wildcard(address: str) -> bool:
+    """Return True if whoever listens there is reached at every address of this machine."""
+    return split(address)[0] in _WILDCARDS
+
+
 def checked_url(url: str) -> str:
     """Return the URL of a service; ``host:port`` alone means plain HTTP.
 

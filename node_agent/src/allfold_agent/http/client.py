@@ -7,7 +7,9 @@ import json
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from time import monotonic
+from typing import Any
 
 import h11
 
@@ -34,7 +36,7 @@ from allfold_core.errors import (
     from_dict,
 )
 
-ERROR_LIMIT = 64 * 1024
+BODY_LIMIT = 64 * 1024
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -120,19 +122,54 @@ class ClientExchange:
                 raise ConnectionAbortedError("the connection ended before a response")
 
 
+def get_json(address: str, target: str, token: str | None, timeout: float) -> dict[str, Any]:
+    """Return the JSON object that an agent or orchestrator answers.
+
+    Raises:
+        AllfoldError: what the server refused with; a :class:`PeerError` for any other answer.
+        OSError: no server could be reached, or answered in time.
+    """
+    exchange = ClientExchange(address, "GET", target, [("Connection", "close")], token)
+    exchange.end_request()
+    deadline = monotonic() + timeout
+    with connect(address, deadline) as sock:
+        send_views(sock, exchange.head, stall=timeout, deadline=deadline)
+        try:
+            head = exchange.read_head(sock, deadline)
+        except h11.RemoteProtocolError as error:
+            raise PeerError(f"{address} does not answer in HTTP: {error}") from error
+        if head.status != HTTPStatus.OK:
+            error = read_error(sock, head, address, deadline)
+            error.details.setdefault("http_status", head.status)
+            raise error
+        body = _read_body(sock, head, deadline)
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise PeerError(f"{address} answers {target}, but not as Allfold does", address=address)
+    return answer
+
+
 def read_error(
     sock: socket.socket, head: ResponseHead, address: str, deadline: float
 ) -> AllfoldError:
     """The error that an agent sent as JSON; a :class:`PeerError` for any other response."""
+    return _parse_error(head.status, _read_body(sock, head, deadline), address)
+
+
+def _read_body(sock: socket.socket, head: ResponseHead, deadline: float) -> bytes:
+    """A body of a known and small length; of another one what came along with the head."""
     length = head.headers.get("content-length", "")
     body = head.early
-    if length.isdigit() and int(length) <= ERROR_LIMIT:
+    if length.isdigit() and int(length) <= BODY_LIMIT:
         memory = bytearray(max(int(length), len(body)))
         memory[: len(body)] = body
         rest = memoryview(memory)[len(body) :]
         receive_into(sock, rest, stall=deadline, deadline=deadline)
         body = bytes(memory)
-    return _parse_error(head.status, body, address)
+    return body
 
 
 def _parse_error(status: int, body: bytes, address: str) -> AllfoldError:

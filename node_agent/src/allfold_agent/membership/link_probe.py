@@ -1,8 +1,10 @@
-"""The measurement of the link to another agent, made once, when an agent has registered.
+"""The measurement of the link to another agent.
 
-It uses a connection like those of edges, including the shortcut between agents of one machine.
-First it times some round trips of one byte, then the other side sends zeros for a moment. A
-connection begins slowly and gets faster with each round trip, so a long link is watched for longer.
+It is made once, when an agent has registered; and for ``allfold doctor``, then with few bytes: a
+job may be running. It uses a connection like those of edges, including the shortcut between agents
+of one machine. First it times some round trips of one byte, then the other side sends zeros for a
+moment. A connection begins slowly and gets faster with each round trip, so a long link is watched
+for longer.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ log = logging.getLogger(__name__)
 PROBE_PROTOCOL = "allfold-probe/1"
 PROBE_TARGET = "/v1/probe"
 
-_PING, _BULK = b"p", b"b"
+_PING, _BULK, _SHORT_BULK = b"p", b"b", b"s"
 _ROUND_TRIPS = 8
 _ROUND_TRIPS_SECONDS = 0.2
 _BULK_BYTES = 16 << 20
+_SHORT_BULK_BYTES = 1 << 20
+_BYTES = {_BULK: _BULK_BYTES, _SHORT_BULK: _SHORT_BULK_BYTES}
 _BULK_SECONDS = 0.5
 _BULK_ROUND_TRIPS = 12
 _LONGEST_BULK_SECONDS = 1.5
@@ -65,20 +69,23 @@ def serve_probe(connected: socket.socket) -> None:
         try:
             while (asked := clock.lend(connected).recv(1)) == _PING:
                 clock.lend(connected).sendall(_PING)
-            if asked == _BULK:
-                zeros = bytes(_PIECE_BYTES)
-                for _ in range(_BULK_BYTES // _PIECE_BYTES):
-                    clock.lend(connected).sendall(zeros)
+            zeros = bytes(_PIECE_BYTES)
+            for _ in range(_BYTES.get(asked, 0) // _PIECE_BYTES):
+                clock.lend(connected).sendall(zeros)
         except OSError as error:
             log.debug("a peer has measured enough: %s", error)
         finally:
             _one_at_a_time.release()
 
 
-def measure(address: str, token: str | None) -> Link:
+def measure(address: str, token: str | None, *, short: bool = False) -> Link:
     """Measure the link from the agent at a data address to this one.
 
     Takes a fraction of a second, on long links about two.
+
+    Args:
+        short: have 1 MiB sent, not 16. On a long or very fast link the bandwidth then comes out too
+            low, as the connection has not come up to speed.
 
     Raises:
         AllfoldError: the agent cannot be reached, does not know the protocol, or does not keep to
@@ -93,7 +100,8 @@ def measure(address: str, token: str | None) -> Link:
             if early:
                 raise ConnectionAbortedError("bytes before a question")
             latency = _latency(connected, clock)
-            return Link(latency, _bandwidth(connected, clock, latency))
+            asked = _SHORT_BULK if short else _BULK
+            return Link(latency, _bandwidth(connected, clock, latency, asked))
         except OSError as error:
             raise PeerLost(f"{address} broke off a probe: {error}", address=address) from error
 
@@ -134,15 +142,15 @@ def _round_trip(connected: socket.socket, clock: _Patience) -> float:
     return perf_counter() - began
 
 
-def _bandwidth(connected: socket.socket, clock: _Patience, latency: float) -> float:
+def _bandwidth(connected: socket.socket, clock: _Patience, latency: float, asked: bytes) -> float:
     """The rate of the second half of what comes; the first brings the connection up to speed."""
     scrap = memoryview(bytearray(_PIECE_BYTES))
     seconds = max(_BULK_SECONDS, _BULK_ROUND_TRIPS * 2 * latency)
     began = perf_counter()
     enough = began + min(seconds, _LONGEST_BULK_SECONDS)
     arrived = [(began, 0)]
-    clock.lend(connected).sendall(_BULK)
-    while arrived[-1][1] < _BULK_BYTES and arrived[-1][0] < enough:
+    clock.lend(connected).sendall(asked)
+    while arrived[-1][1] < _BYTES[asked] and arrived[-1][0] < enough:
         count = clock.lend(connected).recv_into(scrap)
         if count == 0:
             raise ConnectionAbortedError("the connection was closed")

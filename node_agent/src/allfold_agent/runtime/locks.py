@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "ALLFOLD_CHECK_LOCKS"
 
 ORDER = {
+    "peer check": "one check of the way to another node at a time",
     "probe": "one measurement of a link at a time",
     "connections": "the connections of the data port",
     "transfers": "the sockets of the state transfers that run",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+from time import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
-from allfold_orchestrator import wire
+from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_limits import require_admin
 from allfold_orchestrator.membership.group_state import Leave, Reason
@@ -58,6 +60,18 @@ def _encoded(answer: wire.Answer) -> Response:
 
 
 router = APIRouter(prefix="/v1")
+
+
+@router.get("/facts", tags=["health"], summary="Clock and versions", responses=_errors())
+async def facts(request: Request) -> wire.Facts:
+    """Return what ``allfold doctor`` compares between services; never asks the store."""
+    return wire.Facts(
+        service="allfold-orchestrator",
+        version=__version__,
+        python=platform.python_version(),
+        now=time(),
+        needs_token=request.app.state.needs_token,
+    )
 
 
 @router.post(

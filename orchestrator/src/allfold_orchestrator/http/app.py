@@ -49,6 +49,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.plan_bodies = PlanBodies()
     app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
+    app.state.needs_token = settings.token is not None
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )

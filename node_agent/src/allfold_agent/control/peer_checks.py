@@ -1,0 +1,112 @@
+"""Checks of the way to one other agent, for ``allfold doctor``: both ports, and the link's speed.
+
+A check sends 1 MiB, so that a running job hardly notices it, or 16 MiB where asked; a node does one
+at a time, and each has a deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from time import perf_counter
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Query
+
+from allfold_agent.agent import Agent
+from allfold_agent.http import client, wire
+from allfold_agent.http.addresses import join, parse_address
+from allfold_agent.membership import link_probe
+from allfold_agent.runtime.locks import make_lock
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+
+Json = dict[str, Any]
+
+_CONTROL_SECONDS = 2.0
+_TURN_SECONDS = 10.0
+_UNAUTHORIZED = 401
+
+
+class WrongNode(Exception):
+    """Another node answers at an address."""
+
+
+def add_peer_checks(app: FastAPI, agent: Agent) -> None:
+    token = agent.settings.token or None
+    one_at_a_time = make_lock("peer check")
+
+    @app.post("/v1/checks/peer")
+    def check_peer(
+        node: Annotated[str, Query(max_length=128)],
+        control_url: Annotated[str, Query(max_length=512)],
+        data_address: Annotated[str, Query(max_length=512)],
+        thorough: bool = False,
+    ) -> Json:
+        """Whether this node reaches both ports of another one, and how fast the link is."""
+        if not one_at_a_time.acquire(timeout=_TURN_SECONDS):
+            raise ServiceError(f"node {agent.settings.name} is busy with other checks; try again")
+        try:
+            return {
+                "control": _checked(lambda: _check_control(control_url, node, token)),
+                "data": _checked(lambda: _check_data(data_address, token, short=not thorough)),
+            }
+        finally:
+            one_at_a_time.release()
+
+
+def _check_control(url: str, node: str, token: str | None) -> Json:
+    """The time of one request to the control port, which must be that node's."""
+    target = urlsplit(url)
+    address = join(target.hostname or "", target.port or 80)
+    began = perf_counter()
+    found = client.get_json(address, "/v1/facts", token, _CONTROL_SECONDS)
+    if found.get("node") != node:
+        raise WrongNode(f"node {found.get('node')!r} answers at {address}")
+    return {"address": address, "seconds": perf_counter() - began}
+
+
+def _check_data(address: str, token: str | None, *, short: bool) -> Json:
+    link = link_probe.measure(address, token, short=short)
+    is_local = wire.shortcut(*parse_address(address)) is not None
+    return {
+        "address": address,
+        "latency": link.latency,
+        "bandwidth": link.bandwidth,
+        "path": "machine" if is_local else "network",
+    }
+
+
+def _checked(check: Callable[[], Json]) -> Json:
+    """The outcome of a check; of one that failed the ``kind`` of the failure, and its text."""
+    try:
+        return {"ok": True, **check()}
+    except WrongNode as error:
+        return {"ok": False, "kind": "wrong_node", "problem": str(error)}
+    except (AllfoldError, OSError) as error:
+        return {"ok": False, "kind": _kind(error), "problem": _text(error)}
+
+
+def _kind(error: BaseException) -> str:
+    """``refused``, ``silent``, ``no_route``, ``no_name``, ``token``, ``stranger`` or ``broken``."""
+    cause = error.__cause__ if isinstance(error, PeerLost) and error.__cause__ else error
+    match cause:
+        case ConnectionRefusedError():
+            return "refused"
+        case socket.gaierror() | InvalidArgument():
+            return "no_name"
+        case OSError(errno=errno.EHOSTUNREACH | errno.ENETUNREACH):
+            return "no_route"
+        case LocalError() if cause.details.get("http_status") == _UNAUTHORIZED:
+            return "token"
+        case TimeoutError():
+            return "silent"
+        case OSError():
+            return "broken"
+        case _:
+            return "stranger"
+
+
+def _text(error: AllfoldError | OSError) -> str:
+    return error.message if isinstance(error, AllfoldError) else str(error)
