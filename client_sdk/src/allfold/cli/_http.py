@@ -12,7 +12,15 @@ from allfold_core.errors import AllfoldError, from_dict
 
 
 class NoAnswer(Exception):
-    """Nothing answers at an address, or something that is not Allfold."""
+    """Nothing answers at an address, or something that is not Allfold.
+
+    Attributes:
+        cause: what the operating system said, where it was that.
+    """
+
+    def __init__(self, message: str, cause: object = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -52,7 +60,8 @@ def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[st
         with error:
             raise _answered(url, error.code, error.read()) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise NoAnswer(f"{url}: {getattr(error, 'reason', error)}") from None
+        cause = getattr(error, "reason", error)
+        raise NoAnswer(f"{url}: {cause}", cause) from None
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:
@@ -68,5 +77,7 @@ def _answered(url: str, status: int, body: bytes) -> AllfoldError | NoAnswer:
     except (ValueError, NoAnswer):
         error = None
     if isinstance(error, dict):
-        return from_dict(error)
+        known = from_dict(error)
+        known.details.setdefault("http_status", status)
+        return known
     return NoAnswer(f"{url} answers with HTTP status {status}")

@@ -24,6 +24,7 @@ _COMMANDS = {
     "bench": ("_bench.command", "Measure and check the collectives."),
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
+    "doctor": ("_doctor.command", "Find out what is wrong, and what to do."),
     "drain": ("_drain", "Have the ranks of a node leave."),
     "orchestrator": ("_services", "Become the orchestrator."),
     "agent": ("_services", "Become a node agent."),

@@ -103,8 +103,8 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
     for url in urls:
         report.orchestrator = url
         try:
-            report.nodes = list(_entries(url, "nodes", token))
-            report.groups = list(_entries(url, "groups", token))
+            report.nodes = list(entries(url, "nodes", token))
+            report.groups = list(entries(url, "groups", token))
         except NoAnswer as error:
             silent.append(str(error))
         except ServiceError as error:
@@ -117,7 +117,7 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
     )
 
 
-def _entries(orchestrator: str, what: str, token: str) -> Iterator[Json]:
+def entries(orchestrator: str, what: str, token: str) -> Iterator[Json]:
     """Yield all entries of a list of the orchestrator, page by page."""
     after = ""
     while True:

@@ -36,6 +36,7 @@ def add_facts(app: FastAPI, agent: Agent) -> None:
             "ready": problem_of(agent) is None,
             "waiting_for": problem_of(agent) or "",
             "addresses": _addresses(agent),
+            "peers": _peers(agent),
             "orchestrator": agent.settings.orchestrator,
             "needs_token": bool(agent.settings.token),
             "socket": agent.settings.socket,
@@ -67,6 +68,16 @@ def _addresses(agent: Agent) -> Json:
         "control_url": identity.control_url if identity else "",
         "data_address": identity.data_address if identity else "",
         "why": why,
+    }
+
+
+def _peers(agent: Agent) -> Json:
+    """The other nodes of this node's groups, and their addresses."""
+    return {
+        member.node: {"control_url": member.control_url, "data_address": member.data_address}
+        for group in agent.registry.all()
+        for member in group.current.plan.members
+        if member.node != agent.settings.name
     }
 
 

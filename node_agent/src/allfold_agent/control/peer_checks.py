@@ -85,12 +85,14 @@ def _checked(check: Callable[[], Json]) -> Json:
     except WrongNode as error:
         return {"ok": False, "kind": "wrong_node", "problem": str(error)}
     except (AllfoldError, OSError) as error:
-        return {"ok": False, "kind": _kind(error), "problem": _text(error)}
+        # That a peer is lost says less than what the operating system has said.
+        cause = error.__cause__ if isinstance(error, PeerLost) and error.__cause__ else error
+        text = cause.message if isinstance(cause, AllfoldError) else str(cause)
+        return {"ok": False, "kind": _kind(cause), "problem": text}
 
 
-def _kind(error: BaseException) -> str:
+def _kind(cause: BaseException) -> str:
     """``refused``, ``silent``, ``no_route``, ``no_name``, ``token``, ``stranger`` or ``broken``."""
-    cause = error.__cause__ if isinstance(error, PeerLost) and error.__cause__ else error
     match cause:
         case ConnectionRefusedError():
             return "refused"
@@ -106,7 +108,3 @@ def _kind(error: BaseException) -> str:
             return "broken"
         case _:
             return "stranger"
-
-
-def _text(error: AllfoldError | OSError) -> str:
-    return error.message if isinstance(error, AllfoldError) else str(error)

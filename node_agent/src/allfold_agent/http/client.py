@@ -139,9 +139,9 @@ def get_json(address: str, target: str, token: str | None, timeout: float) -> di
         except h11.RemoteProtocolError as error:
             raise PeerError(f"{address} does not answer in HTTP: {error}") from error
         if head.status != HTTPStatus.OK:
-            error = read_error(sock, head, address, deadline)
-            error.details.setdefault("http_status", head.status)
-            raise error
+            refusal = read_error(sock, head, address, deadline)
+            refusal.details.setdefault("http_status", head.status)
+            raise refusal
         body = _read_body(sock, head, deadline)
     try:
         answer = json.loads(body)

@@ -1,0 +1,1 @@
+"""``allfold doctor``: what is wrong on this machine, with the services, and between the nodes."""

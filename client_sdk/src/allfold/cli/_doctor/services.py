@@ -1,0 +1,81 @@
+"""The checks of all services: the orchestrator's replicas, the agents, the ways between these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allfold.cli._doctor.asking import Answer
+from allfold.cli._doctor.findings import Diagnosis, Json
+from allfold.cli._doctor.nodes import (
+    Outcome,
+    ask_agents,
+    check_answers,
+    judge_clocks,
+    judge_nodes,
+)
+from allfold.cli._doctor.orchestrators import check_orchestrators
+from allfold.cli._doctor.pairs import Place, check_pairs, judge_pairs, speed
+from allfold.cli._doctor.tls import check_certificates
+
+
+class Services:
+    """The services as this machine reaches them.
+
+    Args:
+        diagnosis: takes in what is found.
+        token: the join token, "" for none.
+    """
+
+    def __init__(self, diagnosis: Diagnosis, token: str) -> None:
+        self._diagnosis = diagnosis
+        self._token = token
+        self._places: dict[str, Place] = {}
+
+    def check(self, orchestrators: Sequence[str], agents: Sequence[str], *, expected: bool) -> None:
+        """Check the replicas and the agents: those given, those registered, and their peers.
+
+        Args:
+            expected: somebody has said where the orchestrator is.
+        """
+        diagnosis = self._diagnosis
+        found: dict[str, tuple[str, Answer]] = {}
+        diagnosis.add(check_certificates([*orchestrators, *agents]))
+        nodes, clock = check_orchestrators(
+            orchestrators, self._token, expected=expected, diagnosis=diagnosis
+        )
+        registered = {each["node"]: each for each in nodes if each["state"] != "gone"}
+        given = ask_agents(agents, self._token)
+        known = {node: told for each in given.values() for node, told in _peers(each).items()}
+        places = known | registered
+        names = {told["control_url"]: node for node, told in places.items()}
+        others = ask_agents([url for url in names if url not in given], self._token)
+        outcomes = given | others
+        names = dict.fromkeys(agents, "") | names
+        diagnosis.add(check_answers(names, outcomes, self._token))
+        for url, outcome in outcomes.items():
+            if isinstance(outcome, Answer) and names[url] in ("", outcome.facts["node"]):
+                found.setdefault(str(outcome.facts["node"]), (url, outcome))
+        self._note(places, found)
+        diagnosis.add(judge_nodes(diagnosis, several=len(self._places) > 1))
+        clocks = {node: answer for node, (_, answer) in found.items()}
+        diagnosis.add(judge_clocks(clock, clocks))
+
+    def check_pairs(self, *, thorough: bool, deadline: float) -> None:
+        """Have the nodes check the ways between them, until the deadline (monotonic)."""
+        places = [each for each in self._places.values() if each.data_address]
+        outcomes = check_pairs(places, self._token, thorough=thorough, deadline=deadline)
+        self._diagnosis.links = [link for each in outcomes if (link := speed(each)) is not None]
+        self._diagnosis.add(judge_pairs(outcomes))
+
+    def _note(self, places: dict[str, Json], found: dict[str, tuple[str, Answer]]) -> None:
+        """Note who was found, and where others are told that each node is."""
+        self._diagnosis.nodes = {node: answer.facts for node, (_, answer) in found.items()}
+        own = {node: answer.facts["addresses"] for node, (_, answer) in found.items()}
+        for node, told in (own | places).items():
+            asked_at = found[node][0] if node in found else ""
+            self._places[node] = Place(node, told["control_url"], told["data_address"], asked_at)
+
+
+def _peers(outcome: Outcome) -> dict[str, Json]:
+    """The nodes with which an agent is in groups: where they are, as it has been told."""
+    return dict(outcome.facts["peers"]) if isinstance(outcome, Answer) else {}
