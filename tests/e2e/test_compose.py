@@ -303,6 +303,31 @@ def test_the_api_wants_the_token_that_was_made_for_this_project(up: Stack) -> No
     assert "agent-b" in body
 
 
+@pytest.mark.parametrize("service", ["orchestrator", "agent-a"])
+def test_status_in_a_container_needs_no_arguments(up: Stack, service: str) -> None:
+    shown = json.loads(allfold_in(up, service, "status", "--json"))
+    assert sorted(node["node"] for node in shown["nodes"]) == ["agent-a", "agent-b"]
+    assert sorted(each["node"] for each in shown["agents"].values()) == ["agent-a", "agent-b"]
+    assert shown["problems"] == {}
+
+
+@pytest.mark.parametrize("service", ["orchestrator", "agent-a"])
+def test_doctor_in_a_container_finds_every_way_between_the_nodes_open(
+    up: Stack, service: str
+) -> None:
+    report = json.loads(allfold_in(up, service, "doctor", "--json"))
+    assert report["counts"]["fail"] == 0
+    assert {(each["source"], each["target"]) for each in report["links"]} == {
+        ("agent-a", "agent-b"),
+        ("agent-b", "agent-a"),
+    }
+
+
+def allfold_in(stack: Stack, service: str, *arguments: str) -> str:
+    """The output of the allfold command in a service's container; it must end with status 0."""
+    return stack.project.compose("exec", "-T", service, "allfold", *arguments)
+
+
 def test_the_token_shows_in_no_inspect(up: Stack) -> None:
     token = up.token()
     assert len(token) >= 32

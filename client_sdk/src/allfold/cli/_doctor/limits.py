@@ -102,4 +102,4 @@ def size(count: int | None) -> str:
         if value < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{value:.3g} {unit}"
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"

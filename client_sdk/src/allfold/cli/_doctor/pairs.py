@@ -1,7 +1,7 @@
 """The checks between nodes: each asks for both ports of every other one, and measures the link.
 
-Nodes are paired by rounds: in each of them a node checks one other and is checked by one, so that
-measurements do not share a link more than they must.
+Nodes are paired by rounds, as teams in a league: no node has a part in two checks at once, so that
+measurements do not disturb each other.
 """
 
 from __future__ import annotations
@@ -66,10 +66,18 @@ class Outcome:
 
 
 def rounds(places: Sequence[Place]) -> Iterator[list[tuple[Place, Place]]]:
-    """Yield every ordered pair once; in a round each place is first once, and second once."""
-    count = len(places)
-    for shift in range(1, count):
-        yield [(places[i], places[(i + shift) % count]) for i in range(count)]
+    """Yield every ordered pair once; no node is in two pairs of a round.
+
+    One place stays, the others go round it; of an odd number, one waits in each round.
+    """
+    circle: list[Place | None] = [*places, *([None] if len(places) % 2 else [])]
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        met = zip(circle[:half], reversed(circle[half:]), strict=True)
+        pairs = [(one, other) for one, other in met if one is not None and other is not None]
+        yield pairs
+        yield [(other, one) for one, other in pairs]
+        circle.insert(1, circle.pop())
 
 
 def check_pairs(

@@ -1,0 +1,178 @@
+"""``allfold doctor`` on this machine, and with services that run, are stopped or are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allfold.cli._stack import LocalStack
+from tests.support.processes.cli import Commands, commands
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def allfold() -> Iterator[Commands]:
+    with commands() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    with LocalStack(2, env=os.environ | {"ALLFOLD_TOKEN": "the-right-token"}) as running:
+        yield running
+
+
+def diagnose(allfold: Commands, *options: str, status: int, **env: str) -> dict[str, Any]:
+    """The report, after checking that what people see ends with a next step for all that is bad."""
+    shown = allfold.run("doctor", *options, status=status, env=env).out
+    report = json.loads(allfold.run("doctor", "--json", *options, status=status, env=env).out)
+    bad = [each for each in report["findings"] if each["level"] in ("warn", "fail")]
+    assert shown.count("next: ") == len(bad)
+    assert all(each["advice"] for each in bad)
+    assert shown.splitlines()[-1].startswith("doctor: ")
+    return dict(report)
+
+
+def found(report: dict[str, Any], check: str, level: str) -> list[str]:
+    """The places and texts of the findings of one check and level."""
+    return [
+        f"{each['where']}: {each['found']}"
+        for each in report["findings"]
+        if (each["check"], each["level"]) == (check, level)
+    ]
+
+
+# --- without a service
+
+
+def test_a_machine_without_services_is_fine_if_nobody_has_named_any(allfold: Commands) -> None:
+    report = diagnose(allfold, status=0)
+    assert report["status"] == "warn"
+    assert "nodes were not checked" in found(report, "orchestrator", "skipped")[0]
+    assert "no agent listens on" in found(report, "agent socket", "warn")[0]
+    assert found(report, "limits", "ok")
+    assert found(report, "versions", "ok")
+
+
+def test_local_asks_nobody(allfold: Commands) -> None:
+    report = diagnose(allfold, "--local", status=0, ALLFOLD_ORCHESTRATOR_URL=NOWHERE)
+    assert {each["where"] for each in report["findings"]} == {"this machine"}
+
+
+def test_a_socket_that_was_named_and_is_not_there_fails(allfold: Commands) -> None:
+    report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET="/nowhere/agent.sock")
+    assert "/nowhere/agent.sock (No such file or directory)" in str(report["findings"])
+
+
+def test_something_else_than_a_socket_fails(allfold: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    path.write_text("")
+    report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET=str(path))
+    assert "is not the socket of a node agent" in found(report, "agent socket", "fail")[0]
+
+
+def test_an_agent_that_does_not_greet_fails(allfold: Commands) -> None:
+    _, path = allfold.agent()
+    report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET=path)
+    assert "does not answer within 3 s" in found(report, "agent socket", "fail")[0]
+
+
+def test_an_orchestrator_that_was_named_and_is_not_there_fails(allfold: Commands) -> None:
+    report = diagnose(allfold, status=1, ALLFOLD_ORCHESTRATOR_URL=NOWHERE)
+    assert "Connection refused" in found(report, "orchestrator", "fail")[0]
+    (finding,) = (each for each in report["findings"] if each["level"] == "fail")
+    assert "start 'allfold orchestrator', or correct its address" in finding["advice"]
+
+
+def test_a_service_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(
+    allfold: Commands,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        report = json.loads(allfold.run("doctor", "--json", "--agent-url", url, status=1).out)
+    (finding,) = (each for each in report["findings"] if each["level"] == "fail")
+    assert finding["check"] == "agent"
+    assert "packets are dropped, or the process is stopped" in finding["advice"]
+
+
+def test_what_is_no_url_is_wrong_usage(allfold: Commands) -> None:
+    assert "--agent-url is an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
+
+
+# --- with services
+
+
+def test_a_stack_that_works_is_checked_in_every_direction(
+    allfold: Commands, stack: LocalStack
+) -> None:
+    report = diagnose(allfold, status=0, **stack.environment())
+    assert report["counts"]["fail"] == report["counts"]["skipped"] == 0
+    assert found(report, "control port", "ok") == ["all nodes: reached in all 2 directions"]
+    assert found(report, "data port", "ok") == ["all nodes: reached in all 2 directions"]
+    assert found(report, "token", "ok")
+    assert [(each["source"], each["target"]) for each in report["links"]] == [
+        ("node1", "node0"),
+        ("node0", "node1"),
+    ]
+    assert all(each["bandwidth"] > 0 and each["path"] == "machine" for each in report["links"])
+    assert found(report, "clock", "ok")
+    assert list(report["nodes"]) == ["node0", "node1"]
+    assert report["nodes"]["node0"]["addresses"]["control_url"] == stack.nodes[0].control_url
+    (socket_found,) = found(report, "agent socket", "ok")
+    assert "leads to node node0" in socket_found
+
+
+@pytest.mark.parametrize(
+    ("token", "text"), [("", "neither ALLFOLD_TOKEN nor"), ("wrong", "refuses the token of")]
+)
+def test_a_token_that_is_missing_or_wrong_is_said_so(
+    allfold: Commands, stack: LocalStack, token: str, text: str
+) -> None:
+    env = stack.environment() | {"ALLFOLD_TOKEN": token}
+    (where,) = found(diagnose(allfold, status=1, **env), "token", "fail")
+    assert text in where
+    given = ("--agent-url", stack.nodes[0].control_url)
+    (where,) = found(diagnose(allfold, *given, status=1, **env), "token", "fail")
+    assert text in where
+
+
+def test_the_token_may_be_in_a_file(allfold: Commands, stack: LocalStack, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("the-right-token\n")
+    env = stack.environment() | {"ALLFOLD_TOKEN": "", "ALLFOLD_TOKEN_FILE": str(file)}
+    diagnose(allfold, status=0, **env)
+    env["ALLFOLD_TOKEN_FILE"] = "/nowhere/token"
+    assert "cannot read /nowhere/token" in allfold.run("doctor", status=2, env=env).err
+
+
+def test_agents_alone_are_checked_without_the_orchestrator(
+    allfold: Commands, stack: LocalStack
+) -> None:
+    options = [word for node in stack.nodes for word in ("--agent-url", node.control_url)]
+    env = {"ALLFOLD_TOKEN": stack.token, "ALLFOLD_ORCHESTRATOR_URL": NOWHERE}
+    report = diagnose(allfold, *options, status=0, **env)
+    assert report["orchestrators"] == {}
+    assert len(report["links"]) == 2
+
+
+def test_an_agent_that_is_stopped_fails_and_the_others_are_checked(
+    allfold: Commands, stack: LocalStack
+) -> None:
+    agent = stack.services[2]
+    agent.signal(signal.SIGSTOP)
+    try:
+        report = json.loads(allfold.run("doctor", "--json", status=1, env=stack.environment()).out)
+    finally:
+        agent.signal(signal.SIGCONT)
+    assert "node node1: no answer from here" in found(report, "agent", "fail")[0]
+    (where,) = found(report, "control port", "fail")
+    assert "node node1: no other node (asked: node0) reaches" in where
+    assert "node1 -> node0" in found(report, "ports", "skipped")[0]

@@ -1,0 +1,201 @@
+"""What ``allfold doctor`` makes of facts: limits, addresses, clocks, ports and links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allfold.cli._doctor.asking import Answer
+from allfold.cli._doctor.findings import Diagnosis, Finding, Level
+from allfold.cli._doctor.limits import judge_machine
+from allfold.cli._doctor.nodes import judge_clocks, judge_nodes
+from allfold.cli._doctor.pairs import Outcome, Place, judge_pairs, rounds
+
+GIB = 1 << 30
+MACHINE = {
+    "open_files": {"soft": 65536, "hard": 65536, "used": 20},
+    "locked_memory": {"soft": None, "hard": None},
+    "processes": {"soft": None, "hard": None},
+    "threads": {"limit": None, "used": None},
+    "memory": {"total": 16 * GIB, "available": 8 * GIB, "limit": None, "used": None},
+}
+
+
+def node(name: str, host: str = "10.0.0.1", **more: Any) -> dict[str, Any]:
+    addresses = {
+        "control_url": f"http://{host}:7411",
+        "data_address": f"{host}:7412",
+        "why": "ALLFOLD_AGENT_ADVERTISE or --advertise",
+    }
+    versions = {"allfold": "1.0.0", "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
+    gpu = {"setting": "auto", "names": {}, "reason": "there is no NVIDIA driver", "driver": False}
+    return {
+        "node": name, "ready": True, "waiting_for": "", "addresses": addresses, "memfd": "",
+        "machine": MACHINE, "versions": versions, "gpu": gpu, "orchestrator": "http://o:7400",
+    } | more  # fmt: skip
+
+
+def bad(findings: list[Finding]) -> dict[str, str]:
+    """Check: text of the findings that are not fine."""
+    return {each.check: each.found for each in findings if each.level != Level.OK}
+
+
+# --- limits
+
+
+def test_a_machine_with_enough_of_everything_is_fine() -> None:
+    (finding,) = judge_machine("here", MACHINE, "")
+    assert finding.level == Level.OK
+    assert "open files 20 of 65536, memory 8 GiB available of 16 GiB" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("limits", "check", "text"),
+    [
+        ({"open_files": {"soft": 256, "hard": 1024, "used": 9}}, "open files", "at most 1024"),
+        ({"open_files": {"soft": 100, "hard": 9999, "used": 90}}, "open files", "90 of 100"),
+        ({"threads": {"limit": 200, "used": 150}}, "threads", "150 of 200 threads"),
+        ({"processes": {"soft": 64, "hard": 64}}, "threads", "at most 64 threads"),
+        (
+            {"memory": {"total": GIB, "available": GIB, "limit": GIB, "used": GIB - (1 << 20)}},
+            "memory",
+            "1023 MiB of 1 GiB, the limit of the cgroup",
+        ),
+        (
+            {"memory": {"total": GIB, "available": 9, "limit": None, "used": None}},
+            "memory",
+            "9 B of 1 GiB are available",
+        ),
+    ],
+)
+def test_a_limit_that_is_near_is_a_warning(limits: dict[str, Any], check: str, text: str) -> None:
+    (finding,) = judge_machine("here", MACHINE | limits, "")
+    assert (finding.level, finding.check) == (Level.WARN, check)
+    assert text in finding.found
+
+
+def test_no_shared_memory_is_a_failure() -> None:
+    (finding,) = judge_machine("here", MACHINE, "Operation not permitted")
+    assert (finding.level, finding.check) == (Level.FAIL, "shared memory")
+
+
+# --- nodes
+
+
+def judged(*nodes: dict[str, Any]) -> dict[str, str]:
+    diagnosis = Diagnosis(nodes={each["node"]: each for each in nodes})
+    return bad(list(judge_nodes(diagnosis, several=True)))
+
+
+def test_one_node_of_several_that_advertises_loopback_leads_others_to_themselves() -> None:
+    assert "others reach themselves there" in judged(node("a"), node("b", "127.0.0.1"))["addresses"]
+    assert "addresses" in judged(node("a"), node("b", "localhost"))
+
+
+def test_nodes_that_are_all_on_loopback_are_on_one_machine() -> None:
+    assert judged(node("a", "127.0.0.1"), node("b", "127.0.0.1")) == {}
+
+
+def test_services_of_different_versions_fail() -> None:
+    other = {"allfold": "0.9.0", "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
+    assert judged(node("a"), node("b", versions=other))["versions"] == (
+        "node a: 1.0.0; node b: 0.9.0"
+    )
+
+
+def test_an_agent_that_cannot_register_says_why() -> None:
+    told = judged(node("a", ready=False, waiting_for="the token is not the orchestrator's"))
+    assert told["registration"] == "the token is not the orchestrator's"
+
+
+def test_a_driver_without_a_gpu_that_the_agent_uses_is_a_warning() -> None:
+    gpu = {"setting": "auto", "names": {}, "reason": "cuda-bindings is missing", "driver": True}
+    assert "cuda-bindings is missing" in judged(node("a", gpu=gpu))["GPU"]
+    assert judged(node("a", gpu=gpu | {"setting": "off"})) == {}
+
+
+def test_clocks_are_compared_with_the_orchestrators_and_not_with_ours() -> None:
+    ours_is_late = Answer({}, 5.0, 0.001)
+    assert bad(list(judge_clocks(ours_is_late, {"a": Answer({}, 5.01, 0.001)}))) == {}
+    told = bad(list(judge_clocks(ours_is_late, {"a": Answer({}, 2.0, 0.001)})))
+    assert told == {"clock": "is 3 s behind the orchestrator's"}
+
+
+def test_what_a_round_trip_leaves_open_is_not_taken_for_an_offset() -> None:
+    assert bad(list(judge_clocks(None, {"a": Answer({}, 0.3, 0.25)}))) == {}
+    told = bad(list(judge_clocks(None, {"a": Answer({}, 0.4, 0.25)})))
+    assert told == {"clock": "is 0.4 s ahead of this machine's"}
+
+
+# --- ports and links
+
+
+def place(name: str) -> Place:
+    return Place(name, f"http://{name}:7411", f"{name}:7412", f"http://{name}:7411")
+
+
+def outcome(source: str, target: str, bandwidth: float = 1e9, **more: Any) -> Outcome:
+    data = {"ok": True, "latency": 50e-6, "bandwidth": bandwidth, "path": "network"}
+    answer = {"control": {"ok": True, "seconds": 0.001}, "data": data} | more
+    return Outcome(place(source), place(target), answer)
+
+
+SILENT = {"ok": False, "kind": "silent", "problem": "timed out"}
+
+
+@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "abcd", "abcdefg"])
+def test_every_ordered_pair_is_checked_once_and_nobody_twice_at_a_time(names: str) -> None:
+    every = [
+        [(one.node, other.node) for one, other in each]
+        for each in rounds([place(name) for name in names])
+    ]
+    assert sorted(pair for each in every for pair in each) == [
+        (a, b) for a in names for b in names if a != b
+    ]
+    for each in every:
+        busy = [name for pair in each for name in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_a_port_that_nobody_reaches_is_one_finding_with_its_number() -> None:
+    failed = [outcome(source, "b", data=SILENT) for source in "ac"]
+    (finding,) = (
+        each for each in judge_pairs([*failed, outcome("b", "a")]) if each.level == Level.FAIL
+    )
+    assert finding.check == "data port"
+    assert finding.found == "no other node (asked: a, c) reaches b:7412: timed out"
+    assert "let TCP port 7412 through" in finding.advice
+
+
+def test_a_port_that_some_reach_names_those_that_do_not() -> None:
+    told = bad(list(judge_pairs([outcome("a", "b", control=SILENT), outcome("c", "b")])))
+    assert told["control port"] == "a cannot reach b:7411: timed out"
+
+
+def test_a_node_that_could_not_be_asked_is_not_taken_for_a_good_one() -> None:
+    missing = Outcome(place("b"), place("a"), "the agent of node b was not reached")
+    findings = list(judge_pairs([missing]))
+    assert [(each.level, each.where) for each in findings] == [(Level.SKIPPED, "b -> a")]
+
+
+def test_a_link_that_carries_much_less_than_the_best_is_a_warning() -> None:
+    found = [outcome("a", "b", 100e6), outcome("b", "a", 20e6)]
+    assert bad(list(judge_pairs(found))) == {
+        "link speed": "carries 20 MB/s; the fastest link carries 100 MB/s"
+    }
+
+
+def test_fast_links_may_differ() -> None:
+    assert bad(list(judge_pairs([outcome("a", "b", 4e9), outcome("b", "a", 0.5e9)]))) == {}
+
+
+def test_memory_between_agents_of_one_machine_is_no_measure_for_networks() -> None:
+    local = {"ok": True, "latency": 9e-6, "bandwidth": 9e9, "path": "machine"}
+    assert bad(list(judge_pairs([outcome("a", "b", data=local), outcome("b", "a", 60e6)]))) == {}
+
+
+def test_a_long_link_among_short_ones_is_a_warning() -> None:
+    far = {"ok": True, "latency": 0.02, "bandwidth": 1e9, "path": "network"}
+    told = bad(list(judge_pairs([outcome("a", "b"), outcome("a", "c", data=far)])))
+    assert told == {"link latency": "takes 20.0 ms; the shortest link takes 50 us"}

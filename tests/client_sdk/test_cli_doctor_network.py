@@ -1,0 +1,105 @@
+"""``allfold doctor`` on networks of our own: a port that is filtered, a link that is slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from benchmarks.network import Network, why_not
+from benchmarks.network.links import INTERFACE, connected
+from benchmarks.network.namespaces import Namespaces, entered, tc
+from benchmarks.network.shaped import NetworkStack
+from tests.support.require import required
+
+pytestmark = pytest.mark.slow
+
+FAST, SLOW = Network.parse("1gbit"), "20mbit"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Two nodes with a network between them."""
+
+    spaces: Namespaces
+    stack: NetworkStack
+
+    def doctor(self, *options: str, status: int) -> dict[str, Any]:
+        """The report of a doctor that runs where the orchestrator is."""
+        with entered(self.spaces.switch):
+            done = subprocess.run(
+                [sys.executable, "-m", "allfold.cli", "doctor", "--json", *options],
+                env=os.environ | self.stack.environment(),
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == status, done.stderr
+        return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    # Docker needs what they need: where it must be here, these tests must run.
+    reason = why_not([FAST])
+    if reason is None and shutil.which("iptables") is None:
+        reason = "filtering a port needs iptables"
+    if reason:
+        if "docker" in required():
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    with Namespaces(2) as spaces, connected(FAST, spaces), NetworkStack(spaces) as stack:
+        yield Nodes(spaces, stack)
+
+
+def iptables(namespace: str, *arguments: str) -> None:
+    with entered(namespace):
+        subprocess.run(["iptables", "--wait", *arguments], check=True, timeout=30)
+
+
+def bad(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [
+        (each["level"], each["check"], each["where"])
+        for each in report["findings"]
+        if each["level"] in ("warn", "fail")
+    ]
+
+
+def test_nodes_on_a_network_are_fine_and_their_links_measured(nodes: Nodes) -> None:
+    report = nodes.doctor(status=0)
+    assert bad(report) == []
+    assert {each["path"] for each in report["links"]} == {"network"}
+    # The shaper lets no more through; how much less it is on a busy machine is no matter.
+    assert all(0 < each["bandwidth"] < 150e6 for each in report["links"])
+
+
+def test_a_port_that_is_filtered_is_named_with_the_node(nodes: Nodes) -> None:
+    target, port = nodes.spaces.nodes[1], nodes.stack.nodes[1].data_address.rpartition(":")[2]
+    rule = ("INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
+    iptables(target, "-A", *rule)
+    try:
+        report = nodes.doctor(status=1)
+    finally:
+        iptables(target, "-D", *rule)
+    assert bad(report) == [("fail", "data port", "node node1")]
+    (finding,) = (each for each in report["findings"] if each["level"] == "fail")
+    assert f"let TCP port {port} through the firewalls" in finding["advice"]
+
+
+def test_a_slow_link_is_named_with_its_direction(nodes: Nodes) -> None:
+    slow = nodes.spaces.nodes[1]
+    bucket = ("tbf", "rate", SLOW, "burst", "40000", "limit", "400000")
+    tc(slow, "qdisc", "replace", "dev", INTERFACE, "root", *bucket)
+    try:
+        report = nodes.doctor(status=0)
+    finally:
+        usual = ("tbf", "rate", "1gbit", "burst", "40000", "limit", "4000000")
+        tc(slow, "qdisc", "replace", "dev", INTERFACE, "root", *usual)
+    assert bad(report) == [("warn", "link speed", "node node1 -> node node0")]
