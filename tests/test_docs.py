@@ -21,6 +21,7 @@ from allfold_core.schedules import registry
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.strategy import Description, Strategy
 from allfold_orchestrator.settings import Settings
+from tests import cli_page
 from tests.core.cases import bytes_sent
 
 ROOT = Path(__file__).parents[1]
@@ -282,3 +283,12 @@ def test_every_target_that_the_pages_name_is_in_the_makefile() -> None:
     for page in PAGES:
         named = re.findall(r"(?:^|`|\$ )make ([a-z]+)", page.read_text(), flags=re.MULTILINE)
         assert set(named) <= targets, page.name
+
+
+# --- docs/cli.md
+
+
+@pytest.mark.parametrize("command", list(cli_page.commands()))
+def test_the_page_of_commands_has_the_help_of_each(command: str) -> None:
+    shown = cli_page.blocks(cli_page.PAGE.read_text())
+    assert shown[command] == cli_page.help_of(command), "run: python -m tests.cli_page"

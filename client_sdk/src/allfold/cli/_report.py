@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
 from allfold.cli._http import NoAnswer, get_json
+from allfold.cli._incidents import merged
 from allfold.cli._inflight import (
     Membership,
     MessageInFlight,
@@ -17,11 +19,18 @@ from allfold.cli._inflight import (
     messages_in_flight,
     ops_in_flight,
 )
-from allfold_core.errors import AgentUnreachable, OrchestratorUnreachable, ServiceError
+from allfold_core.errors import (
+    AgentUnreachable,
+    LocalError,
+    OrchestratorUnreachable,
+    ServiceError,
+)
+from allfold_core.incident import Incident
 
 _SECONDS = 3.0
 _AT_ONCE = 32
 _PAGE = 1000
+_LATEST = 100
 
 Json = dict[str, Any]
 
@@ -38,6 +47,7 @@ class Report:
         memberships: the groups as the agents that answer know them.
         ops: the collectives in flight.
         messages: the sends and receives that wait.
+        incidents: what is wrong in groups; open ones first.
         problems: why an agent did not answer, by its control URL.
         failure: why there is nothing of the orchestrator, although it was asked.
     """
@@ -49,12 +59,14 @@ class Report:
     memberships: list[Membership] = field(default_factory=list)
     ops: list[OpInFlight] = field(default_factory=list)
     messages: list[MessageInFlight] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     failure: ServiceError | None = None
 
     def to_dict(self) -> Json:
         failed = {} if self.failure is None else {self.orchestrator: self.failure.message}
         return {
+            "schema": 1,
             "orchestrator": self.orchestrator,
             "nodes": self.nodes,
             "groups": self.groups,
@@ -62,6 +74,7 @@ class Report:
             "memberships": [asdict(each) for each in self.memberships],
             "ops_in_flight": [op.to_dict() for op in self.ops],
             "messages_in_flight": [message.to_dict() for message in self.messages],
+            "incidents": [each.to_dict() for each in self.incidents],
             "problems": failed | self.problems,
         }
 
@@ -79,10 +92,11 @@ def gather(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) 
         ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
-    report = Report(orchestrator="")
+    report, told = Report(orchestrator=""), list[Json]()
     if orchestrators:
         try:
             _ask_orchestrator(report, orchestrators, token)
+            told += _known_incidents(report.orchestrator, token)
         except ServiceError as error:
             if not agent_urls:
                 raise _with_advice(error) from None
@@ -95,6 +109,8 @@ def gather(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) 
     report.memberships = memberships(report.agents.values())
     report.ops = ops_in_flight(report.agents.values())
     report.messages = messages_in_flight(report.agents.values())
+    told += (each for status in report.agents.values() for each in status.get("incidents", ()))
+    report.incidents = merged(told)
     return report
 
 
@@ -115,6 +131,19 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
         f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
         "or ALLFOLD_ORCHESTRATOR_URL."
     )
+
+
+def _known_incidents(orchestrator: str, token: str) -> list[Json]:
+    """Those that the orchestrator keeps; none where it is of a version that keeps none."""
+    url = f"{orchestrator}/v1/incidents?limit={_LATEST}"
+    try:
+        return list(get_json(url, token, seconds=_SECONDS).get("incidents", ()))
+    except LocalError as error:
+        if error.details.get("http_status") != HTTPStatus.NOT_FOUND:
+            raise
+        return []
+    except NoAnswer as error:  # it has answered before: it has ended since, or stands still
+        raise OrchestratorUnreachable(f"the orchestrator answers no more: {error}") from None
 
 
 def entries(orchestrator: str, what: str, token: str) -> Iterator[Json]:

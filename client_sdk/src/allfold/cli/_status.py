@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from allfold.cli._incidents import lines as incident_lines
 from allfold.cli._inflight import Membership, kept_results
 from allfold.cli._parameters import checked_url, orchestrator_option, orchestrators, token
 from allfold.cli._report import Report, gather
@@ -25,11 +27,20 @@ Json = dict[str, Any]
 @click.option("--agent-url", "agent_urls", multiple=True, metavar="URL", help="Ask this agent.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool) -> None:
-    """Show the nodes, the groups with their ranks, and what the ops in flight wait for.
+    """Show nodes, groups with their ranks, incidents, and what the ops in flight wait for.
+
+    An incident says what keeps ops from going on, or slows them down, and who causes it.
 
     With --agent-url alone, the orchestrator is left out: it may be down while a job runs. With
     --orchestrator as well, the agents are shown before the error that says what is wrong with it.
     ALLFOLD_TOKEN must hold the join token.
+
+    \b
+    Exit codes:
+      0    the services have answered, whatever the incidents
+      1    a service has refused, e.g. the token; or its state store is down
+      2    wrong usage
+      3    the orchestrator, or an agent that was named, cannot be reached
     """
     report = gather(
         _replicas_to_ask(orchestrator, agent_urls),
@@ -58,6 +69,8 @@ def _show(report: Report) -> None:
         console.print(_group_table(report.groups, report.memberships))
     else:
         console.print(_agent_table(report.agents.values()))
+    for line in incident_lines(report.incidents, time.time()):
+        console.print(line, soft_wrap=True, style="bold")
     lines = [op.sentence() for op in report.ops]
     lines += [message.sentence() for message in report.messages]
     lines = lines or ["no op is in flight"]

@@ -1,0 +1,134 @@
+"""Incidents in ``allfold status``: told by several, shown once, open ones first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from allfold.cli._incidents import duration, lines, merged
+from allfold_core.incident import Cause, Effect, Incident, rank_culprit
+from tests.support.processes.cli import Commands, commands
+
+NOW = 1_000_000.0
+
+
+def incident(
+    name: str, began: float, ended: float | None = None, sentence: str = "rank 3 on node b sleeps"
+) -> Incident:
+    return Incident(
+        name, Cause.LATE_RANK, Effect.HANG, rank_culprit(3, "b"), sentence, "dp", 1, 7, began,
+        began, ended, "b",
+    )  # fmt: skip
+
+
+def ids(told: list[Any]) -> list[str]:
+    return [each.id for each in merged(told)]
+
+
+def test_open_ones_come_first_and_the_oldest_of_them_then_the_latest_that_ended() -> None:
+    told = [
+        incident("young", NOW - 1),
+        incident("over", NOW - 99, NOW - 60),
+        incident("old", NOW - 9),
+        incident("just over", NOW - 99, NOW - 5),
+    ]
+    assert ids([each.to_dict() for each in told]) == ["old", "young", "just over", "over"]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_one_that_somebody_knows_to_be_over_is_over(turn: int) -> None:
+    told = [incident("x", NOW - 9).to_dict(), incident("x", NOW - 9, NOW - 1).to_dict()]
+    (found,) = merged(told[::turn])
+    assert found.ended == NOW - 1
+
+
+def test_what_is_no_incident_of_this_version_is_left_out() -> None:
+    later = incident("x", NOW).to_dict() | {"cause": "sun_spots"}
+    assert ids([later, {}, incident("y", NOW).to_dict()]) == ["y"]
+
+
+def test_a_line_has_the_sentence_and_how_long_it_lasts() -> None:
+    assert lines([incident("x", NOW - 12)], NOW) == ["hang, for 12.0 s: rank 3 on node b sleeps"]
+    over = incident("x", NOW - 12, NOW - 6000)
+    assert lines([over], NOW) == ["hang, until 1.7 h ago: rank 3 on node b sleeps"]
+
+
+def test_of_those_that_are_over_a_few_are_shown() -> None:
+    told = merged(incident(str(n), NOW - 99, NOW - n).to_dict() for n in range(9))
+    ages = [line.partition(" ago")[0] for line in lines(told, NOW)]
+    assert ages == [f"hang, until {n}.0 s" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0.0 s"), (99.9, "99.9 s"), (600, "10 min"), (36000, "10.0 h")]
+)
+def test_durations_are_in_the_unit_that_reads_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# --- the command
+
+
+@pytest.fixture
+def allfold() -> Iterator[Commands]:
+    with commands() as started:
+        yield started
+
+
+@contextmanager
+def service(answers: dict[str, Any]) -> Iterator[str]:
+    """Something that answers GETs of these paths, and 404 to others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = answers.get(self.path.partition("?")[0])
+            error = {"error": {"code": "AF100", "message": "Not Found", "details": {}}}
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(error if found is None else found).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+NOTHING: dict[str, Any] = {"/v1/nodes": {"nodes": []}, "/v1/groups": {"groups": []}}
+
+
+def test_status_shows_what_agents_and_orchestrator_tell_once(allfold: Commands) -> None:
+    now = time.time()
+    known = incident("known", now - 30, sentence="rank 3 on node b sleeps").to_dict()
+    fresh = incident("fresh", now - 1, sentence="rank 5 on node c is stopped").to_dict()
+    agent_says = {"node": "b", "ready": True, "groups": [], "incidents": [known, fresh]}
+    with (
+        service(NOTHING | {"/v1/incidents": {"incidents": [known]}}) as orchestrator,
+        service({"/v1/status": agent_says}) as agent,
+    ):
+        asked = ("status", "--orchestrator", orchestrator, "--agent-url", agent)
+        shown = allfold.run(*asked).out
+        report = json.loads(allfold.run(*asked, "--json").out)
+    assert shown.count("rank 3 on node b sleeps") == 1
+    assert shown.count("rank 5 on node c is stopped") == 1
+    assert [each["id"] for each in report["incidents"]] == ["known", "fresh"]
+    assert report["schema"] == 1
+
+
+def test_an_orchestrator_that_keeps_no_incidents_is_shown_all_the_same(allfold: Commands) -> None:
+    with service(NOTHING) as orchestrator:
+        report = json.loads(allfold.run("status", "--orchestrator", orchestrator, "--json").out)
+    assert report["incidents"] == []
