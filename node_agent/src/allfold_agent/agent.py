@@ -20,6 +20,7 @@ from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.retention import Retention
@@ -80,6 +81,7 @@ class Agent:
     ) -> None:
         self.settings = settings
         self.registry = Registry()
+        self.recordings = Recordings()
         token = settings.token or None
         peers = PeerConnections(token, self.registry)
         self._loop = asyncio.get_running_loop()
@@ -378,6 +380,7 @@ class Agent:
     async def _close(self, group: AgreeingGroup) -> None:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self.registry.remove(group):
+            self.recordings.keep(group)
             self.group_links.over(group)
 
     def _ask_ranks_to_leave(self, reason: str) -> None:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.facts import add_facts
+from allfold_agent.control.flight import add_flight
 from allfold_agent.control.health import add_health
 from allfold_agent.control.history import add_history
 from allfold_agent.control.peer_checks import add_peer_checks
@@ -29,6 +30,7 @@ def make_app(agent: Agent) -> FastAPI:
     add_history(app, agent)
     add_facts(app, agent)
     add_peer_checks(app, agent)
+    add_flight(app, agent)
     return app
 
 

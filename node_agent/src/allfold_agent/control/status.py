@@ -1,11 +1,11 @@
-"""The status of this node: its groups, what its ops in flight wait for, the flight recorder."""
+"""The status of this node: its groups, and what its ops in flight wait for."""
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.health import problem_of
@@ -16,8 +16,6 @@ from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.waiting import WaitingOp, waiting_ops
 
 Json = dict[str, Any]
-
-_GROUP = "/v1/groups/{name}/openings/{opening}"
 
 
 def add_status(app: FastAPI, agent: Agent) -> None:
@@ -37,14 +35,6 @@ def add_status(app: FastAPI, agent: Agent) -> None:
             "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
-
-    @app.get(_GROUP + "/ops")
-    async def ops(name: str, opening: int, limit: Annotated[int, Query(ge=1, le=512)] = 64) -> Json:
-        """The flight recorder: the latest ops of a group that are over, newest last."""
-        group = agent.registry.find(name, opening)
-        group.lanes.records.harvest()
-        latest = sorted(group.outcomes.recent, key=lambda each: each.seq)[-limit:]
-        return {"ops": [each.to_dict() for each in latest]}
 
 
 def describe_group(group: Group) -> Json:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from time import monotonic, time
+from time import monotonic
 from typing import Protocol
 
 import torch
@@ -122,6 +122,10 @@ class Op:
         doubted: the nodes were asked to judge it, because its calls differ.
         timeout: the shortest deadline of the ranks that have called, in seconds.
         extension: for how many seconds the deadline has stood still.
+        first_arrival: when the first call was taken in; these times are monotonic, 0.0 for not yet.
+        began_at: when its latest attempt began.
+        exchanged_at: when the last task of that was done; stays 0.0 on a single node.
+        settled_at: when it was decided that its result is handed out.
     """
 
     seq: int
@@ -148,8 +152,10 @@ class Op:
     ended: bool = False
     doubted: bool = False
     error: AllfoldError | None = None
-    started_at: float = field(default_factory=time)
     first_arrival: float = field(default_factory=monotonic)
+    began_at: float = 0.0
+    exchanged_at: float = 0.0
+    settled_at: float = 0.0
     first_call: float = float("inf")
     timeout: float = field(init=False, default=float("inf"))
     extension: float = field(init=False, default=0.0)
@@ -176,6 +182,8 @@ class Op:
             self.arrivals[translated.rank] = translated
         elif not self.calls:
             self.spec = arrival.spec
+        if not self.calls:
+            self.first_arrival = arrival.at
         self.calls[session] = arrival
         if type(arrival.source) is GpuRange or type(arrival.target) is GpuRange:
             self.on_gpu = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import torch
 
 from allfold_agent.compilation.task_graph import Task, TaskKind
@@ -17,6 +19,9 @@ class OpReceiver:
     Args:
         source: the index of the node.
         fingerprint: what every frame must have; else the calls of the two nodes differ.
+
+    Attributes:
+        heard_at: when the first frame was taken in (monotonic); 0.0 for not yet.
     """
 
     def __init__(self, executor: Executor, source: int, fingerprint: int) -> None:
@@ -24,6 +29,7 @@ class OpReceiver:
         self._executor = executor
         self._order = executor.graph.receives.get(source, ())
         self._next = 0
+        self.heard_at = 0.0
 
     def is_ready(self) -> bool:
         executor, order, position = self._executor, self._order, self._next
@@ -57,6 +63,8 @@ class OpReceiver:
         position = self._next
         if position == len(self._order):
             return None
+        if not position:
+            self.heard_at = monotonic()
         self._next = position + 1
         return self._executor.graph.tasks[self._order[position]]
 

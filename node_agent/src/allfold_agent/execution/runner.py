@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -174,7 +175,7 @@ class Runner:
             self._buffers,
             on_sendable=lambda destination: outs[destination].kick(),
             on_receivable=lambda source: ins[source].resume(),
-            on_finished=lambda: self._completed(spec, op.seq, executor),
+            on_finished=lambda: self._completed(spec, op, executor),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error, self._stamp),
             early=compiled.copy_bytes > EARLY_BYTES
             and (op.gpu_operands or operands).outputs_are_no_inputs(),
@@ -190,9 +191,10 @@ class Runner:
             edge.enqueue(OpSender(executor, destination, op.seq, self._packed, digest))
         return executor
 
-    def _completed(self, spec: OpSpec, seq: int, executor: Executor) -> None:
+    def _completed(self, spec: OpSpec, op: Op, executor: Executor) -> None:
+        op.exchanged_at = monotonic()
         floor = executor.floor if spec.hears_from_all else -1
-        self._outcomes.completed(seq, self._stamp, floor)
+        self._outcomes.completed(op.seq, self._stamp, floor)
 
     def _receiver(self, op: Op, executor: Executor, source: int) -> OpReceiver:
         return OpReceiver(executor, source, op.digest(self._placement[source], self.ranks))

@@ -1,4 +1,4 @@
-"""The flight recorder: one record per op that is over.
+"""The flight recorder: one record per op, of those that are over and of those in flight.
 
 Of the ops that ranks do by themselves, in the short lane, it has a sample: see
 :mod:`allfold_agent.groups.lane_records`.
@@ -6,6 +6,8 @@ Of the ops that ranks do by themselves, in the short lane, it has a sample: see
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -13,52 +15,180 @@ from allfold_agent.execution.op import Op
 from allfold_core.operations import Fingerprint
 
 
+class State(StrEnum):
+    """How far an op has come on this node.
+
+    =========  ==================================================
+    CALLED     not all that it needs is there: mostly, local ranks
+    STARTED    it is being worked on
+    COMPLETED  every local rank has its result
+    FAILED     the local ranks that have called it got an error
+    DROPPED    no rank here had a part in it any more
+    =========  ==================================================
+    """
+
+    CALLED = "called"
+    STARTED = "started"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+    @property
+    def is_over(self) -> bool:
+        return self not in (State.CALLED, State.STARTED)
+
+
 class OpRecord(NamedTuple):
-    """One op on this node.
+    """One op on this node. Times without a unit are monotonic; 0.0 is one that is not known.
 
     Attributes:
         epoch: the ordinal of the epoch in which it ran.
+        world_size: the ranks of that epoch, on all nodes.
         fingerprint: the call; ``None`` where no local rank has made it.
-        started_at: the first local arrival, in seconds since 1970.
-        seconds: from the first local arrival until the outcome.
+        state: how far it has come.
+        start: the first local call.
+        seconds: from the first local call until the outcome, or until now.
         arrivals: by local rank, seconds after the first one.
         missing: the local ranks that have not called it.
         error: the error's code, empty for a success.
+        reason: the error's message.
+        other_calls: by local rank, the calls that are not like ``fingerprint``.
+        began: its work began, with the fold of the local inputs.
+        heard: by node, when its first data were taken in.
+        exchanged: all was sent to other nodes, and all of theirs is folded.
+        settled: the nodes agreed on a result, which the local ranks get from now on.
     """
 
     seq: int
     epoch: int
+    world_size: int
     fingerprint: Fingerprint | None
     strategy: str
-    started_at: float
+    state: State
+    start: float
     seconds: float
-    arrivals: dict[int, float]
-    missing: tuple[int, ...]
-    error: str
+    arrivals: Mapping[int, float]
+    missing: tuple[int, ...] = ()
+    error: str = ""
+    reason: str = ""
+    other_calls: Mapping[int, Fingerprint] = {}
+    began: float = 0.0
+    heard: Mapping[str, float] = {}
+    exchanged: float = 0.0
+    settled: float = 0.0
 
     @property
     def what(self) -> str:
         """The call for people: ``all_reduce(sum, float32[1024])``."""
         return self.fingerprint.describe() if self.fingerprint else ""
 
-    def to_dict(self) -> dict[str, Any]:
-        shown = self._asdict()
-        del shown["fingerprint"]
-        return {"what": self.what, **shown}
+    def to_dict(self, clock: Clock) -> dict[str, Any]:
+        """Return the JSON form: times are seconds after ``start``.
+
+        Args:
+            clock: read just now.
+        """
+        return {
+            "seq": self.seq,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            "what": self.what,
+            **(described(self.fingerprint) if self.fingerprint else {}),
+            "strategy": self.strategy,
+            "state": self.state.value,
+            "start": self.start,
+            "started_at": clock.wall - (clock.monotonic - self.start),
+            "seconds": self.seconds,
+            "arrivals": {str(rank): after for rank, after in self.arrivals.items()},
+            "missing": list(self.missing),
+            "phases": self._phases(),
+            "heard": {node: at - self.start for node, at in self.heard.items()},
+            "error": self.error,
+            "reason": self.reason,
+            "other_calls": {
+                str(rank): {"what": call.describe(), **described(call)}
+                for rank, call in self.other_calls.items()
+            },
+        }
+
+    def _phases(self) -> dict[str, float]:
+        """Return the seconds after ``start`` at which it came to a phase, of those known."""
+        known = {"began": self.began, "exchanged": self.exchanged, "settled": self.settled}
+        phases = {name: at - self.start for name, at in known.items() if at}
+        if self.arrivals and not self.missing:
+            phases["called"] = max(self.arrivals.values())
+        if self.state.is_over:
+            phases["done"] = self.seconds
+        return dict(sorted(phases.items(), key=lambda each: each[1]))
+
+
+class Clock(NamedTuple):
+    """This machine's clocks, read together: seconds since some start, and since 1970."""
+
+    monotonic: float
+    wall: float
+
+
+def described(call: Fingerprint) -> dict[str, Any]:
+    """Return the parts of a call for programs."""
+    return {
+        "kind": call.kind.label,
+        "reduce_op": call.reduce_op.label if call.reduce_op else None,
+        "dtype": call.dtype.label,
+        "shape": list(call.shape),
+        "numel": call.numel,
+        "bytes": call.numel * call.dtype.itemsize,
+        "root": call.root,
+        "counts": list(call.counts),
+        "wire": call.wire.label,
+    }
 
 
 def record(op: Op) -> OpRecord:
-    """The record of an op that is over."""
-    first, arrivals = op.first_arrival, op.arrivals
+    """Return the record of an op that is over."""
+    if op.error is not None:
+        state, code, reason = State.FAILED, op.error.code, op.error.message
+    else:
+        state, code, reason = State.COMPLETED if op.settled_at else State.DROPPED, "", ""
+    return _recorded(op, state, code, reason)
+
+
+def record_in_flight(op: Op) -> OpRecord:
+    """Return the record of an op that is not over, as far as it has come. With the table's lock."""
+    return _recorded(op, State.STARTED if op.running else State.CALLED, "", "")
+
+
+def _recorded(op: Op, state: State, code: str, reason: str) -> OpRecord:
+    start, arrivals = op.first_arrival, op.arrivals
     is_complete = len(arrivals) == len(op.ranks)
     return OpRecord(
         op.seq,
         op.ordinal,
+        op.participants,
         op.fingerprint if arrivals else None,
         op.strategy,
-        op.started_at,
-        monotonic() - first,
-        {rank: each.at - first for rank, each in arrivals.items()},
+        state,
+        start,
+        monotonic() - start,
+        {rank: each.at - start for rank, each in arrivals.items()},
         () if is_complete else tuple(rank for rank in op.ranks if rank not in arrivals),
-        op.error.code if op.error else "",
+        code,
+        reason,
+        _other_calls(op) if not op.uniform else {},
+        op.began_at,
+        _heard(op) if op.receivers else {},
+        op.exchanged_at,
+        op.settled_at,
     )
+
+
+def _other_calls(op: Op) -> dict[int, Fingerprint]:
+    return {
+        rank: each.spec.fingerprint
+        for rank, each in op.arrivals.items()
+        if each.spec is not op.spec and each.spec.packed != op.spec.packed
+    }
+
+
+def _heard(op: Op) -> dict[str, float]:
+    return {node: each.heard_at for node, each in op.receivers.items() if each.heard_at}

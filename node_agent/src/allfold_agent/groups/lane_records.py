@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from time import monotonic, time
-from typing import Protocol
+from time import monotonic
+from typing import NamedTuple, Protocol
 
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.flight_recorder import OpRecord
+from allfold_agent.groups.flight_recorder import OpRecord, State
 from allfold_agent.groups.lane_page import Post
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
@@ -26,22 +25,15 @@ class RecordedGroup(Protocol):
     current: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class PostedOp:
+class PostedOp(NamedTuple):
     """An op that ranks of this node have posted, and that is not done.
 
     Attributes:
-        missing: the local ranks that have not.
-        silent: the nodes whose frames have not come, once all local ranks have.
-        first_call: when the first rank called it (monotonic).
+        silent: the nodes whose frames have not come, once all local ranks have posted.
     """
 
-    seq: int
-    fingerprint: Fingerprint
-    strategy: str
-    missing: tuple[int, ...]
+    record: OpRecord
     silent: tuple[str, ...]
-    first_call: float
 
 
 class LaneRecords:
@@ -79,18 +71,12 @@ class LaneRecords:
                 self._posted(lane, seq, posts) for seq, posts in sorted(lane.incomplete().items())
             ]
 
-    @staticmethod
-    def _posted(lane: ShortLane, seq: int, posts: Mapping[str, Post]) -> PostedOp:
-        ranks = zip(lane.sessions, lane.ranks, strict=True)
-        missing = tuple(rank for session, rank in ranks if session not in posts)
-        return PostedOp(
-            seq,
-            Fingerprint.unpack(lane.fingerprint(*next(iter(posts.items())))),
-            lane.strategy,
-            missing,
-            () if missing or lane.exchange is None else lane.exchange.silent_nodes(seq),
-            min(post.header.called for post in posts.values()),
-        )
+    def _posted(self, lane: ShortLane, seq: int, posts: Mapping[str, Post]) -> PostedOp:
+        packed = lane.fingerprint(*next(iter(posts.items())))
+        record = self._record(lane, seq, posts, packed, monotonic(), State.CALLED)
+        if lane.exchange is None or record.missing:
+            return PostedOp(record, ())
+        return PostedOp(record, lane.exchange.silent_nodes(seq))
 
     def harvest(self) -> None:
         """Record the latest ops that the ranks have done, unless that was done before."""
@@ -101,11 +87,11 @@ class LaneRecords:
             end, slots = lane.end_of_complete(), lane.page.layout.slots
             first = max(lane.since, self._next, end - slots)
             # The latest first, as the ranks may go on writing over the oldest.
-            records = [self._record(lane, seq) for seq in reversed(range(first, end))]
+            records = [self._record_done(lane, seq) for seq in reversed(range(first, end))]
             self._group.outcomes.recent.extend(each for each in reversed(records) if each)
             self._next = max(self._next, end)
 
-    def _record(self, lane: ShortLane, seq: int) -> OpRecord | None:
+    def _record_done(self, lane: ShortLane, seq: int) -> OpRecord | None:
         """Return the record of an op; ``None`` where its slots are in use for later ones."""
         posts = lane.posts_of(seq)
         if len(posts) < len(lane.sessions):
@@ -113,18 +99,35 @@ class LaneRecords:
         packed = lane.intact_fingerprint(*next(iter(posts.items())))
         if packed is None:
             return None
-        calls = [posts[session].header.called for session in lane.sessions]
-        first, end = min(calls), max(calls)
+        end = max(post.header.called for post in posts.values())
         if lane.exchange is not None:
             end = max(end, lane.exchange.published_at(posts[lane.sessions[0]].slot))
+        return self._record(lane, seq, posts, packed, end, State.COMPLETED)
+
+    def _record(
+        self,
+        lane: ShortLane,
+        seq: int,
+        posts: Mapping[str, Post],
+        packed: bytes,
+        end: float,
+        state: State,
+    ) -> OpRecord:
+        start = min(post.header.called for post in posts.values())
+        calls = {
+            rank: posts[session].header.called - start
+            for session, rank in zip(lane.sessions, lane.ranks, strict=True)
+            if session in posts
+        }
         return OpRecord(
             seq,
             lane.ordinal,
+            self._group.current.plan.world_size,
             Fingerprint.unpack(packed),
             lane.strategy,
-            time() - (monotonic() - first),
-            end - first,
-            {rank: called - first for rank, called in zip(lane.ranks, calls, strict=True)},
-            (),
-            "",
+            state,
+            start,
+            end - start,
+            calls,
+            tuple(rank for rank in lane.ranks if rank not in calls),
         )

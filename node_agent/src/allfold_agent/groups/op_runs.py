@@ -6,6 +6,7 @@ import logging
 from bisect import insort
 from collections.abc import Collection
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from allfold_agent.execution.op import Op
@@ -129,6 +130,7 @@ class OpRuns:
         if not op.agrees():
             return  # its ranks will hear of a verdict
         runner = epoch.runner
+        op.began_at = monotonic()
         try:
             runner.prepare(op, self._progress.watermark)
         except Exception as error:
@@ -230,6 +232,7 @@ class OpRuns:
         if op is None or op.ended:
             return
         op.ended = True
+        op.settled_at = monotonic()
         if op.error is not None:  # the others have the result, and this node cannot take it
             self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:

@@ -51,6 +51,5 @@ def _of_agent(op: Op) -> WaitingOp:
 
 
 def _of_lane(op: PostedOp) -> WaitingOp:
-    return WaitingOp(
-        op.seq, op.fingerprint.describe(), op.strategy, op.missing, op.silent, op.first_call
-    )
+    seen = op.record
+    return WaitingOp(seen.seq, seen.what, seen.strategy, seen.missing, op.silent, seen.start)

@@ -13,8 +13,6 @@ from allfold_core.diagnosis.stragglers import OwnTime
 
 SAMPLE_SECONDS = 1.0
 SAMPLES_KEPT = 600
-# A clock that was set between two ops would make one of such a time.
-_LONGEST_OWN = 3600.0
 
 
 @dataclass
@@ -173,11 +171,11 @@ def _own_time(before: OpRecord, record: OpRecord, rank: int) -> float:
 
     If it called before the other was over, it did not wait for that at all.
     """
-    called = record.started_at + record.arrivals[rank]
-    called_before = before.started_at + before.arrivals[rank]
-    ended = before.started_at + before.seconds
+    called = record.start + record.arrivals[rank]
+    called_before = before.start + before.arrivals[rank]
+    ended = before.start + before.seconds
     own = called - (ended if called_before <= ended <= called else called_before)
-    return own if 0.0 <= own <= _LONGEST_OWN else 0.0
+    return max(0.0, own)
 
 
 def _nbytes(record: OpRecord) -> int:
