@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-_MARK = "ALLFOLD_TEST_MARK"
+_MARK = "TEST_MARK_OF_ALLFOLD"  # not a name that "allfold config" calls unknown
 # What a surrounding launcher may have left; a test says itself what a command finds.
 _FOREIGN = (
     "ALLFOLD_",

@@ -14,11 +14,11 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
 
-_DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
+DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
 orchestrator_option = click.option(
     "--orchestrator",
     metavar="URL[,URL]",
-    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {_DEFAULT_ORCHESTRATOR}]",
+    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {DEFAULT_ORCHESTRATOR}]",
 )
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -105,7 +105,7 @@ def orchestrators(given: str | None) -> list[str]:
     source, value = "--orchestrator", given
     if not value:
         source = "ALLFOLD_ORCHESTRATOR_URL"
-        value = os.environ.get(source) or _DEFAULT_ORCHESTRATOR
+        value = os.environ.get(source) or DEFAULT_ORCHESTRATOR
     return [checked_url(source, url.strip()) for url in value.split(",")]
 
 

@@ -1,0 +1,1 @@
+"""``allfold config``: every setting, its value here, and where that comes from."""

@@ -1,0 +1,128 @@
+"""``allfold config``: the settings of ranks, commands, agent and orchestrator, as found here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from allfold.cli._config import sdk, services
+from allfold.cli._config.setting import DEFAULT, Setting, unknown
+
+_WRONG_VALUE = 1
+_WIDTH_OF_A_FILE = 200
+_TITLES = {"sdk": "Ranks", "cli": "The allfold command", "agent": "Agent"}
+_TITLES["orchestrator"] = "Orchestrator"
+# Read by the agent beside its settings.
+_OTHERS = ("ALLFOLD_CHECK_LOCKS",)
+
+Json = dict[str, Any]
+
+
+@click.command(
+    short_help="Show every setting and where it comes from.",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.option("--sources", is_flag=True, help="Show where each value comes from, and its default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("service", required=False, type=click.Choice(list(services.MODULES)))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def config(sources: bool, as_json: bool, service: str | None, options: tuple[str, ...]) -> None:
+    """Show the settings of ranks, commands, agent and orchestrator as they would be here.
+
+    With SERVICE, agent or orchestrator, those of this one alone, as it would start with OPTIONS:
+    allfold config --sources agent --data 0.0.0.0:7412. A flag or argument wins over the
+    environment, that over a file (ALLFOLD_TOKEN_FILE), and that over the default. Secrets and
+    passwords are shown as ****. Variables that begin with ALLFOLD_ and that nobody reads are named.
+
+    \b
+    Exit codes:
+      0    every value can be used
+      1    some value cannot: the service or init would refuse it
+      2    wrong usage
+    """
+    missing = [each for each in services.MODULES if not services.is_installed(each)]
+    shown = list(_settings(service, options, missing))
+    strays = _strays(missing)
+    if as_json:
+        click.echo(json.dumps(_as_json(shown, strays, missing)))
+    else:
+        _show(shown, strays, missing, with_sources=sources)
+    sys.exit(_WRONG_VALUE if any(each.problem for each in shown) else 0)
+
+
+def _settings(
+    service: str | None, options: Sequence[str], missing: Sequence[str]
+) -> Iterator[Setting]:
+    if service is None:
+        yield from sdk.settings(os.environ)
+    for each in services.MODULES if service is None else [service]:
+        if each not in missing:
+            yield from services.settings(each, os.environ, options)
+
+
+def _strays(missing: Sequence[str]) -> Mapping[str, str]:
+    """Variables that nobody reads, as far as is known here."""
+    known = [each.variable for each in sdk.known()]
+    for service in services.MODULES:
+        if service not in missing:
+            known += (each.variable for each in services.settings(service, {}, ()))
+    return unknown(os.environ, [*known, *_OTHERS])
+
+
+def _as_json(
+    shown: Iterable[Setting], strays: Mapping[str, str], missing: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "settings": [each.to_dict() for each in shown],
+        "unknown": [
+            {"variable": name, "did_you_mean": meant or None} for name, meant in strays.items()
+        ],
+        "not_installed": [services.MODULES[each] for each in missing],
+    }
+
+
+def _show(
+    shown: Sequence[Setting],
+    strays: Mapping[str, str],
+    missing: Sequence[str],
+    *,
+    with_sources: bool,
+) -> None:
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    for reader, title in _TITLES.items():
+        of_it = [each for each in shown if each.reader == reader]
+        if of_it:
+            console.print(_table(title, of_it, with_sources=with_sources))
+    for each in shown:
+        if each.problem:
+            said = f"cannot be used ({each.reader}): {each.variable}: {each.problem}"
+            console.print(said, soft_wrap=True)
+    for name, meant in strays.items():
+        hint = f"; did you mean {meant}?" if meant else ""
+        console.print(f"nobody reads {name}{hint}", soft_wrap=True)
+    for service in missing:
+        module = services.MODULES[service].replace("_", "-")
+        said = (
+            f"{module} is not installed here: its settings are not shown, its variables not known"
+        )
+        console.print(said, soft_wrap=True)
+
+
+def _table(title: str, settings: Iterable[Setting], *, with_sources: bool) -> Table:
+    columns = ["variable", "or", "value"] + (["source", "default"] if with_sources else [])
+    table = Table(*columns, title=title, title_justify="left")
+    for each in settings:
+        cells = [each.variable, each.argument, "-" if each.value is None else each.value]
+        if with_sources:
+            cells += [each.source, "-" if each.default is None else each.default]
+        table.add_row(*cells, style="bold" if each.source != DEFAULT else "")
+    return table

@@ -1,0 +1,135 @@
+"""The settings of ranks and of the ``allfold`` command."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from allfold import _settings
+from allfold._gpu_path import wanted
+from allfold._options import checked_seconds, checked_wire
+from allfold.cli import _parameters
+from allfold.cli._config.setting import (
+    DEFAULT,
+    ENVIRONMENT,
+    FILE,
+    Setting,
+    masked,
+    problem_of,
+)
+from allfold_core.errors import InvalidArgument
+from allfold_core.plan import OnLoss
+from allfold_core.schedules.registry import parse_overrides
+from allfold_core.wire.local_wire import default_socket
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A variable that ranks or the command read.
+
+    Attributes:
+        default: its default as it would be written; ``None`` for none.
+        check: raises ``ValueError`` for what cannot be its value.
+    """
+
+    reader: str
+    variable: str
+    argument: str
+    default: str | None
+    description: str
+    check: Callable[[str], object] = str
+    secret: bool = False
+
+
+def _count(value: str) -> None:
+    if not value.isdecimal() or int(value) < 1:
+        raise InvalidArgument(f"must be a number from 1 on, got {value!r}")
+
+
+def _rank(value: str) -> None:
+    if not value.isdecimal():
+        raise InvalidArgument(f"must be a number from 0 on, got {value!r}")
+
+
+def _on_loss(value: str) -> None:
+    if value not in get_args(OnLoss):
+        raise InvalidArgument(f"must be one of {', '.join(get_args(OnLoss))}, got {value!r}")
+
+
+def _seconds(value: str) -> None:
+    checked_seconds("the value", value)
+
+
+def _gpu_path(value: str) -> None:
+    wanted({"ALLFOLD_GPU_PATH": value})
+
+
+def known() -> list[Known]:
+    """Return all of them, those of ranks first."""
+    socket = default_socket(os.environ, os.getuid(), tempfile.gettempdir())
+    return [
+        Known("sdk", "ALLFOLD_SOCKET", "init(agent=)", socket, "the socket of the node agent"),
+        Known("sdk", "ALLFOLD_RANK", "init(rank=)", None, "who this rank is", _rank),
+        Known("sdk", "ALLFOLD_WORLD_SIZE", "init(world_size=)", None, "ranks that open it", _count),
+        Known(
+            "sdk", "ALLFOLD_GROUP", "init(group=)", _settings.DEFAULT_GROUP, "the group's name",
+            _settings.group_name,
+        ),
+        Known(
+            "sdk", "ALLFOLD_TIMEOUT", "init(timeout=)", f"{_settings.DEFAULT_TIMEOUT:g}",
+            "seconds until an op fails", _seconds,
+        ),
+        Known(
+            "sdk", "ALLFOLD_INIT_TIMEOUT", "init(init_timeout=)",
+            f"{_settings.DEFAULT_INIT_TIMEOUT:g}", "seconds until init fails", _seconds,
+        ),
+        Known(
+            "sdk", "ALLFOLD_STRATEGY", "init(strategies=)", "auto", "strategies by kind",
+            parse_overrides,
+        ),
+        Known("sdk", "ALLFOLD_WIRE", "init(wire=)", "native", "compression", checked_wire),
+        Known("sdk", "ALLFOLD_GPU_PATH", "", "auto", "the way of GPU tensors", _gpu_path),
+        Known("sdk", "ALLFOLD_ON_LOSS", "init(on_loss=)", "raise", "ops after a loss", _on_loss),
+        Known("sdk", "ALLFOLD_MIN_WORLD", "init(min_world=)", "1", "the fewest ranks", _count),
+        Known("sdk", "ALLFOLD_MAX_WORLD", "init(max_world=)", None, "the most ranks", _count),
+        Known("sdk", "ALLFOLD_RESTARTS", "", None, "restarts so far, set by allfold run", _rank),
+        Known(
+            "cli", "ALLFOLD_ORCHESTRATOR_URL", "--orchestrator",
+            _parameters.DEFAULT_ORCHESTRATOR, "the orchestrator's replicas",
+            _parameters.orchestrators,
+        ),
+        Known("cli", "ALLFOLD_TOKEN", "", None, "the join token", secret=True),
+        Known(
+            "cli", "ALLFOLD_TOKEN_FILE", "", None,
+            "a file with the join token, for commands; in the images for services, too",
+        ),
+        Known("cli", "ALLFOLD_ADMIN_TOKEN", "", None, "the token of operators", secret=True),
+    ]  # fmt: skip
+
+
+def settings(environment: Mapping[str, str]) -> Iterator[Setting]:
+    """Yield the settings as ranks and commands of this environment find them."""
+    for each in known():
+        given = environment.get(each.variable, "")
+        source = ENVIRONMENT if given else DEFAULT
+        value, problem = given or each.default, problem_of(each.check, given) if given else ""
+        if each.secret:
+            value, source, problem = _token(each.variable, given)
+        shown = masked(value, secret=each.secret)
+        yield Setting(
+            each.reader, each.variable, each.argument, shown, source, each.default,
+            each.description, problem,
+        )  # fmt: skip
+
+
+def _token(variable: str, given: str) -> tuple[str | None, str, str]:
+    """A token, its source and what is wrong with it; it may be in a file."""
+    try:
+        value = _parameters.token(variable)
+    except InvalidArgument as error:
+        return given or None, ENVIRONMENT if given else FILE, error.message
+    source = ENVIRONMENT if given else FILE
+    return value or None, source if value else DEFAULT, ""
