@@ -7,7 +7,7 @@ orchestrator, so that exceptions, ``allfold status``, the page, logs and metrics
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -207,3 +207,25 @@ def from_dict(data: Mapping[str, Any]) -> Incident:
         str(data["reporter"]),
         dict(data["evidence"]),
     )
+
+
+def merged(told: Iterable[Mapping[str, Any]]) -> list[Incident]:
+    """Return each incident once: open ones first, the oldest of them first; then the latest ended.
+
+    Of one that some call open the end counts, if anybody knows it. What is no incident of this
+    version is left out.
+    """
+    found: dict[str, Incident] = {}
+    for data in told:
+        try:
+            incident = from_dict(data)
+        except (KeyError, TypeError, ValueError):
+            continue
+        if incident.id not in found or not incident.is_open:
+            found[incident.id] = incident
+    open_ones = [each for each in found.values() if each.is_open]
+    ended = [each for each in found.values() if not each.is_open]
+    return [
+        *sorted(open_ones, key=lambda each: each.began),
+        *sorted(ended, key=lambda each: each.ended or 0.0, reverse=True),
+    ]

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import click
 
 from allfold.cli._http import NoAnswer, post
-from allfold.cli._inflight import ranks_in_words
 from allfold.cli._parameters import Seconds, orchestrator_option, orchestrators, token
 from allfold_core.errors import OrchestratorUnreachable
+from allfold_core.in_flight import ranks_in_words
 
 _PAUSE_SECONDS = 0.5
 _NOT_DRAINED = 1

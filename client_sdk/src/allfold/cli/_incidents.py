@@ -1,36 +1,13 @@
-"""Incidents as agents and the orchestrator tell them, put together. Pure."""
+"""Incidents in lines for a terminal. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from allfold_core.incident import Incident, from_dict
+from allfold_core.incident import Incident
 
 SHOWN_ENDED = 3
 """So many of those that are over are shown."""
-
-
-def merged(told: Iterable[Mapping[str, Any]]) -> list[Incident]:
-    """Return each incident once: open ones first, the oldest of them first; then the latest ended.
-
-    Of one that some call open the end counts, if anybody knows it. What is no incident of this
-    version is left out.
-    """
-    found: dict[str, Incident] = {}
-    for data in told:
-        try:
-            incident = from_dict(data)
-        except (KeyError, TypeError, ValueError):
-            continue
-        if incident.id not in found or not incident.is_open:
-            found[incident.id] = incident
-    open_ones = [each for each in found.values() if each.is_open]
-    ended = [each for each in found.values() if not each.is_open]
-    return [
-        *sorted(open_ones, key=lambda each: each.began),
-        *sorted(ended, key=lambda each: each.ended or 0.0, reverse=True),
-    ]
 
 
 def lines(incidents: Iterable[Incident], now: float) -> list[str]:

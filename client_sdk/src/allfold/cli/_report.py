@@ -10,8 +10,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from allfold.cli._http import NoAnswer, get_json
-from allfold.cli._incidents import merged
-from allfold.cli._inflight import (
+from allfold_core.errors import (
+    AgentUnreachable,
+    LocalError,
+    OrchestratorUnreachable,
+    ServiceError,
+)
+from allfold_core.in_flight import (
     Membership,
     MessageInFlight,
     OpInFlight,
@@ -19,13 +24,7 @@ from allfold.cli._inflight import (
     messages_in_flight,
     ops_in_flight,
 )
-from allfold_core.errors import (
-    AgentUnreachable,
-    LocalError,
-    OrchestratorUnreachable,
-    ServiceError,
-)
-from allfold_core.incident import Incident
+from allfold_core.incident import Incident, merged
 
 _SECONDS = 3.0
 _AT_ONCE = 32

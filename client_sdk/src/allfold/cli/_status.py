@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._incidents import lines as incident_lines
-from allfold.cli._inflight import Membership, kept_results
 from allfold.cli._parameters import checked_url, orchestrator_option, orchestrators, token
 from allfold.cli._report import Report, gather
+from allfold_core.in_flight import Membership, kept_results
 
 _WIDTH_OF_A_FILE = 200
 
