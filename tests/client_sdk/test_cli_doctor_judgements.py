@@ -47,7 +47,7 @@ def bad(findings: list[Finding]) -> dict[str, str]:
 def test_a_machine_with_enough_of_everything_is_fine() -> None:
     (finding,) = judge_machine("here", MACHINE, "")
     assert finding.level == Level.OK
-    assert "open files 20 of 65536, memory 8 GiB available of 16 GiB" in finding.found
+    assert "open files 20 of 65536, memory 8.0 GiB available of 16.0 GiB" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_machine_with_enough_of_everything_is_fine() -> None:
         (
             {"memory": {"total": GIB, "available": GIB, "limit": GIB, "used": GIB - (1 << 20)}},
             "memory",
-            "1023 MiB of 1 GiB, the limit of the cgroup",
+            "1023.0 MiB of 1.0 GiB, the limit of the cgroup",
         ),
         (
             {"memory": {"total": GIB, "available": 9, "limit": None, "used": None}},
             "memory",
-            "9 B of 1 GiB are available",
+            "9 B of 1.0 GiB are available",
         ),
     ],
 )

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any
 
 import pytest
 
-from allfold.cli._incidents import duration, lines
+from allfold.cli._incidents import lines
+from allfold.cli._units import age
 from allfold_core.incident import Cause, Effect, Incident, merged, rank_culprit
+from tests.client_sdk.http_service import NO_NODES, service
 from tests.support.processes.cli import Commands, commands
 
 NOW = 1_000_000.0
 
 
 def incident(
-    name: str, began: float, ended: float | None = None, sentence: str = "rank 3 on node b sleeps"
+    name: str,
+    began: float,
+    ended: float | None = None,
+    sentence: str = "rank 3 on node b sleeps",
+    rank: int = 3,
 ) -> Incident:
     return Incident(
-        name, Cause.LATE_RANK, Effect.HANG, rank_culprit(3, "b"), sentence, "dp", 1, 7, began,
+        name, Cause.LATE_RANK, Effect.HANG, rank_culprit(rank, "b"), sentence, "dp", 1, 7, began,
         began, ended, "b",
     )  # fmt: skip
 
@@ -40,11 +42,20 @@ def test_of_those_that_are_over_a_few_are_shown() -> None:
     assert ages == [f"hang, until {n}.0 s" for n in range(3)]
 
 
+def test_one_that_has_begun_again_is_shown_once() -> None:
+    told = [incident("again", NOW - 1), incident("before", NOW - 9, NOW - 5)]
+    other = incident("other", NOW - 9, NOW - 5, "rank 4 was late", rank=4)
+    assert lines([*told, other], NOW) == [
+        "hang, for 1.0 s: rank 3 on node b sleeps",
+        "hang, until 5.0 s ago: rank 4 was late",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-1, "0.0 s"), (99.9, "99.9 s"), (600, "10 min"), (36000, "10.0 h")]
 )
 def test_durations_are_in_the_unit_that_reads_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert age(seconds) == text
 
 
 # --- the command
@@ -56,41 +67,13 @@ def allfold() -> Iterator[Commands]:
         yield started
 
 
-@contextmanager
-def service(answers: dict[str, Any]) -> Iterator[str]:
-    """Something that answers GETs of these paths, and 404 to others."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = answers.get(self.path.partition("?")[0])
-            error = {"error": {"code": "AF100", "message": "Not Found", "details": {}}}
-            self.send_response(404 if found is None else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps(error if found is None else found).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serving = Thread(target=server.serve_forever, args=(0.01,))
-        serving.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            serving.join()
-
-
-NOTHING: dict[str, Any] = {"/v1/nodes": {"nodes": []}, "/v1/groups": {"groups": []}}
-
-
 def test_status_shows_what_agents_and_orchestrator_tell_once(allfold: Commands) -> None:
     now = time.time()
     known = incident("known", now - 30, sentence="rank 3 on node b sleeps").to_dict()
     fresh = incident("fresh", now - 1, sentence="rank 5 on node c is stopped").to_dict()
     agent_says = {"node": "b", "ready": True, "groups": [], "incidents": [known, fresh]}
     with (
-        service(NOTHING | {"/v1/incidents": {"incidents": [known]}}) as orchestrator,
+        service(NO_NODES | {"/v1/incidents": {"incidents": [known]}}) as orchestrator,
         service({"/v1/status": agent_says}) as agent,
     ):
         asked = ("status", "--orchestrator", orchestrator, "--agent-url", agent)
@@ -103,6 +86,6 @@ def test_status_shows_what_agents_and_orchestrator_tell_once(allfold: Commands) 
 
 
 def test_an_orchestrator_that_keeps_no_incidents_is_shown_all_the_same(allfold: Commands) -> None:
-    with service(NOTHING) as orchestrator:
+    with service(NO_NODES) as orchestrator:
         report = json.loads(allfold.run("status", "--orchestrator", orchestrator, "--json").out)
     assert report["incidents"] == []

@@ -24,6 +24,7 @@ _COMMANDS = {
     "bench": ("_bench.command", "Measure and check the collectives."),
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
+    "top": ("_top.command", "Watch nodes, groups and ranks live."),
     "doctor": ("_doctor.command", "Find out what is wrong, and what to do."),
     "config": ("_config.command", "Show every setting and where it comes from."),
     "drain": ("_drain", "Have the ranks of a node leave."),

@@ -78,13 +78,16 @@ class Report:
         }
 
 
-def gather(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) -> Report:
+def gather(
+    orchestrators: Sequence[str], agent_urls: Sequence[str], token: str, *, needs_all: bool = True
+) -> Report:
     """Ask the orchestrator, the agents that it knows, and those given.
 
     Where agents are given, they are asked whatever is wrong with the orchestrator.
 
     Args:
         orchestrators: its replicas, of which one that answers is enough; none: agents only.
+        needs_all: raise where somebody does not answer who was named; else the report says so.
 
     Raises:
         OrchestratorUnreachable: it alone was to be asked and does not answer.
@@ -97,13 +100,13 @@ def gather(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) 
             _ask_orchestrator(report, orchestrators, token)
             told += _known_incidents(report.orchestrator, token)
         except ServiceError as error:
-            if not agent_urls:
+            if needs_all and not agent_urls:
                 raise _with_advice(error) from None
             report.failure = error
     known = [node["control_url"] for node in report.nodes if node["state"] != "gone"]
     _ask_agents(report, dict.fromkeys([*agent_urls, *known]), token)
     lost = [report.problems[url] for url in agent_urls if url in report.problems]
-    if lost:
+    if lost and needs_all:
         raise AgentUnreachable(f"no agent answers: tried {'; '.join(lost)}")
     report.memberships = memberships(report.agents.values())
     report.ops = ops_in_flight(report.agents.values())

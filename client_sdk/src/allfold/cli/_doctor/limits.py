@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from allfold.cli._doctor.findings import Finding, Json, fail, ok, warn
+from allfold.cli._units import size
 
 _FEW_FILES = 4096
 _FEW_THREADS = 128
@@ -91,15 +92,3 @@ def _in_words(machine: Json) -> str:
 
 def _most(limit: int | None) -> str:
     return "any number" if limit is None else str(limit)
-
-
-def size(count: int | None) -> str:
-    """``1.5 GiB``."""
-    if count is None:
-        return "?"
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.1f}".removesuffix(".0") + f" {unit}"

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from allfold.cli._doctor.findings import Finding, Json, LinkSpeed, fail, ok, skipped, warn
 from allfold.cli._http import NoAnswer, post
+from allfold.cli._units import duration, rate
 from allfold_core.errors import AllfoldError
 
 _AT_ONCE = 64
@@ -226,15 +227,3 @@ def in_words(links: Sequence[LinkSpeed]) -> str:
     rates = sorted(each.bandwidth for each in links)
     times = f"{duration(latencies[0])} to {duration(latencies[-1])}"
     return f"{len(links)} directions, {times}, {rate(rates[0])} to {rate(rates[-1])}"
-
-
-def duration(seconds: float) -> str:
-    """``85 us``, ``1.2 ms``."""
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
-
-
-def rate(bytes_per_second: float) -> str:
-    """``117 MB/s``."""
-    if bytes_per_second >= 1e9:
-        return f"{bytes_per_second / 1e9:.2g} GB/s"
-    return f"{bytes_per_second / 1e6:.3g} MB/s"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level, LinkSpeed
-from allfold.cli._doctor.pairs import duration, rate
+from allfold.cli._units import duration, rate
 
 _STYLES = {
     Level.OK: "green",

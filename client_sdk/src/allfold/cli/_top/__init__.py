@@ -1,0 +1,1 @@
+"""``allfold top``: the nodes, groups and ranks of an Allfold, live."""

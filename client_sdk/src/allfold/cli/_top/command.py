@@ -1,0 +1,99 @@
+"""``allfold top``: the live view."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from allfold.cli._parameters import Seconds, checked_url, orchestrator_option, orchestrators, token
+from allfold.cli._top.keys import keys
+from allfold.cli._top.snapshot import Snapshot, Watcher
+from allfold.cli._top.view import plain, screen
+
+_WINDOW_SECONDS = 5.0
+_WIDTH_OF_A_FILE = 200
+
+
+@click.command(short_help="Watch nodes, groups and ranks live.")
+@orchestrator_option
+@click.option("--agent-url", "agent_urls", multiple=True, metavar="URL", help="Ask this agent.")
+@click.option(
+    "--interval",
+    type=Seconds(positive=True),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Look every S seconds.",
+)
+@click.option("--once", is_flag=True, help="Look once, show it, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look, on a line.")
+def top(
+    orchestrator: str | None,
+    agent_urls: tuple[str, ...],
+    interval: float,
+    once: bool,
+    as_json: bool,
+) -> None:
+    """Watch nodes, groups, who is slow, what ops wait for, and incidents; q ends it.
+
+    Rates are those of the last 5 seconds, or of the interval if that is longer. The slowest ranks
+    are those that compute longest between two ops. Where the output is no terminal, each look is
+    some lines. With --agent-url alone, the orchestrator is left out. What does not answer later on
+    is said, and does not end the watch. ALLFOLD_TOKEN must hold the join token.
+
+    \b
+    Exit codes:
+      0    it was told to end
+      1    a service has refused, e.g. the token
+      2    wrong usage
+      3    the orchestrator, or an agent that was named, cannot be reached at the start
+    """
+    asked = [checked_url("--agent-url", url) for url in agent_urls]
+    urls = [] if asked and not orchestrator else orchestrators(orchestrator)
+    watcher = Watcher(urls, asked, token(), max(_WINDOW_SECONDS, interval))
+    first = watcher.look()
+    if once:
+        _show_once(first, as_json=as_json)
+    elif as_json or not sys.stdout.isatty():
+        _watch(watcher, first, interval, _print_json if as_json else _print_lines)
+    else:
+        console = Console(highlight=False, markup=False, emoji=False)
+        with Live(screen(first), console=console, screen=True, auto_refresh=False) as live:
+            _watch(watcher, first, interval, lambda seen: live.update(screen(seen), refresh=True))
+
+
+def _show_once(snapshot: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(snapshot)
+        return
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    Console(width=width, highlight=False, markup=False, emoji=False).print(screen(snapshot))
+
+
+def _watch(
+    watcher: Watcher, first: Snapshot, interval: float, show: Callable[[Snapshot], None]
+) -> None:
+    seen = first
+    with keys() as pressed:
+        try:
+            while True:
+                show(seen)
+                if pressed.wait_for_quit(interval):
+                    return
+                seen = watcher.look()
+        except KeyboardInterrupt:
+            return
+
+
+def _print_json(snapshot: Snapshot) -> None:
+    click.echo(json.dumps(snapshot.to_dict()))
+
+
+def _print_lines(snapshot: Snapshot) -> None:
+    for line in plain(snapshot):
+        click.echo(line)

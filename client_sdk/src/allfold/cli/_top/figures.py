@@ -1,0 +1,156 @@
+"""The figures of groups over the last seconds, put together from the histories of agents. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Json = dict[str, Any]
+Opening = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """One rank.
+
+    Attributes:
+        own: mean seconds from the end of an op to its next call: the straggler's are longest.
+        late: mean seconds for which the ranks of its node had to wait for it.
+        behind: by how many times ``own`` is longer than that of the median rank; ``None`` where
+            there are no others.
+    """
+
+    rank: int
+    node: str
+    own: float
+    late: float
+    behind: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """One group.
+
+    Attributes:
+        opening: distinguishes it from earlier groups of its name.
+        ops: per second.
+        bytes: of tensors, per second.
+        latency: median seconds of an op on the slowest node; ``None`` where none was seen.
+        skew: median seconds from the first to the last call of an op, on the worst node.
+        ranks: all that were seen, the one with the longest own time first.
+    """
+
+    group: str
+    opening: int
+    ops: float
+    bytes: float
+    latency: float | None
+    skew: float | None
+    ranks: tuple[RankFigures, ...]
+
+    def to_dict(self) -> Json:
+        """Return the JSON form."""
+        return asdict(self)
+
+    def straggler(self, times: float) -> RankFigures | None:
+        """Return the slowest rank, if it takes so many times as long as the median one."""
+        first = self.ranks[0] if self.ranks else None
+        return first if first is not None and (first.behind or 0.0) >= times else None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """The payload between two nodes, in bytes per second, as the sender counts it."""
+
+    source: str
+    target: str
+    bytes: float
+
+
+def group_figures(histories: Iterable[Json], window: float) -> list[GroupFigures]:
+    """Return the figures of all groups, by name.
+
+    Args:
+        histories: what agents answer to ``GET /v1/history``.
+        window: seconds to look back, on each agent's own clock.
+    """
+    openings: dict[Opening, dict[str, list[Json]]] = {}
+    for node, group, samples in _samples(histories, window):
+        openings.setdefault((group["name"], group["opening"]), {})[node] = samples
+    return [_merged(opening, nodes) for opening, nodes in sorted(openings.items())]
+
+
+def link_figures(histories: Iterable[Json], window: float) -> list[LinkFigures]:
+    """Return what nodes have sent to each other, the most first."""
+    rates: dict[tuple[str, str], float] = {}
+    for node, _, samples in _samples(histories, window):
+        seconds = sum(each["seconds"] for each in samples)
+        for sample in samples:
+            for peer, moved in sample["edges"].items():
+                rates[node, peer] = rates.get((node, peer), 0.0) + moved["out"] / seconds
+    links = [LinkFigures(source, target, rate) for (source, target), rate in rates.items() if rate]
+    return sorted(links, key=lambda each: -each.bytes)
+
+
+def _samples(histories: Iterable[Json], window: float) -> Iterator[tuple[str, Json, list[Json]]]:
+    """Yield node, group and the samples that are young enough, where there are any."""
+    for history in histories:
+        for group in history["groups"]:
+            young = [each for each in group["samples"] if each["at"] > history["now"] - window]
+            if sum(each["seconds"] for each in young) > 0:
+                yield history["node"], group, young
+
+
+def _merged(opening: Opening, nodes: Mapping[str, Sequence[Json]]) -> GroupFigures:
+    """All nodes do the same ops, so that the one that has counted most has seen most."""
+    rates = {
+        node: (_rate(samples, "ops"), _rate(samples, "bytes")) for node, samples in nodes.items()
+    }
+    ops, nbytes = (max(values) for values in zip(*rates.values(), strict=True))
+    return GroupFigures(
+        *opening,
+        ops,
+        nbytes,
+        _worst(_median(samples, "latency") for samples in nodes.values()),
+        _worst(_median(samples, "skew") for samples in nodes.values()),
+        tuple(_ranked(nodes)),
+    )
+
+
+def _rate(samples: Sequence[Json], name: str) -> float:
+    return float(sum(each[name] for each in samples) / sum(each["seconds"] for each in samples))
+
+
+def _median(samples: Sequence[Json], name: str) -> float | None:
+    seen = [each[name] for each in samples if each[name] is not None]
+    return statistics.median(seen) if seen else None
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((each for each in values if each is not None), default=None)
+
+
+def _ranked(nodes: Mapping[str, Sequence[Json]]) -> list[RankFigures]:
+    seen: dict[tuple[int, str], list[Json]] = {}
+    for node, samples in nodes.items():
+        for sample in samples:
+            for rank, figures in sample["ranks"].items():
+                seen.setdefault((int(rank), node), []).append(figures)
+    own = {place: _mean(figures, "own") for place, figures in seen.items()}
+    usual = statistics.median_low(own.values()) if own else 0.0
+    ranked = [
+        RankFigures(
+            *place,
+            own[place],
+            _mean(figures, "late"),
+            own[place] / usual if usual > 0 and len(own) > 1 else None,
+        )
+        for place, figures in seen.items()
+    ]
+    return sorted(ranked, key=lambda each: (-each.own, each.rank))
+
+
+def _mean(figures: Sequence[Json], name: str) -> float:
+    return statistics.fmean(each[name] for each in figures)

@@ -1,0 +1,136 @@
+"""What ``allfold top`` shows for people: tables on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from allfold.cli._incidents import lines as incident_lines
+from allfold.cli._top.figures import GroupFigures, RankFigures
+from allfold.cli._top.snapshot import Snapshot
+from allfold.cli._units import duration, rate
+
+_SHOWN_RANKS = 5
+_SHOWN_LINKS = 6
+_SHOWN_LINES = 12
+_YOUNG_SECONDS = 0.5
+# A rank that needs so many times as long as the median one is called slow.
+_STRAGGLES = 1.3
+
+
+def screen(snapshot: Snapshot) -> Group:
+    """Return everything, for a terminal."""
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
+    where = snapshot.report.orchestrator or "agents alone"
+    parts: list[Text | Table] = [Text(f"allfold top  {clock}  {where}", style="bold")]
+    parts += [Text(line, style="bold red") for line in _incidents(snapshot)]
+    parts += [_nodes(snapshot), _groups(snapshot.groups)]
+    if any(each.ranks for each in snapshot.groups):
+        parts.append(_ranks(snapshot.groups))
+    if snapshot.links:
+        parts.append(_links(snapshot))
+    parts += [Text(line) for line in _waits(snapshot)]
+    return Group(*parts)
+
+
+def plain(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the lines of one refresh, for a file or a pipe."""
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
+    if not snapshot.groups:
+        nodes = snapshot.nodes()
+        yield f"{clock} {len(nodes)} node{'' if len(nodes) == 1 else 's'}, no group"
+    for group in snapshot.groups:
+        figures = f"{group.ops:.1f} ops/s, {rate(group.bytes)}"
+        times = f"latency {_seconds(group.latency)}, skew {_seconds(group.skew)}"
+        slow = group.straggler(_STRAGGLES)
+        told = "" if slow is None else f", {_place(slow)} is slow: {_comparison(slow)}"
+        yield f"{clock} group {group.group}: {figures}, {times}{told}"
+    for line in [*_incidents(snapshot), *_waits(snapshot)]:
+        yield f"{clock} {line}"
+
+
+def _incidents(snapshot: Snapshot) -> list[str]:
+    return incident_lines(snapshot.report.incidents, snapshot.at)[:_SHOWN_LINES]
+
+
+def _waits(snapshot: Snapshot) -> list[str]:
+    """What ops wait for, but for those that have just begun; and who does not answer."""
+    report = snapshot.report
+    lines = [op.sentence() for op in report.ops if op.age > _YOUNG_SECONDS]
+    lines += [each.sentence() for each in report.messages if each.age > _YOUNG_SECONDS]
+    lines = lines[:_SHOWN_LINES]
+    lines += [f"no answer: {problem}" for problem in report.problems.values()][:_SHOWN_LINES]
+    if report.failure is not None:
+        lines.append(report.failure.message)
+    return lines
+
+
+def _table(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left")
+
+
+def _nodes(snapshot: Snapshot) -> Table:
+    table = _table("Nodes", "node", "state", "heartbeat", "ranks")
+    for node in snapshot.nodes():
+        state = node["state"] or "answers"
+        if node["waiting_for"]:
+            state = f"not ready: {node['waiting_for']}"
+        elif not node["answers"] and node["state"] != "gone":
+            state = f"{node['state']}, no answer from here"
+        age, ranks = node["heartbeat_age"], node["ranks"]
+        beat = "-" if age is None else f"{age:.1f} s ago"
+        table.add_row(node["node"], state, beat, "-" if ranks is None else str(ranks))
+    return table
+
+
+def _groups(groups: Iterable[GroupFigures]) -> Table:
+    table = _table("Groups", "group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
+    for group in groups:
+        slow = group.straggler(_STRAGGLES)
+        table.add_row(
+            group.group,
+            str(len(group.ranks) or "-"),
+            f"{group.ops:.1f}",
+            rate(group.bytes),
+            _seconds(group.latency),
+            _seconds(group.skew),
+            "-" if slow is None else _place(slow),
+        )
+    return table
+
+
+def _ranks(groups: Iterable[GroupFigures]) -> Table:
+    """The ranks that compute longest between two ops."""
+    columns = ("group", "rank", "node", "between ops", "others wait for it", "than the median")
+    table = _table("Slowest ranks", *columns)
+    for group in groups:
+        for each in group.ranks[:_SHOWN_RANKS]:
+            behind = "-" if each.behind is None else f"{each.behind:.1f} x"
+            is_slow = (each.behind or 0.0) >= _STRAGGLES
+            cells = (_seconds(each.own), _seconds(each.late), behind)
+            style = "bold yellow" if is_slow else ""
+            table.add_row(group.group, str(each.rank), each.node, *cells, style=style)
+    return table
+
+
+def _links(snapshot: Snapshot) -> Table:
+    table = _table("Busiest links", "from", "to", "payload")
+    for link in snapshot.links[:_SHOWN_LINKS]:
+        table.add_row(link.source, link.target, rate(link.bytes))
+    return table
+
+
+def _place(rank: RankFigures) -> str:
+    return f"rank {rank.rank} on node {rank.node}"
+
+
+def _comparison(rank: RankFigures) -> str:
+    return f"{_seconds(rank.own)} between ops, {rank.behind:.1f} x the median"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration(value)
