@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from allfold.cli._doctor.addresses import leading_astray
 from allfold.cli._doctor.asking import Answer
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level
 from allfold.cli._doctor.limits import judge_machine
-from allfold.cli._doctor.nodes import judge_clocks, judge_nodes
+from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes
 from allfold.cli._doctor.pairs import Outcome, Place, judge_pairs, rounds
 
 GIB = 1 << 30
@@ -85,16 +86,32 @@ def test_no_shared_memory_is_a_failure() -> None:
 
 def judged(*nodes: dict[str, Any]) -> dict[str, str]:
     diagnosis = Diagnosis(nodes={each["node"]: each for each in nodes})
-    return bad(list(judge_nodes(diagnosis, several=True)))
+    return bad(list(judge_nodes(diagnosis, set())))
 
 
-def test_one_node_of_several_that_advertises_loopback_leads_others_to_themselves() -> None:
-    assert "others reach themselves there" in judged(node("a"), node("b", "127.0.0.1"))["addresses"]
-    assert "addresses" in judged(node("a"), node("b", "localhost"))
+A, B = "http://10.0.0.1:7411", "http://10.0.0.2:7411"
+HERE, ALSO_HERE = "http://127.0.0.1:7411", "http://localhost:7421"
 
 
-def test_nodes_that_are_all_on_loopback_are_on_one_machine() -> None:
-    assert judged(node("a", "127.0.0.1"), node("b", "127.0.0.1")) == {}
+@pytest.mark.parametrize(
+    ("urls", "astray"),
+    [
+        ({"a": A, "b": B}, set()),
+        ({"a": HERE}, set()),
+        ({"a": HERE, "b": ALSO_HERE}, set()),  # all on one machine
+        ({"a": A, "b": HERE}, {"b"}),
+        ({"a": A, "b": ALSO_HERE, "c": HERE}, {"b", "c"}),
+        ({"a": HERE, "b": HERE}, {"a", "b"}),  # each on a machine of its own
+        ({"a": A, "b": A, "c": B}, {"a", "b"}),
+    ],
+)
+def test_addresses_that_lead_others_elsewhere_are_found(
+    urls: dict[str, str], astray: set[str]
+) -> None:
+    assert leading_astray(urls) == astray
+    told = {each.where: each.found for each in judge_addresses(urls, astray)}
+    assert told.keys() == {f"node {node}" for node in astray}
+    assert all(urls[node] in told[f"node {node}"] for node in astray)
 
 
 def test_services_of_different_versions_fail() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
+from allfold.cli._parameters import orchestrators, token
 from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.settings import Settings
 from tests.deploy.manifests import (
     FOLDER,
     NAME,
     PAGE,
+    ROOT,
     Container,
     Object,
     containers,
@@ -36,6 +41,35 @@ def test_every_setting_is_one_that_is_read(objects: list[Object]) -> None:
         # Of the image's entrypoint; the settings see the token itself.
         assert given - {"ALLFOLD_TOKEN_FILE"} <= READ[name]
         assert ("ALLFOLD_TOKEN_FILE" in given) is (name != "redis")
+
+
+def test_the_allfold_command_finds_token_and_orchestrator_by_itself(
+    objects: list[Object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``kubectl exec`` starts it without the entrypoint, with the container's environment."""
+    urls = {"agent": "http://orchestrator:7400", "orchestrator": "http://127.0.0.1:7400"}
+    for name, url in urls.items():
+        container = services(objects)[name]
+        monkeypatch.delenv("ALLFOLD_ORCHESTRATOR_URL", raising=False)
+        for variable in ("ALLFOLD_ORCHESTRATOR_URL", "ALLFOLD_ORCHESTRATOR_LISTEN"):
+            if variable in container.environment:
+                monkeypatch.setenv(variable, container.value(variable))
+        assert orchestrators(None) == [url]
+        mount, volume = container.mount("/run/allfold-token")
+        (item,) = volume["secret"]["items"]
+        assert container.value("ALLFOLD_TOKEN_FILE") == f"{mount['mountPath']}/{item['path']}"
+        # Stands for the mounted file.
+        (tmp_path / name).write_text("from-the-secret\n")
+        monkeypatch.delenv("ALLFOLD_TOKEN", raising=False)
+        monkeypatch.setenv("ALLFOLD_TOKEN_FILE", str(tmp_path / name))
+        assert token() == "from-the-secret"
+
+
+@pytest.mark.parametrize("image", ["orchestrator", "agent"])
+def test_the_images_of_the_services_have_the_allfold_command(image: str) -> None:
+    dockerfile = (ROOT / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
+    assert "COPY client_sdk /src/client_sdk\n" in dockerfile
+    assert '"client_sdk/pyproject.toml[cli]"' in dockerfile
 
 
 def test_an_agent_is_named_after_its_node_and_reached_at_its_pod(objects: list[Object]) -> None:

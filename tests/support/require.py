@@ -53,6 +53,10 @@ def _docker() -> str | None:
     return docker.missing()
 
 
+def _openssl() -> str | None:
+    return None if shutil.which("openssl") else "there is no openssl on the PATH"
+
+
 def _compiler() -> str | None:
     return None if shutil.which("g++") else "there is no g++ on the PATH"
 
@@ -94,6 +98,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "curl": _curl,
     "docker": _docker,
     "g++": _compiler,
+    "openssl": _openssl,
     "cuda-bindings": _cuda_bindings,
     "nvrtc": _nvrtc,
     "kubectl": _kubectl,

@@ -113,10 +113,12 @@ def test_a_port_that_accepts_and_says_nothing_is_silent() -> None:
 
 
 def test_the_address_of_another_node_is_found_out() -> None:
-    with control_port(b'{"node": "a"}') as control:
-        found = check("b", control)["control"]
-    assert found["kind"] == "wrong_node"
-    assert "node 'a' answers at 127.0.0.1" in found["problem"]
+    with control_port(b'{"node": "a"}') as control, data_port() as data:
+        found = check("b", control, data)
+    assert found["control"]["kind"] == "wrong_node"
+    assert "node 'a' answers at 127.0.0.1" in found["control"]["problem"]
+    # That node's data port has not been measured in the other one's name.
+    assert found["data"]["kind"] == "wrong_node"
 
 
 def test_another_token_is_told_from_a_dead_node() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from dataclasses import dataclass
 
@@ -99,6 +100,8 @@ def why_silent(error: NoAnswer, service: str, setting: str) -> str:
             )
         case socket.gaierror():
             return f"the name is not known here: correct it ({setting}), or give an IP address"
+        case ssl.SSLError():
+            return f"see the finding on certificates, or write http:// ({setting})"
         case OSError():
             return f"see that this machine has a way there, or correct the address ({setting})"
         case _:

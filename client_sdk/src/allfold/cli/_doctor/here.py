@@ -76,7 +76,7 @@ def _agent_socket(path: str) -> Iterator[Finding]:
     named = bool(os.environ.get("ALLFOLD_SOCKET"))
     start = (
         f"start one with 'allfold agent --socket {path}', or name another socket with "
-        "ALLFOLD_SOCKET; 'allfold run' without --agent needs none"
+        "ALLFOLD_SOCKET; a machine without ranks needs none, nor does 'allfold run' without --agent"
     )
     try:
         found = connect(path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
+from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.asking import (
     Answer,
     ask,
@@ -23,11 +22,6 @@ from allfold_core.errors import AllfoldError
 _AT_ONCE = 32
 _SKEW_SECONDS = 0.1
 _SETTING = "ALLFOLD_AGENT_ADVERTISE or --advertise of the agent"
-_LISTEN_WIDELY = (
-    "start the agent with --control 0.0.0.0:7411 --data 0.0.0.0:7412, and with --advertise HOST if "
-    "others reach its machine at an address that it cannot find out"
-)
-
 Outcome = Answer | NoAnswer | AllfoldError
 
 
@@ -46,23 +40,27 @@ def ask_agents(urls: Iterable[str], token: str) -> dict[str, Outcome]:
 
 
 def check_answers(
-    names: Mapping[str, str], outcomes: Mapping[str, Outcome], token: str
+    names: Mapping[str, str], outcomes: Mapping[str, Outcome], astray: Collection[str], token: str
 ) -> Iterator[Finding]:
     """Yield a finding for each agent that does not answer, or is not the one that it should be.
 
     Args:
         names: by URL the node that is said to be there; "" where nobody has said so.
+        astray: nodes whose addresses lead others elsewhere, of which it is said already.
     """
     for url, node in names.items():
+        if node in astray:
+            continue
         outcome, where = outcomes[url], f"node {node}" if node else url
         if isinstance(outcome, NoAnswer):
             advice = why_silent(outcome, "its agent", _SETTING)
+            advice += "; or run 'allfold doctor' on a node, if agents need not be reached from here"
             yield fail("agent", where, f"no answer from here: {outcome}", advice)
         elif isinstance(outcome, AllfoldError):
             yield _refusal(where, url, outcome, token)
         elif node and outcome.facts["node"] != node:
             found = f"its address {url} leads from here to node {outcome.facts['node']}"
-            yield fail("addresses", where, found, _LISTEN_WIDELY)
+            yield fail("addresses", where, found, LISTEN_WIDELY)
 
 
 def _refusal(where: str, url: str, error: AllfoldError, token: str) -> Finding:
@@ -74,34 +72,20 @@ def _refusal(where: str, url: str, error: AllfoldError, token: str) -> Finding:
     return fail("agent", where, f"{url}: {error.message}", "see its log")
 
 
-def judge_nodes(diagnosis: Diagnosis, *, several: bool) -> Iterator[Finding]:
+def judge_nodes(diagnosis: Diagnosis, astray: Collection[str]) -> Iterator[Finding]:
     """Yield what the facts of the agents that answer mean.
 
     Args:
-        several: there is more than one node, also if not all answer.
+        astray: the nodes whose addresses lead others elsewhere.
     """
-    shared = _all_here(diagnosis.nodes.values())
     for node, facts in diagnosis.nodes.items():
         yield from _readiness(node, facts)
-        yield _address(node, facts, leads_astray=several and not shared)
+        if node not in astray:
+            yield _address(node, facts)
         yield from judge_machine(f"node {node}", facts["machine"], facts["memfd"])
         yield _gpu(node, facts["gpu"])
     if diagnosis.nodes:
         yield _versions(diagnosis)
-
-
-def _all_here(nodes: Iterable[Json]) -> bool:
-    """True if all advertise loopback, and answer there: they are on this machine, as we are."""
-    return all(is_loopback(facts["addresses"]["control_url"]) for facts in nodes)
-
-
-def is_loopback(url: str) -> bool:
-    """Return True if a URL leads every machine to itself."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _readiness(node: str, facts: Json) -> Iterator[Finding]:
@@ -113,16 +97,24 @@ def _readiness(node: str, facts: Json) -> Iterator[Finding]:
         yield fail("registration", f"node {node}", facts["waiting_for"], advice)
 
 
-def _address(node: str, facts: Json, *, leads_astray: bool) -> Finding:
+def _address(node: str, facts: Json) -> Finding:
     """What the node advertises, and why."""
     told, where = facts["addresses"], f"node {node}"
     if not told["control_url"]:
         found = "it advertises no address yet, as it has not registered"
         return warn("addresses", where, found, "see the finding on its registration")
     found = f"advertises {told['control_url']} and {told['data_address']}: {told['why']}"
-    if leads_astray and is_loopback(told["control_url"]):
-        return fail("addresses", where, f"{found}; others reach themselves there", _LISTEN_WIDELY)
     return ok("addresses", where, found)
+
+
+def judge_addresses(urls: Mapping[str, str], astray: Iterable[str]) -> Iterator[Finding]:
+    """Yield a failure for each node whose address leads others elsewhere."""
+    for node in sorted(astray):
+        found = f"advertises {urls[node]}, which leads every other machine to itself"
+        if not is_loopback(urls[node]):
+            others = sorted(other for other in urls if urls[other] == urls[node] and other != node)
+            found = f"advertises {urls[node]}, as does node {', '.join(others)}"
+        yield fail("addresses", f"node {node}", found, LISTEN_WIDELY)
 
 
 def _gpu(node: str, gpu: Json) -> Finding:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.findings import Finding, Json, LinkSpeed, fail, ok, skipped, warn
 from allfold.cli._http import NoAnswer, post
 from allfold.cli._units import duration, rate
@@ -177,6 +178,8 @@ def _judge_port(port: str, outcomes: Sequence[Outcome]) -> Iterator[Finding]:
             f"no other node (asked: {sources}) reaches" if everybody else f"{sources} cannot reach"
         )
         advice = _ADVICE[kind].format(port=address.rpartition(":")[2])
+        if is_loopback(f"//{address}"):
+            advice = LISTEN_WIDELY
         yield fail(_PORTS[port], f"node {node}", f"{who} {address}: {text}", advice)
     if outcomes and not failures:
         yield ok(_PORTS[port], "all nodes", f"reached in all {len(outcomes)} directions")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from allfold.cli._doctor.addresses import leading_astray
 from allfold.cli._doctor.asking import Answer
 from allfold.cli._doctor.findings import Diagnosis, Json
 from allfold.cli._doctor.nodes import (
     Outcome,
     ask_agents,
     check_answers,
+    judge_addresses,
     judge_clocks,
     judge_nodes,
 )
@@ -47,16 +49,17 @@ class Services:
         given = ask_agents(agents, self._token)
         known = {node: told for each in given.values() for node, told in _peers(each).items()}
         places = known | registered
-        names = {told["control_url"]: node for node, told in places.items()}
-        others = ask_agents([url for url in names if url not in given], self._token)
-        outcomes = given | others
-        names = dict.fromkeys(agents, "") | names
-        diagnosis.add(check_answers(names, outcomes, self._token))
+        urls = {node: str(told["control_url"]) for node, told in places.items()}
+        astray = leading_astray(urls)
+        diagnosis.add(judge_addresses(urls, astray))
+        names = dict.fromkeys(agents, "") | {url: node for node, url in urls.items()}
+        outcomes = given | ask_agents([url for url in names if url not in given], self._token)
+        diagnosis.add(check_answers(names, outcomes, astray, self._token))
         for url, outcome in outcomes.items():
             if isinstance(outcome, Answer) and names[url] in ("", outcome.facts["node"]):
                 found.setdefault(str(outcome.facts["node"]), (url, outcome))
         self._note(places, found)
-        diagnosis.add(judge_nodes(diagnosis, several=len(self._places) > 1))
+        diagnosis.add(judge_nodes(diagnosis, astray))
         clocks = {node: answer for node, (_, answer) in found.items()}
         diagnosis.add(judge_clocks(clock, clocks))
 

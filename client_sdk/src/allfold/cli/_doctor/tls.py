@@ -42,7 +42,7 @@ def _check(url: str) -> Finding:
         )
         return fail(check, url, f"the certificate is not valid: {error.verify_message}", advice)
     except OSError as error:
-        advice = "see that TLS is spoken there; an Allfold service itself speaks http"
+        advice = "see that TLS is spoken there; for a service of Allfold itself write http://"
         return fail(check, url, f"no TLS connection: {error}", advice)
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY
     if days < _SOON_DAYS:
