@@ -84,7 +84,11 @@ def _on_one_host(url: str, address: str) -> bool:
 
 
 def _checked(check: Callable[[], Json]) -> Json:
-    """The outcome of a check; of one that failed the ``kind`` of the failure, and its text."""
+    """The outcome of a check; of one that failed the ``kind`` of the failure, and its text.
+
+    Beside those of :func:`_kind` there are ``wrong_node`` and ``stalled``: single bytes went both
+    ways, and many did not.
+    """
     try:
         return {"ok": True, **check()}
     except WrongNode as error:
@@ -93,7 +97,8 @@ def _checked(check: Callable[[], Json]) -> Json:
         # That a peer is lost says less than what the operating system has said.
         cause = error.__cause__ if isinstance(error, PeerLost) and error.__cause__ else error
         text = cause.message if isinstance(cause, AllfoldError) else str(cause)
-        return {"ok": False, "kind": _kind(cause), "problem": text}
+        stalled = isinstance(error, PeerLost) and error.details.get("stalled")
+        return {"ok": False, "kind": "stalled" if stalled else _kind(cause), "problem": text}
 
 
 def _kind(cause: BaseException) -> str:

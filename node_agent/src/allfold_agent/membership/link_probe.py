@@ -100,10 +100,20 @@ def measure(address: str, token: str | None, *, short: bool = False) -> Link:
             if early:
                 raise ConnectionAbortedError("bytes before a question")
             latency = _latency(connected, clock)
-            asked = _SHORT_BULK if short else _BULK
-            return Link(latency, _bandwidth(connected, clock, latency, asked))
         except OSError as error:
-            raise PeerLost(f"{address} broke off a probe: {error}", address=address) from error
+            raise _broken_off(address, error) from error
+        try:
+            return Link(latency, _bandwidth(connected, clock, latency, short=short))
+        except TimeoutError as error:
+            raise _broken_off(address, error, stalled=True) from error
+        except OSError as error:
+            raise _broken_off(address, error) from error
+
+
+def _broken_off(address: str, error: OSError, *, stalled: bool = False) -> PeerLost:
+    """The error of a measurement; ``stalled``: single bytes went both ways, and many did not."""
+    message = f"{address} broke off a probe: {error}"
+    return PeerLost(message, address=address, stalled=stalled)
 
 
 class _Patience:
@@ -142,8 +152,9 @@ def _round_trip(connected: socket.socket, clock: _Patience) -> float:
     return perf_counter() - began
 
 
-def _bandwidth(connected: socket.socket, clock: _Patience, latency: float, asked: bytes) -> float:
+def _bandwidth(connected: socket.socket, clock: _Patience, latency: float, *, short: bool) -> float:
     """The rate of the second half of what comes; the first brings the connection up to speed."""
+    asked = _SHORT_BULK if short else _BULK
     scrap = memoryview(bytearray(_PIECE_BYTES))
     seconds = max(_BULK_SECONDS, _BULK_ROUND_TRIPS * 2 * latency)
     began = perf_counter()

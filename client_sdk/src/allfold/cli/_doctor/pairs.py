@@ -32,6 +32,9 @@ _ADVICE = {
     "advertises it (--advertise), and let TCP port {port} through",
     "silent": "packets are dropped, or the process is stopped: let TCP port {port} through the "
     "firewalls of that node and between the nodes",
+    "stalled": "single bytes pass and many do not: the MTU of an interface on the way is smaller "
+    "than both ends believe (overlay networks, tunnels); find it with 'ping -M do -s 1472 HOST', "
+    "and set it at both ends",
     "no_route": "there is no route: have the node advertise another of its addresses (--advertise)",
     "no_name": "the name is not known there: have the node advertise an IP address (--advertise)",
     "token": "start all agents with the same ALLFOLD_TOKEN",
