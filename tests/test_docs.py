@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import allfold
+from allfold.cli._doctor.findings import Diagnosis
+from allfold.cli._report import Report
+from allfold.cli._top.snapshot import Snapshot
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import error_classes
 from allfold_core.operations import Kind
@@ -292,3 +295,22 @@ def test_every_target_that_the_pages_name_is_in_the_makefile() -> None:
 def test_the_page_of_commands_has_the_help_of_each(command: str) -> None:
     shown = cli_page.blocks(cli_page.PAGE.read_text())
     assert shown[command] == cli_page.help_of(command), "run: python -m tests.cli_page"
+
+
+JSON_OF_COMMANDS = {
+    "status": Report(orchestrator="").to_dict(),
+    "top": Snapshot(0.0, Report(orchestrator=""), [], []).to_dict(),
+    "doctor": Diagnosis().to_dict(),
+}
+
+
+@pytest.mark.parametrize("command", list(JSON_OF_COMMANDS))
+def test_the_page_names_every_key_of_the_json_of_a_command(command: str) -> None:
+    page = cli_page.PAGE.read_text()
+    section = page.partition(f"\n## allfold {command}\n")[2].partition("\n## ")[0]
+    missing = [
+        key
+        for key in JSON_OF_COMMANDS[command]
+        if not re.search(rf'[`"]{key}[`"]', section) and key != "schema"
+    ]
+    assert missing == []

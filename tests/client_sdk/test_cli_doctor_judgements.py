@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def node(name: str, host: str = "10.0.0.1", **more: Any) -> dict[str, Any]:
         "data_address": f"{host}:7412",
         "why": "ALLFOLD_AGENT_ADVERTISE or --advertise",
     }
-    versions = {"allfold": "1.0.0", "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
+    versions = {"allfold": version("allfold"), "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
     gpu = {"setting": "auto", "names": {}, "reason": "there is no NVIDIA driver", "driver": False}
     return {
         "node": name, "ready": True, "waiting_for": "", "addresses": addresses, "memfd": "",
@@ -115,10 +116,12 @@ def test_addresses_that_lead_others_elsewhere_are_found(
 
 
 def test_services_of_different_versions_fail() -> None:
-    other = {"allfold": "0.9.0", "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
+    other = {"allfold": "0.0.9", "python": "3.11.7", "numpy": "2.0", "torch": "2.4"}
+    ours = version("allfold")
     assert judged(node("a"), node("b", versions=other))["versions"] == (
-        "node a: 1.0.0; node b: 0.9.0"
+        f"this machine: {ours}; node a: {ours}; node b: 0.0.9"
     )
+    assert judged(node("a", versions=other))["versions"].startswith(f"this machine: {ours}; ")
 
 
 def test_an_agent_that_cannot_register_says_why() -> None:

@@ -75,5 +75,5 @@ def _ask(urls: Sequence[str], node: str, admin_token: str) -> Json:
             silent.append(str(error))
     raise OrchestratorUnreachable(
         f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
-        "or ALLFOLD_ORCHESTRATOR_URL."
+        "or ALLFOLD_ORCHESTRATOR_URL; 'allfold doctor' finds out what is wrong."
     )

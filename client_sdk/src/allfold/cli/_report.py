@@ -131,7 +131,7 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
             return
     raise OrchestratorUnreachable(
         f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
-        "or ALLFOLD_ORCHESTRATOR_URL."
+        "or ALLFOLD_ORCHESTRATOR_URL; 'allfold doctor' finds out what is wrong."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 
 from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.asking import (
@@ -14,7 +15,7 @@ from allfold.cli._doctor.asking import (
     token_finding,
     why_silent,
 )
-from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, warn
+from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
 from allfold.cli._doctor.limits import judge_machine
 from allfold.cli._http import NoAnswer
 from allfold_core.errors import AllfoldError
@@ -134,7 +135,8 @@ def _gpu(node: str, gpu: Json) -> Finding:
 def _versions(diagnosis: Diagnosis) -> Finding:
     """All services must have one version; of others it is good to know."""
     services = {f"node {node}": facts["versions"] for node, facts in diagnosis.nodes.items()}
-    ours = {where: found["allfold"] for where, found in services.items()}
+    ours = {HERE: version("allfold")}
+    ours |= {where: found["allfold"] for where, found in services.items()}
     ours |= {url: facts["version"] for url, facts in diagnosis.orchestrators.items()}
     if len(set(ours.values())) > 1:
         found = "; ".join(f"{where}: {number}" for where, number in ours.items())
