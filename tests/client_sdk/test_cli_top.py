@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from allfold.cli._top.figures import group_figures, link_figures
+from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from tests.client_sdk.http_service import NO_NODES, service
 from tests.support.processes.cli import Command, Commands, commands
 from tests.support.waiting import wait_until
@@ -108,9 +109,9 @@ def allfold() -> Iterator[Commands]:
 
 
 GROUP = {
-    "name": "dp", "opening": 1, "epoch": 0, "term": 1, "ranks": [0, 1], "nodes": ["a"],
-    "losses": [], "evicted": "", "retained_bytes": 0, "in_flight": [], "messages": [],
-    "last_seq": {}, "edges": [],
+    "name": "dp", "opening": 1, "world_size": 2, "epoch": 0, "term": 1, "ranks": [0, 1],
+    "nodes": ["a"], "losses": [], "evicted": "", "retained_bytes": 0, "in_flight": [],
+    "messages": [], "last_seq": {}, "edges": [],
 }  # fmt: skip
 SLOW = sample(ranks=own(r0=0.010, r1=0.030))
 ANSWERS = {
@@ -142,6 +143,7 @@ def test_the_json_has_one_object_per_look(allfold: Commands, agent: str) -> None
     ]  # fmt: skip
     (group,) = seen["groups"]
     assert (group["group"], group["ops"], group["bytes"]) == ("dp", 100.0, 4000.0)
+    assert group["world_size"] == 2
     assert [each["rank"] for each in group["ranks"]] == [1, 0]
     running = allfold.start("top", "--json", "--interval", "0.05", "--agent-url", agent)
     running.wait_for_output("\n", count=3)
@@ -200,6 +202,21 @@ def test_what_ops_wait_for_is_shown_once_it_lasts(allfold: Commands) -> None:
             answers["/v1/status"] = ANSWERS["/v1/status"] | {"groups": [in_flight(age)]}
             out = allfold.run("top", "--once", "--agent-url", agent).out
             assert ("op 7 barrier() of group dp waits for rank 1 on node a" in out) == shown
+
+
+def test_an_op_of_which_an_incident_speaks_is_not_shown_twice(allfold: Commands) -> None:
+    waits = {
+        "seq": 7, "what": "barrier()", "strategy": "ring", "waiting_for": [1],
+        "waiting_for_nodes": [], "age": 9.0,
+    }  # fmt: skip
+    group = {**GROUP, "in_flight": [waits], "last_seq": {"0": 7, "1": 6}}
+    culprit, sentence = rank_culprit(1, "a"), "op 7 waits for rank 1: its process is stopped"
+    hang = Incident("x", Cause.STOPPED_RANK, Effect.HANG, culprit, sentence, "dp", 1, 7)
+    told = {"groups": [group], "incidents": [hang.to_dict()]}
+    with service(ANSWERS | {"/v1/status": ANSWERS["/v1/status"] | told}) as agent:
+        out = allfold.run("top", "--once", "--agent-url", agent).out
+    assert sentence in out
+    assert "op 7 barrier()" not in out
 
 
 def test_on_a_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(agent: str) -> None:

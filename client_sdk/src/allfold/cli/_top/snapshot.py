@@ -43,13 +43,25 @@ class Snapshot:
             "at": self.at,
             "orchestrator": report["orchestrator"],
             "nodes": self.nodes(),
-            "groups": [each.to_dict() for each in self.groups],
+            "groups": [
+                {**each.to_dict(), "world_size": self.world_size(each)} for each in self.groups
+            ],
             "links": [asdict(each) for each in self.links],
             "ops_in_flight": report["ops_in_flight"],
             "messages_in_flight": report["messages_in_flight"],
             "incidents": report["incidents"],
             "problems": report["problems"],
         }
+
+    def world_size(self, figures: GroupFigures) -> int | None:
+        """Return the number of a group's ranks; ``None`` if no agent says it."""
+        told = (
+            int(group["world_size"])
+            for agent in self.report.agents.values()
+            for group in agent["groups"]
+            if (group["name"], group["opening"]) == (figures.group, figures.opening)
+        )
+        return next(told, None)
 
     def nodes(self) -> list[Json]:
         """Return the nodes that the orchestrator knows, and those whose agents have answered."""

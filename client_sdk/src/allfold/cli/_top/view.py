@@ -28,7 +28,7 @@ def screen(snapshot: Snapshot) -> Group:
     where = snapshot.report.orchestrator or "agents alone"
     parts: list[Text | Table] = [Text(f"allfold top  {clock}  {where}", style="bold")]
     parts += [Text(line, style="bold red") for line in _incidents(snapshot)]
-    parts += [_nodes(snapshot), _groups(snapshot.groups)]
+    parts += [_nodes(snapshot), _groups(snapshot)]
     if any(each.ranks for each in snapshot.groups):
         parts.append(_ranks(snapshot.groups))
     if snapshot.links:
@@ -58,9 +58,14 @@ def _incidents(snapshot: Snapshot) -> list[str]:
 
 
 def _waits(snapshot: Snapshot) -> list[str]:
-    """What ops wait for, but for those that have just begun; and who does not answer."""
+    """What ops wait for, and who does not answer.
+
+    Without ops that have just begun, and those that an incident speaks of.
+    """
     report = snapshot.report
-    lines = [op.sentence() for op in report.ops if op.age > _YOUNG_SECONDS]
+    spoken_of = {(each.group, each.seq) for each in report.incidents if each.is_open}
+    old = [op for op in report.ops if op.age > _YOUNG_SECONDS]
+    lines = [op.sentence() for op in old if (op.group, op.seq) not in spoken_of]
     lines += [each.sentence() for each in report.messages if each.age > _YOUNG_SECONDS]
     lines = lines[:_SHOWN_LINES]
     lines += [f"no answer: {problem}" for problem in report.problems.values()][:_SHOWN_LINES]
@@ -87,13 +92,13 @@ def _nodes(snapshot: Snapshot) -> Table:
     return table
 
 
-def _groups(groups: Iterable[GroupFigures]) -> Table:
+def _groups(snapshot: Snapshot) -> Table:
     table = _table("Groups", "group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
-    for group in groups:
+    for group in snapshot.groups:
         slow = group.straggler(_STRAGGLES)
         table.add_row(
             group.group,
-            str(len(group.ranks) or "-"),
+            str(snapshot.world_size(group) or "-"),
             f"{group.ops:.1f}",
             rate(group.bytes),
             _seconds(group.latency),
