@@ -185,7 +185,8 @@ class Agent:
         self._data.start()
         self._reactor.start()
         self.witness.start()
-        self.observer.start()
+        if self.settings.observer == "on":
+            self.observer.start()
         self._spawn(self.control_link.keep())
         self._spawn(self.seats.keep_giving_back())
 

@@ -119,6 +119,12 @@ class AgentSettings(BaseSettings):
         "its own between nodes; off: none do",
         default="on",
     )
+    observer: Literal["on", "off"] = _from(
+        "ALLFOLD_AGENT_OBSERVER",
+        "on: the agent looks at its groups four times a second, names what hinders them, and keeps "
+        "their figures of the last minutes; off: it does not",
+        default="on",
+    )
     drain_seconds: float = _from(
         "ALLFOLD_DRAIN_SECONDS",
         "seconds that ranks of elastic groups have to leave when the agent is told to end; less "

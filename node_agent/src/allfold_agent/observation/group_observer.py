@@ -66,8 +66,9 @@ class GroupObserver:
         self._look_at_nodes(wall)
         report_failures(self._group, self._incidents)
 
-    def close(self) -> None:
+    def close(self, wall: float) -> None:
         """The group is over here, and with it what was wrong with it."""
+        self._look_at_nodes(wall)  # it may be over because of them
         self._incidents.end_all(self._group.name, self._group.opening)
         report_failures(self._group, self._incidents)
         self._group.hindrances.clear()

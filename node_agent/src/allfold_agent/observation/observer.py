@@ -86,6 +86,6 @@ class Observer:
             observer.look(now, wall, pids)
         for group, observer in list(self._observers.items()):
             if group not in groups:
-                observer.close()
+                observer.close(wall)
                 del self._observers[group]
         self._incidents.repeat(now)

@@ -1,0 +1,91 @@
+"""Two groups of the same shape on this machine, of which one is observed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import ExitStack
+from typing import IO, Self, cast
+
+from benchmarks.children import environment, python
+from benchmarks.errors import BenchmarkFailed
+from tests.support.processes.services import Services
+
+_SECONDS = 60.0
+
+
+class CostCluster:
+    """Agents and ranks of both groups; only one of the groups works at a time."""
+
+    def __init__(self, nodes: int, per_node: int) -> None:
+        self._shape = nodes, per_node
+        self._ending = ExitStack()
+        self._ranks: dict[str, list[subprocess.Popen[bytes]]] = {"off": [], "on": []}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as ending:
+            for observer, ranks in self._ranks.items():
+                services = ending.enter_context(Services(threads=1))
+                ending.callback(_end, ranks)
+                self._start(services, observer, ranks)
+            self._ending = ending.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def _start(
+        self, services: Services, observer: str, ranks: list[subprocess.Popen[bytes]]
+    ) -> None:
+        nodes, per_node = self._shape
+        services.variables = {
+            "ALLFOLD_CHECK_LOCKS": "0",
+            "PYTHONPATH": environment()["PYTHONPATH"],
+        }
+        services.agent_variables = {"ALLFOLD_AGENT_OBSERVER": observer}
+        names = [f"node{number}" for number in range(nodes)]
+        services.start_orchestrator()
+        services.start_agents(*names)
+        for rank in range(nodes * per_node):
+            told = {
+                "agent": services.socket_of(names[rank // per_node]),
+                "rank": rank,
+                "world": nodes * per_node,
+            }
+            ranks.append(
+                subprocess.Popen(
+                    python("benchmarks.diagnosis.cost_rank", json.dumps(told)),
+                    env=os.environ | services.environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+        for each in ranks:
+            _answer(each)
+
+    def time_both(self, nbytes: int, seconds: float) -> tuple[list[float], list[float]]:
+        """Return the seconds of all-reduces without and with the observer, one after the other."""
+        return self._time("off", nbytes, seconds), self._time("on", nbytes, seconds)
+
+    def _time(self, observer: str, nbytes: int, seconds: float) -> list[float]:
+        ranks = self._ranks[observer]
+        for each in ranks:
+            stream = cast(IO[bytes], each.stdin)
+            stream.write(json.dumps({"nbytes": nbytes, "seconds": seconds}).encode() + b"\n")
+            stream.flush()
+        # Of each op the slowest rank counts; they begin it together, as the one before ended.
+        return [max(times) for times in zip(*map(_answer, ranks), strict=True)]
+
+
+def _answer(rank: subprocess.Popen[bytes]) -> list[float]:
+    line = cast(IO[bytes], rank.stdout).readline()
+    if not line:
+        raise BenchmarkFailed(f"a rank ended with status {rank.wait(_SECONDS)}")
+    return cast(list[float], json.loads(line))
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for each in ranks:
+        each.kill()
+        each.communicate()

@@ -1,0 +1,296 @@
+"""The faults: how each is injected and lifted, and what should be said of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allfold.cli._processes import Child, stop_all
+from allfold_core.incident import (
+    STORE,
+    Cause,
+    Culprit,
+    link_culprit,
+    node_culprit,
+    rank_culprit,
+)
+from benchmarks.diagnosis.cluster import Cluster
+from benchmarks.diagnosis.scoring import Expected
+
+# Longer than the time in which a fault is to be named.
+LASTS_SECONDS = 4.0
+_BURN = "while True: pass"
+
+
+@dataclass
+class Fault(ABC):
+    """One fault of a cluster.
+
+    Attributes:
+        ends_job: the training does not survive it.
+    """
+
+    cluster: Cluster
+    random: random.Random
+    ends_job = False
+
+    @abstractmethod
+    def inject(self) -> Expected:
+        """Begin; return what should be said."""
+
+    def lift(self) -> None:  # noqa: B027 - most end by themselves
+        """End it, where it does not end by itself."""
+
+    # Choices
+
+    def rank(self) -> int:
+        """Return some rank."""
+        return self.random.randrange(self.cluster.world)
+
+    def node(self) -> str:
+        """Return some node."""
+        return self.random.choice(self.cluster.nodes)
+
+    def of_rank(self, cause: Cause, rank: int, *effects: str) -> Expected:
+        """Return what should be said of a rank."""
+        culprit = rank_culprit(rank, self.cluster.node_of(rank))
+        return expected(cause, [culprit], effects or ("hang",))
+
+
+def expected(cause: Cause, culprits: Sequence[Culprit], effects: Sequence[str]) -> Expected:
+    """Return what should be said."""
+    shown: list[dict[str, Any]] = [
+        {"kind": each.kind, "node": each.node, "rank": each.rank, "to": each.to}
+        for each in culprits
+    ]
+    return Expected(cause.value, cause.is_communication, shown, effects)
+
+
+class LateRank(Fault):
+    """A rank sleeps in its data loader."""
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "late", LASTS_SECONDS)
+        return self.of_rank(Cause.LATE_RANK, rank)
+
+
+class StoppedRank(Fault):
+    """A rank gets SIGSTOP."""
+
+    chosen = 0
+
+    def inject(self) -> Expected:
+        self.chosen = self.rank()
+        self.cluster.ranks[self.chosen].signal(signal.SIGSTOP)
+        return self.of_rank(Cause.STOPPED_RANK, self.chosen)
+
+    def lift(self) -> None:
+        self.cluster.ranks[self.chosen].signal(signal.SIGCONT)
+
+
+class LockedRank(Fault):
+    """A rank sleeps in C with the interpreter lock."""
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "lock", LASTS_SECONDS)
+        return self.of_rank(Cause.LOCKED_RANK, rank)
+
+
+class KilledRank(Fault):
+    """A rank gets SIGKILL."""
+
+    ends_job = True
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.ranks[rank].signal(signal.SIGKILL)
+        return self.of_rank(Cause.EXITED_RANK, rank, "failed")
+
+
+class FailedRank(Fault):
+    """A rank ends with an exception of its own."""
+
+    ends_job = True
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "raise")
+        return self.of_rank(Cause.EXITED_RANK, rank, "failed")
+
+
+class WrongShape(Fault):
+    """A rank calls an all-reduce of another shape."""
+
+    order = "other_shape"
+
+    def inject(self) -> Expected:
+        # Of a tie it could not be said who is right.
+        rank = self.rank()
+        self.cluster.tell(rank, self.order)
+        return self.of_rank(Cause.WRONG_CALL, rank, "failed")
+
+
+class WrongType(WrongShape):
+    """A rank calls an all-reduce of another dtype."""
+
+    order = "other_type"
+
+
+class SlowRank(Fault):
+    """The computation of a rank takes many times longer."""
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "slow", LASTS_SECONDS)
+        return self.of_rank(Cause.SLOW_RANK, rank, "slow")
+
+
+class SlowCpu(Fault):
+    """A rank shares a core with others that have precedence."""
+
+    chosen = 0
+    burners: Sequence[Child] = ()
+
+    def inject(self) -> Expected:
+        self.chosen = self.rank()
+        core = max(os.sched_getaffinity(0))
+        for pid in self._threads():
+            os.sched_setaffinity(pid, {core})
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+        self.burners = [
+            Child(f"burner {number}", [sys.executable, "-c", _BURN], env=os.environ)
+            for number in range(6)
+        ]
+        for burner in self.burners:
+            os.sched_setaffinity(burner.pid, {core})
+        return self.of_rank(Cause.STARVED_RANK, self.chosen, "slow")
+
+    def lift(self) -> None:
+        for burner in self.burners:
+            burner.signal(signal.SIGKILL)
+        stop_all(self.burners)
+        for pid in self._threads():
+            os.sched_setaffinity(pid, os.sched_getaffinity(0))
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+
+    def _threads(self) -> list[int]:
+        tasks = Path("/proc", str(self.cluster.ranks[self.chosen].pid), "task")
+        return [int(each.name) for each in tasks.iterdir()]
+
+
+class SlowLink(Fault):
+    """What a node sends goes at a small part of the rate."""
+
+    chosen = ""
+
+    def inject(self) -> Expected:
+        self.chosen = self.node()
+        self.cluster.limit(self.chosen, "100mbit")
+        return expected(Cause.SLOW_LINK, self.links(), ["slow"])
+
+    def links(self) -> list[Culprit]:
+        """Return the links from the node: it has one cable."""
+        others = [node for node in self.cluster.nodes if node != self.chosen]
+        return [link_culprit(self.chosen, node) for node in others]
+
+    def lift(self) -> None:
+        self.cluster.unlimit(self.chosen)
+
+
+class LossyLink(SlowLink):
+    """Of what a node sends every twentieth packet is lost."""
+
+    def inject(self) -> Expected:
+        self.chosen = self.node()
+        self.cluster.lose_packets(self.chosen, percent=5)
+        return expected(Cause.LOSSY_LINK, self.links(), ["slow"])
+
+    def lift(self) -> None:
+        self.cluster.lose_no_packets()
+
+
+class DeadAgent(Fault):
+    """The agent of a node is killed, with its ranks, as a node that loses its power."""
+
+    ends_job = True
+    chosen = ""
+
+    def inject(self) -> Expected:
+        self.chosen = self.node()
+        self.cluster.agent(self.chosen).signal(signal.SIGKILL)
+        return expected(Cause.LOST_NODE, [node_culprit(self.chosen)], ["failed"])
+
+    def lift(self) -> None:
+        self.cluster.end_job()
+        self.cluster.restart_agent(self.chosen)
+
+
+class StoppedAgent(DeadAgent):
+    """The agent of a node is stopped."""
+
+    def inject(self) -> Expected:
+        self.chosen = self.node()
+        self.cluster.agent(self.chosen).signal(signal.SIGSTOP)
+        return expected(Cause.SILENT_NODE, [node_culprit(self.chosen)], ["failed"])
+
+
+class FullDisk(Fault):
+    """A rank writes to a disk that is full, and fails."""
+
+    ends_job = True
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "disk")
+        return self.of_rank(Cause.DISK_FULL, rank, "failed")
+
+
+class NoMemory(Fault):
+    """A rank asks for more memory than there is, and fails."""
+
+    ends_job = True
+
+    def inject(self) -> Expected:
+        rank = self.rank()
+        self.cluster.tell(rank, "memory")
+        return self.of_rank(Cause.OUT_OF_MEMORY, rank, "failed")
+
+
+class FullStore(Fault):
+    """The orchestrator's Redis has no memory left."""
+
+    def inject(self) -> Expected:
+        self.cluster.redis_command("config", "set", "maxmemory", "1")
+        return expected(Cause.STORE_FAILED, [STORE], ["hang"])
+
+    def lift(self) -> None:
+        self.cluster.redis_command("config", "set", "maxmemory", "0")
+
+
+FAULTS: dict[str, type[Fault]] = {
+    "late rank": LateRank,
+    "stopped rank": StoppedRank,
+    "lock held": LockedRank,
+    "killed rank": KilledRank,
+    "failed rank": FailedRank,
+    "wrong shape": WrongShape,
+    "wrong type": WrongType,
+    "slow rank": SlowRank,
+    "slow CPU": SlowCpu,
+    "slow link": SlowLink,
+    "lossy link": LossyLink,
+    "dead agent": DeadAgent,
+    "stopped agent": StoppedAgent,
+    "full disk": FullDisk,
+    "no memory": NoMemory,
+    "full store": FullStore,
+}
