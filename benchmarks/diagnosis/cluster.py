@@ -104,7 +104,6 @@ class Cluster:
             self.services.redis_url = self.redis.url
             self.services.start_orchestrator(SWITCH_ADDRESS)
             self.services.start_agents(*self.nodes)
-            print(self.services.folder, flush=True)
             self._ending = ending.pop_all()
         return self
 

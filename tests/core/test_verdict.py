@@ -173,6 +173,21 @@ def test_when_all_have_called_the_links_are_to_blame() -> None:
     assert "the data did not arrive in time" in error.message
 
 
+def test_what_a_missing_rank_does_instead_is_said_where_it_is_known() -> None:
+    hindered = {3: "its process is stopped by a signal (SIGSTOP)"}
+    evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6}, hindered=hindered)
+    error = judge_deadline(GROUP, NODES, evidence, 1.5)
+    told = "rank 3 on node b has not called it (its last op was 6): its process is stopped by a"
+    assert told in error.message
+
+
+def test_a_slow_link_is_quoted_where_the_data_did_not_arrive() -> None:
+    calls = dict.fromkeys(range(4), call(4))
+    slow = "the link from node a to node b carries 1 MB/s, and has carried 100 MB/s"
+    error = judge_deadline(GROUP, NODES, Evidence(0, calls, {}, links=(slow,)), 1.0)
+    assert f"the data did not arrive in time: {slow}." in error.message
+
+
 def test_long_lists_of_ranks_are_cut() -> None:
     assert name_ranks([5]) == "rank 5"
     assert name_ranks(list(range(10))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

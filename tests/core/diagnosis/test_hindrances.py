@@ -1,0 +1,37 @@
+"""What errors quote of a group's incidents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.incident import Cause, Effect, Incident, link_culprit, rank_culprit
+
+LATE = Incident(
+    "b-1",
+    Cause.LATE_RANK,
+    Effect.HANG,
+    rank_culprit(3, "b"),
+    "op 7 waits for rank 3 on node b: its process is in load (train.py:3)",
+    evidence={"process": "is in load (train.py:3)"},
+)
+SLOW = Incident("a-1", Cause.SLOW_RANK, Effect.SLOW, rank_culprit(1, "a"), "rank 1 is slow")
+LINK = Incident("a-2", Cause.SLOW_LINK, Effect.SLOW, link_culprit("a", "b"), "the link is slow")
+
+
+def test_ranks_are_quoted_with_what_their_processes_do_and_links_as_they_are() -> None:
+    known = Hindrances()
+    for each in (LATE, SLOW, LINK):
+        known.note(each)
+    assert known.of_ranks() == {3: "its process is in load (train.py:3)"}
+    assert known.of_links() == ["the link is slow"]
+
+
+def test_what_is_over_is_not_quoted() -> None:
+    known = Hindrances()
+    for each in (LATE, LINK):
+        known.note(each)
+    known.note(replace(LATE, ended=9.0))
+    assert known.of_ranks() == {}
+    known.clear()
+    assert known.of_links() == []
