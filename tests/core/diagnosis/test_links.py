@@ -99,6 +99,18 @@ def test_a_link_that_loses_packets_is_lossy_rather_than_slow() -> None:
     assert "20 of 1000 segments of the last 0.5 s" in found.phrase
 
 
+def test_a_lossy_link_that_recovers_between_losses_is_not_slow() -> None:
+    link = Link()
+    link.half_second()
+    link.half_second(lost=20)
+    found = [link.half_second(lost=20)]
+    found += [link.half_second(5e6) for _ in range(2)]
+    assert [each and each.cause for each in found] == [Cause.LOSSY_LINK, Cause.LOSSY_LINK, None]
+    slow = link.half_second(5e6)  # one that stays slow without losses is
+    assert slow is not None
+    assert slow.cause is Cause.SLOW_LINK
+
+
 def test_few_losses_are_those_of_every_network() -> None:
     link = Link()
     assert [link.half_second(lost=9) for _ in range(4)] == [None] * 4

@@ -24,6 +24,7 @@ _LEAST_BUSY = 0.3
 _IDLE_WINDOWS = 10
 _LOSS = 0.01
 _LEAST_LOST = 3
+_REMEMBERED = 4
 # Losses of a queue that overflows come with a round trip that is much longer than without one.
 _QUEUED_RATIO = 3.0
 # What a link has carried once counts less and less: it may be another link by now.
@@ -104,11 +105,14 @@ class LinkWatch:
         is_slow = (
             own >= _LEAST_BUSY * window and not last.is_bound and last.rate < part * self._best
         )
-        self._lossy = self._lossy + 1 if is_lossy else 0
-        self._slow = self._slow + 1 if is_slow and not is_lossy else 0
+        # Between losses a connection recovers, slowly: that is no other trouble.
+        self._lossy = min(self._lossy + 1, _REMEMBERED) if is_lossy else max(self._lossy - 1, 0)
+        self._slow = self._slow + 1 if is_slow and not self._lossy else 0
         self._best = max(self._best * 0.5 ** (window / _HALF_LIFE_SECONDS), last.rate)
-        if self._lossy >= _WINDOWS:
+        if self._lossy >= _WINDOWS and is_lossy:
             return _losses(lost, segments, window)
+        if self._lossy and self._trouble and self._trouble.cause is Cause.LOSSY_LINK:
+            return self._trouble
         if self._slow >= _WINDOWS:
             return LinkTrouble(
                 Cause.SLOW_LINK,
