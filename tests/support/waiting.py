@@ -34,6 +34,17 @@ async def until(
         await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def until_found(
+    ask: Callable[[], Awaitable[T]], what: str, seconds: float = DEADLINE_SECONDS
+) -> T:
+    """Return the first answer that is true; fail with ``what`` when there is none."""
+    deadline = time.monotonic() + seconds
+    while not (answer := await ask()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(PAUSE_SECONDS)
+    return answer
+
+
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     """The result, or ``TimeoutError``."""
     async with asyncio.timeout(seconds):

@@ -50,7 +50,7 @@ def test_a_link_that_carries_much_less_than_before_is_slow_after_a_second() -> N
     found = link.half_second(10e6)
     assert found is not None
     assert found.cause is Cause.SLOW_LINK
-    assert found.phrase.startswith("carries 10 MB/s, and has carried 99.")
+    assert found.phrase.startswith("carries 10 MB/s, and usually 99.")
     assert link.half_second() is None
 
 
@@ -109,6 +109,21 @@ def test_a_lossy_link_that_recovers_between_losses_is_not_slow() -> None:
     slow = link.half_second(5e6)  # one that stays slow without losses is
     assert slow is not None
     assert slow.cause is Cause.SLOW_LINK
+
+
+def test_a_single_burst_does_not_make_a_link_slow() -> None:
+    link = Link()
+    link.half_second(20e6)
+    link.half_second(900e6)
+    assert [link.half_second(20e6) for _ in range(3)] == [None] * 3
+
+
+def test_a_link_that_stays_slow_is_another_link_after_some_minutes() -> None:
+    link = Link()
+    link.half_second()
+    found = [link.half_second(15e6) for _ in range(1000)]
+    assert found[200] is not None
+    assert found[-1] is None
 
 
 def test_few_losses_are_those_of_every_network() -> None:

@@ -15,7 +15,7 @@ from allfold_core.incident import Cause
 
 _WINDOW_SECONDS = 0.5
 _WINDOWS = 2
-# A link whose rate falls to less than this part of what it has carried is slow.
+# A link whose rate falls to less than this part of the usual one is slow.
 _SLOW_PART = 1 / 4
 # Faster links are bounded by the machine rather than by the network: it takes a greater change.
 _FAST = 125e6
@@ -27,8 +27,10 @@ _LEAST_LOST = 3
 _REMEMBERED = 4
 # Losses of a queue that overflows come with a round trip that is much longer than without one.
 _QUEUED_RATIO = 3.0
-# What a link has carried once counts less and less: it may be another link by now.
-_HALF_LIFE_SECONDS = 600.0
+# How fast the usual rate follows what is measured: a single burst says little, and a link that
+# stays slow for some minutes is another link.
+_FOLLOWS = 0.2
+_FOLLOWS_WHEN_SLOW = 0.002
 _QUEUED_SECONDS = 0.005
 
 
@@ -72,7 +74,7 @@ class LinkWatch:
     """Watches one direction of one connection between two nodes."""
 
     def __init__(self) -> None:
-        self._best = 0.0
+        self._usual = 0.0
         self._first: LinkSample | None = None  # of the present window
         self._slow = 0
         self._lossy = 0
@@ -101,14 +103,13 @@ class LinkWatch:
             return self._trouble if self._idle <= _IDLE_WINDOWS else None
         self._idle = 0
         is_lossy = lost >= max(_LEAST_LOST, _LOSS * segments) and not _is_queued(last)
-        part = _SLOW_PART if self._best < _FAST else _SLOW_PART_OF_FAST
-        is_slow = (
-            own >= _LEAST_BUSY * window and not last.is_bound and last.rate < part * self._best
-        )
+        part = _SLOW_PART if self._usual < _FAST else _SLOW_PART_OF_FAST
+        is_below = last.rate < part * self._usual
+        is_slow = own >= _LEAST_BUSY * window and not last.is_bound and is_below
         # Between losses a connection recovers, slowly: that is no other trouble.
         self._lossy = min(self._lossy + 1, _REMEMBERED) if is_lossy else max(self._lossy - 1, 0)
         self._slow = self._slow + 1 if is_slow and not self._lossy else 0
-        self._best = max(self._best * 0.5 ** (window / _HALF_LIFE_SECONDS), last.rate)
+        self._learn(last, _FOLLOWS_WHEN_SLOW if is_below else _FOLLOWS)
         if self._lossy >= _WINDOWS and is_lossy:
             return _losses(lost, segments, window)
         if self._lossy and self._trouble and self._trouble.cause is Cause.LOSSY_LINK:
@@ -116,10 +117,17 @@ class LinkWatch:
         if self._slow >= _WINDOWS:
             return LinkTrouble(
                 Cause.SLOW_LINK,
-                f"carries {_rate(last.rate)}, and has carried {_rate(self._best)}",
-                {"rate": last.rate, "best": self._best, "round_trip": last.round_trip},
+                f"carries {_rate(last.rate)}, and usually {_rate(self._usual)}",
+                {"rate": last.rate, "usual": self._usual, "round_trip": last.round_trip},
             )
         return None
+
+    def _learn(self, sample: LinkSample, follows: float) -> None:
+        """Note a rate; one that the application has limited is a lower bound."""
+        if not self._usual:
+            self._usual = sample.rate
+        elif not sample.is_bound or sample.rate > self._usual:
+            self._usual += follows * (sample.rate - self._usual)
 
 
 def _is_queued(sample: LinkSample) -> bool:

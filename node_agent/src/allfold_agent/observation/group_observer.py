@@ -62,7 +62,7 @@ class GroupObserver:
         self._sampler.look(now, wall)
         self._waits.look(now, wall, own)
         self._speeds.look(now, wall, own)
-        self._links.look(wall)
+        self._links.look(now, wall)
         self._look_at_nodes(wall)
         report_failures(self._group, self._incidents)
 
@@ -81,6 +81,8 @@ class GroupObserver:
                     self._waits.hear(node, body["waits"], now)
                 if "own" in body:
                     self._speeds.hear(node, body["own"], now)
+                if "link" in body:
+                    self._links.hear(node, body["link"], now)
                 if "incident" in body:
                     self._hear_incident(incident.from_dict(body["incident"]), now)
             except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.tcp import sample
 from allfold_core.diagnosis.links import LinkTrouble, LinkWatch, worst
-from allfold_core.incident import Effect, Incident, link_culprit
+from allfold_core.incident import Cause, Effect, Incident, link_culprit
+from allfold_core.wire.peer_link import LinkMessageType
+
+_NEWS_SECONDS = 1.0
 
 
 class LinkObserver:
@@ -19,10 +23,39 @@ class LinkObserver:
         self._group = group
         self._incidents = incidents
         self._watches: dict[socket.socket, LinkWatch] = {}
-        self._troubled: set[str] = set()  # the nodes to which a link is slow or lossy
+        self._slow: dict[str, float] = {}  # by node, the rate of a slow link to it
+        self._heard: dict[str, tuple[float, float]] = {}  # that of its link to us, when
+        self._open: set[str] = set()
 
-    def look(self, wall: float) -> None:
+    def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
+        """Another node says that its link to this one is slow."""
+        self._heard[node] = float(body["rate"]), now
+
+    def look(self, now: float, wall: float) -> None:
         """Look once at each connection."""
+        troubles = self._troubles()
+        before, self._slow = self._slow, {}
+        still_open = set[str]()
+        for node, trouble in troubles.items():
+            rate = trouble.evidence.get("rate")
+            if trouble.cause is Cause.SLOW_LINK and rate is not None:
+                self._slow[node] = rate
+                self._group.send(node, LinkMessageType.OBSERVED, {"link": {"rate": rate}})
+                if node not in before or self._is_slower_backwards(node, rate, now):
+                    continue
+            still_open.add(node)
+            self._report(node, trouble, wall)
+        for node in self._open - still_open:
+            self._incidents.end(self._key(node))
+        self._open = still_open
+
+    def _is_slower_backwards(self, node: str, rate: float, now: float) -> bool:
+        """Return True if it is the acknowledgements that are slow: the link from the other node."""
+        other, heard = self._heard.get(node, (rate, float("-inf")))
+        return now - heard < _NEWS_SECONDS and other < rate
+
+    def _troubles(self) -> dict[str, LinkTrouble]:
+        """Return what is wrong with the link to each node, if anything."""
         watches, self._watches = self._watches, {}
         found: dict[str, list[LinkTrouble | None]] = {}
         for node, connected in self._connections():
@@ -30,14 +63,8 @@ class LinkObserver:
             taken = sample(connected)
             if taken is not None:
                 found.setdefault(node, []).append(watch.note(taken))
-        before, self._troubled = self._troubled, set()
-        for node, troubles in found.items():
-            trouble = worst(troubles)
-            if trouble is not None:
-                self._troubled.add(node)
-                self._open(node, trouble, wall)
-        for node in before - self._troubled:
-            self._incidents.end(self._key(node))
+        worst_ones = {node: worst(each) for node, each in found.items()}
+        return {node: each for node, each in worst_ones.items() if each is not None}
 
     def _connections(self) -> Iterator[tuple[str, socket.socket]]:
         """Yield what sends to other machines, with the node at its other end."""
@@ -47,7 +74,7 @@ class LinkObserver:
                 if connected.family != socket.AF_UNIX:
                     yield node, connected
 
-    def _open(self, node: str, trouble: LinkTrouble, wall: float) -> None:
+    def _report(self, node: str, trouble: LinkTrouble, wall: float) -> None:
         group = self._group
         culprit = link_culprit(group.node, node)
         self._incidents.open(
