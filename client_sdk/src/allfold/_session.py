@@ -6,6 +6,7 @@ import itertools
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from allfold import _tracer
 from allfold._arena import Arena, host_memory
 from allfold._connection import Connection
 from allfold._lane import futex
@@ -30,6 +31,7 @@ class Session:
         self._gpus: dict[int, Gpu] = {}
         self._opening = Lock()
         self.connection = Connection(path, timeout, futex.why_not())
+        _tracer.permit(int(self.connection.welcome.get("pid", 0)))
         self.arena = Arena(host_memory(self._share), self._numbers)
 
     @property
