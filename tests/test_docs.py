@@ -16,6 +16,7 @@ from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import error_classes
+from allfold_core.incident import Cause
 from allfold_core.operations import Kind
 from allfold_core.plan import LinkModel, Member, Plan
 from allfold_core.pricing.choose import choose
@@ -36,6 +37,15 @@ SOURCES = sorted(ROOT.glob("*/src/**/*.py"))
 CLASSES = error_classes()
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"1 KiB": KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
+
+
+# --- docs/diagnosis.md
+
+
+def test_every_cause_of_an_incident_is_on_the_page_of_the_diagnosis() -> None:
+    page = (ROOT / "docs" / "diagnosis.md").read_text()
+    listed = [row[0].strip("`") for row in rows(page) if row[0].startswith("`")]
+    assert [cause for cause in Cause if cause.value not in listed] == []
 
 
 # --- README.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -96,6 +97,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if not found.chosen or found.nodes < 2 or found.nodes * found.per_node < 3:
         parser.error("expected kinds of faults, at least 2 nodes and 3 ranks")
     reason = why_not([Network.parse(found.network)])
+    if reason is None and "lossy link" in found.chosen and shutil.which("nft") is None:
+        reason = "a lossy link needs nft, of nftables"
     if reason is not None:
         parser.error(reason)
     return found

@@ -34,7 +34,7 @@ class Link:
             at=before.at + 0.5,
             busy=before.busy + busy,
             hindered=before.hindered + hindered,
-            segments=before.segments + 1000,
+            segments=before.segments + (1000 if busy else 0),
             lost=before.lost + lost,
             rate=rate,
             is_bound=bound,
@@ -109,6 +109,15 @@ def test_a_lossy_link_that_recovers_between_losses_is_not_slow() -> None:
     slow = link.half_second(5e6)  # one that stays slow without losses is
     assert slow is not None
     assert slow.cause is Cause.SLOW_LINK
+
+
+def test_what_is_usual_is_learnt_also_where_there_is_little_to_send() -> None:
+    link = Link()
+    for _ in range(3):
+        link.half_second(busy=0.05)
+    found = [link.half_second(10e6) for _ in range(2)]
+    assert found[1] is not None
+    assert found[1].cause is Cause.SLOW_LINK
 
 
 def test_a_single_burst_does_not_make_a_link_slow() -> None:

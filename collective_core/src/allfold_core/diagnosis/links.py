@@ -98,18 +98,19 @@ class LinkWatch:
         window = last.at - first.at
         own = last.busy - first.busy - (last.hindered - first.hindered)
         segments, lost = last.segments - first.segments, last.lost - first.lost
+        part = _SLOW_PART if self._usual < _FAST else _SLOW_PART_OF_FAST
+        is_below = last.rate < part * self._usual
+        if segments:
+            self._learn(last, _FOLLOWS_WHEN_SLOW if is_below else _FOLLOWS)
         if own < _LEAST_BUSY * window and lost < _LEAST_LOST:
             self._idle += 1
             return self._trouble if self._idle <= _IDLE_WINDOWS else None
         self._idle = 0
         is_lossy = lost >= max(_LEAST_LOST, _LOSS * segments) and not _is_queued(last)
-        part = _SLOW_PART if self._usual < _FAST else _SLOW_PART_OF_FAST
-        is_below = last.rate < part * self._usual
         is_slow = own >= _LEAST_BUSY * window and not last.is_bound and is_below
         # Between losses a connection recovers, slowly: that is no other trouble.
         self._lossy = min(self._lossy + 1, _REMEMBERED) if is_lossy else max(self._lossy - 1, 0)
         self._slow = self._slow + 1 if is_slow and not self._lossy else 0
-        self._learn(last, _FOLLOWS_WHEN_SLOW if is_below else _FOLLOWS)
         if self._lossy >= _WINDOWS and is_lossy:
             return _losses(lost, segments, window)
         if self._lossy and self._trouble and self._trouble.cause is Cause.LOSSY_LINK:
