@@ -74,6 +74,7 @@ class AgreeingGroup(OpAttempts):
         opening: tells this opening of the name from others: the number of its first term.
         p2p: the sends and receives, which know ranks by their numbers in the first epoch.
         record: of the newest term, as the orchestrator keeps it; it may lose it.
+        lost_before: the nodes that the group had lost when this one came, each with how.
         hindrances: what is known of why ranks are late; errors quote it.
         deferred: (session, seq) of calls that wait for the GPU of their rank, and have not arrived.
     """
@@ -99,6 +100,7 @@ class AgreeingGroup(OpAttempts):
         self._resources = resources
         self._neighbours = neighbours
         term = codec.term_of_record(self.record)
+        self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = Members(plan.members, term)
         self._residuals = Residuals()

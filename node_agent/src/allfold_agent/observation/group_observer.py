@@ -39,7 +39,7 @@ class GroupObserver:
         self._waits = WaitObserver(group, incidents, self._sampler)
         self._speeds = SpeedObserver(group, incidents, self._sampler, now)
         self._links = LinkObserver(group, incidents)
-        self._lost = frozenset(group.agreement.term.lost)
+        self._lost = group.lost_before
         group.on_observed = self.hear
 
     @property

@@ -27,7 +27,9 @@ _FIRST_CALL_SECONDS = 10.0
 _UNUSUAL = 3.0
 _NEWS_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 1.0
-_CERTAIN = frozenset({Cause.STOPPED_RANK, Cause.EXITED_RANK, Cause.LOCKED_RANK})
+_BUSY_GPU = "has called it, but its GPU is busy with what it was given before"
+_NOT_VISIBLE = "runs in another container, so that its agent cannot see what it does"
+_CERTAIN = frozenset({Cause.STOPPED_RANK, Cause.EXITED_RANK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class _Wait:
 class _Suspect:
     """A rank that is waited for: what was seen of its process at first, and when to look again."""
 
-    first: ProcessLook
+    first: ProcessLook | None
     look_at: float = 0.0
 
 
@@ -80,9 +82,8 @@ class WaitObserver:
             del self._suspects[rank]
             self._incidents.end(self._key(rank))
         for rank, wait in waits.items():
-            pid = pids.get(self._session(rank))
-            if pid and now - wait.since >= _LOOK_SECONDS:
-                self._look_at(rank, pid, wait, now, wall)
+            if now - wait.since >= _LOOK_SECONDS:
+                self._look_at(rank, pids.get(self._session(rank)), wait, now, wall)
 
     def _tell_others(self, op: WaitingOp, now: float) -> None:
         """Tell the nodes for whose data the oldest op waits."""
@@ -108,20 +109,41 @@ class WaitObserver:
                     found[rank] = wait
         return found
 
-    def _look_at(self, rank: int, pid: int, wait: _Wait, now: float, wall: float) -> None:
+    def _look_at(self, rank: int, pid: int | None, wait: _Wait, now: float, wall: float) -> None:
         suspect = self._suspects.get(rank)
         if suspect is None:
-            self._suspects[rank] = _Suspect(look_at(pid))
+            self._suspects[rank] = _Suspect(look_at(pid) if pid else None)
             return
         age = now - wait.since
         if age < _CERTAIN_SECONDS or now < suspect.look_at:
             return
-        finding = _explain(pid, suspect.first)
-        if finding.cause not in _CERTAIN and age < self._patience(rank):
-            return
+        finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=False)
+        if finding.cause not in _CERTAIN:
+            if age < self._patience(rank):
+                return
+            finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=True)
         suspect.look_at = monotonic() + _LOOK_AGAIN_SECONDS
-        suspect.first = look_at(pid)
+        suspect.first = look_at(pid) if pid else None
         self._open(rank, wait, finding, wall - age)
+
+    def _finding(
+        self,
+        rank: int,
+        pid: int | None,
+        wait: _Wait,
+        first: ProcessLook | None,
+        *,
+        reads_stacks: bool,
+    ) -> Finding:
+        session = self._session(rank)
+        if any(each == session and seq <= wait.seq for each, seq in list(self._group.deferred)):
+            return Finding(Cause.LATE_RANK, _BUSY_GPU)
+        if not pid or first is None:
+            return Finding(Cause.LATE_RANK, _NOT_VISIBLE)
+        last = look_at(pid)
+        stacks = stacks_of(pid) if reads_stacks else ()
+        again = stacks_of(pid) if lock_holder(stacks) is not None else ()
+        return explain(first, last, stacks, again)
 
     def _patience(self, rank: int) -> float:
         if self._group.lanes.records.last_called().get(rank, -1) < 0:
@@ -157,10 +179,3 @@ class WaitObserver:
     def _session(self, rank: int) -> str:
         sessions = self._group.current.plan.sessions
         return sessions[rank] if rank < len(sessions) else ""
-
-
-def _explain(pid: int, first: ProcessLook) -> Finding:
-    last = look_at(pid)
-    stacks = stacks_of(pid)
-    again = stacks_of(pid) if lock_holder(stacks) is not None else ()
-    return explain(first, last, stacks, again)
