@@ -18,15 +18,17 @@ def service(answers: Mapping[str, Any]) -> Iterator[str]:
     """The URL of something that answers these paths, and 404 to others.
 
     Args:
-        answers: by path, without the query; may change while it serves.
+        answers: by path, without the query; of another status than 200 a pair with that. They may
+            change while it serves.
     """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = answers.get(self.path.partition("?")[0])
-            self.send_response(404 if found is None else 200)
+            found = answers.get(self.path.partition("?")[0], (404, _NOT_FOUND))
+            status, body = found if isinstance(found, tuple) else (200, found)
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(json.dumps(_NOT_FOUND if found is None else found).encode())
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, *_: object) -> None:
             pass

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from allfold.cli._stack import LocalStack
+from allfold_core.errors import ServiceError
+from tests.client_sdk.http_service import service
 from tests.support.processes.cli import Commands, commands
 
 NOWHERE = "http://127.0.0.1:9"
@@ -105,6 +108,44 @@ def test_a_service_that_accepts_and_says_nothing_is_told_from_one_that_is_not_th
 
 def test_what_is_no_url_is_wrong_usage(allfold: Commands) -> None:
     assert "--agent-url is an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
+
+
+def test_a_state_store_that_is_down_is_told_from_an_orchestrator_that_is(
+    allfold: Commands,
+) -> None:
+    facts = {"service": "allfold-orchestrator", "version": "0", "now": time.time()}
+    down = ServiceError("cannot reach its state store", component="store", cause="ConnectionError")
+    answers = {
+        "/v1/facts": facts | {"needs_token": True},
+        "/v1/nodes": (503, {"error": down.to_dict()}),
+    }
+    with service(answers) as url:
+        report = diagnose(allfold, status=1, ALLFOLD_ORCHESTRATOR_URL=url)
+    assert found(report, "orchestrator", "ok")
+    (told,) = found(report, "state store", "fail")
+    assert "its state store is down (ConnectionError)" in told
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "text"),
+    [
+        ({"state": "gone", "heartbeat_age": None}, "warn", "is gone"),
+        ({"state": "late", "heartbeat_age": 7.0}, "fail", "has not been heard for 7.0 s"),
+        ({"state": "alive", "draining": True}, "warn", "takes no more ranks"),
+    ],
+)
+def test_nodes_that_are_not_well_are_named(
+    allfold: Commands, state: dict[str, Any], level: str, text: str
+) -> None:
+    facts = {"service": "allfold-orchestrator", "version": "0", "now": time.time()}
+    node = {"node": "b", "control_url": NOWHERE, "data_address": "127.0.0.1:9"} | state
+    answers = {"/v1/facts": facts | {"needs_token": True}, "/v1/nodes": {"nodes": [node]}}
+    with service(answers) as url:
+        status = 1 if state["state"] != "gone" else 0
+        out = allfold.run("doctor", "--json", "--orchestrator", url, status=status).out
+    (told,) = found(json.loads(out), "registration", level)
+    assert told.startswith("node b: ")
+    assert text in told
 
 
 # --- with services

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -48,6 +49,19 @@ async def test_the_token_opens_everything(guarded: ApiClient, scheme: bytes) -> 
 async def test_probes_need_no_token(guarded: ApiClient, path: str) -> None:
     await until(lambda: guarded.app.state.sweeper.problem is None, "it is ready")
     assert (await guarded.http.get(path)).status_code == 200
+
+
+async def test_facts_have_the_clock_and_say_whether_a_token_is_asked_for(
+    api: ApiClient, guarded: ApiClient
+) -> None:
+    before = time.time()
+    facts = (await api.http.get("/v1/facts")).json()
+    assert before <= facts["now"] <= time.time()
+    assert (facts["service"], facts["needs_token"]) == ("allfold-orchestrator", False)
+    assert (await guarded.http.get("/v1/facts")).status_code == 401
+    headers = {b"authorization": "Bearer tökén".encode()}
+    answer = await guarded.http.get("/v1/facts", headers=headers)
+    assert answer.json()["needs_token"] is True
 
 
 async def test_probes_answer(api: ApiClient) -> None:
