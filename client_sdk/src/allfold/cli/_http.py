@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 from allfold_core.errors import AllfoldError, from_dict
 
@@ -47,6 +48,44 @@ def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
 def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
     """Return the object that a POST without a body answers; raises as :func:`get_json`."""
     return _ask(urllib.request.Request(url, method="POST"), token, seconds)
+
+
+class Connection:
+    """A connection to a service that is kept from one request to the next.
+
+    So the time of a request has none in it for connecting.
+
+    Args:
+        url: of the service.
+        seconds: for which one request may take.
+    """
+
+    def __init__(self, url: str, token: str, *, seconds: float = 5.0) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._url = url
+        self._path = parts.path
+        self._http = kind(parts.hostname, parts.port, timeout=seconds)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """Return the object that a GET answers; raises as :func:`get_json`."""
+        url = self._url + path
+        try:
+            self._http.request("GET", self._path + path, headers=self._headers)
+            response = self._http.getresponse()
+            body = response.read()
+            if response.status == http.client.OK:
+                return _object(url, body)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise NoAnswer(f"{url}: {error}", error) from None
+        raise _answered(url, response.status, body)
+
+    def close(self) -> None:
+        """End it."""
+        self._http.close()
 
 
 def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[str, Any]:

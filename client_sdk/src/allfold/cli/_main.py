@@ -25,6 +25,7 @@ _COMMANDS = {
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
     "top": ("_top.command", "Watch nodes, groups and ranks live."),
+    "trace": ("_trace.command", "Write the latest ops of all nodes as one trace."),
     "doctor": ("_doctor.command", "Find out what is wrong, and what to do."),
     "config": ("_config.command", "Show every setting and where it comes from."),
     "drain": ("_drain", "Have the ranks of a node leave."),

@@ -103,8 +103,7 @@ def gather(
             if needs_all and not agent_urls:
                 raise _with_advice(error) from None
             report.failure = error
-    known = [node["control_url"] for node in report.nodes if node["state"] != "gone"]
-    _ask_agents(report, dict.fromkeys([*agent_urls, *known]), token)
+    _ask_agents(report, dict.fromkeys([*agent_urls, *_present(report)]), token)
     lost = [report.problems[url] for url in agent_urls if url in report.problems]
     if lost and needs_all:
         raise AgentUnreachable(f"no agent answers: tried {'; '.join(lost)}")
@@ -114,6 +113,26 @@ def gather(
     told += (each for status in report.agents.values() for each in status.get("incidents", ()))
     report.incidents = merged(told)
     return report
+
+
+def agents_to_ask(orchestrators: Sequence[str], agent_urls: Sequence[str], token: str) -> list[str]:
+    """Return the control URLs of the agents that are given, and of those the orchestrator knows.
+
+    Raises:
+        OrchestratorUnreachable: it was to be asked and does not answer.
+        ServiceError: it answered that it cannot tell.
+    """
+    report = Report(orchestrator="")
+    if orchestrators:
+        try:
+            _ask_orchestrator(report, orchestrators, token)
+        except ServiceError as error:
+            raise _with_advice(error) from None
+    return list(dict.fromkeys([*agent_urls, *_present(report)]))
+
+
+def _present(report: Report) -> list[str]:
+    return [node["control_url"] for node in report.nodes if node["state"] != "gone"]
 
 
 def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:

@@ -57,6 +57,7 @@ class OpRecord(NamedTuple):
         heard: by node, when its first data were taken in.
         exchanged: all was sent to other nodes, and all of theirs is folded.
         settled: the nodes agreed on a result, which the local ranks get from now on.
+        is_short: the ranks did it by themselves, in the short lane.
     """
 
     seq: int
@@ -76,6 +77,7 @@ class OpRecord(NamedTuple):
     heard: Mapping[str, float] = {}
     exchanged: float = 0.0
     settled: float = 0.0
+    is_short: bool = False
 
     @property
     def what(self) -> str:
@@ -95,6 +97,7 @@ class OpRecord(NamedTuple):
             "what": self.what,
             **(described(self.fingerprint) if self.fingerprint else {}),
             "strategy": self.strategy,
+            "lane": "short" if self.is_short else "long",
             "state": self.state.value,
             "start": self.start,
             "started_at": clock.wall - (clock.monotonic - self.start),

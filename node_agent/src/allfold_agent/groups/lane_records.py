@@ -130,4 +130,5 @@ class LaneRecords:
             end - start,
             calls,
             tuple(rank for rank in lane.ranks if rank not in calls),
+            is_short=True,
         )
