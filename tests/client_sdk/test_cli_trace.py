@@ -67,7 +67,7 @@ def events(trace: Json, phases: str, thread: str = "") -> list[Json]:
 
 def at(trace: Json, event: Json) -> float:
     """When an event was, in seconds since 1970."""
-    return float(trace["otherData"]["origin"]) + event["ts"] / 1e6
+    return float(trace["otherData"]["origin"]) + float(event["ts"]) / 1e6
 
 
 def wall(monotonic: float) -> float:
@@ -261,7 +261,7 @@ def test_the_trace_is_written_to_a_file_that_is_named(tmp_path: Path) -> None:
 
 def test_the_shortest_round_trip_counts() -> None:
     readings = [Reading(0.0, 105.0, 10.0), Reading(20.0, 121.0, 20.5), Reading(30.0, 160.0, 39.0)]
-    assert estimate(readings) == Offset(pytest.approx(100.75), pytest.approx(0.25))
+    assert estimate(readings) == Offset(100.75, 0.25)
 
 
 def test_agents_of_one_machine_share_the_best_estimate_of_their_clock() -> None:
