@@ -215,6 +215,11 @@ def test_memory_between_agents_of_one_machine_is_no_measure_for_networks() -> No
     assert bad(list(judge_pairs([outcome("a", "b", data=local), outcome("b", "a", 60e6)]))) == {}
 
 
+def test_memory_is_not_judged_as_a_link() -> None:
+    busy = {"ok": True, "latency": 0.02, "bandwidth": 1e6, "path": "machine"}
+    assert bad(list(judge_pairs([outcome("a", "b", data=busy), outcome("b", "a")]))) == {}
+
+
 def test_a_long_link_among_short_ones_is_a_warning() -> None:
     far = {"ok": True, "latency": 0.02, "bandwidth": 1e9, "path": "network"}
     told = bad(list(judge_pairs([outcome("a", "b"), outcome("a", "c", data=far)])))
