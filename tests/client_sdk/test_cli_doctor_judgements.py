@@ -12,7 +12,7 @@ from allfold.cli._doctor.asking import Answer
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level
 from allfold.cli._doctor.limits import judge_machine
 from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes
-from allfold.cli._doctor.pairs import Outcome, Place, judge_pairs, rounds
+from allfold.cli._doctor.pairs import Outcome, Place, check_pairs, judge_pairs, rounds
 
 GIB = 1 << 30
 MACHINE = {
@@ -213,6 +213,14 @@ def test_fast_links_may_differ() -> None:
 def test_memory_between_agents_of_one_machine_is_no_measure_for_networks() -> None:
     local = {"ok": True, "latency": 9e-6, "bandwidth": 9e9, "path": "machine"}
     assert bad(list(judge_pairs([outcome("a", "b", data=local), outcome("b", "a", 60e6)]))) == {}
+
+
+def test_pairs_for_which_there_is_no_time_are_not_checked() -> None:
+    outcomes = check_pairs([place("a"), place("b")], "", thorough=False, deadline=0.0)
+    findings = list(judge_pairs(outcomes))
+    assert [each.level for each in findings] == [Level.SKIPPED]
+    assert findings[0].where == "a -> b, b -> a"
+    assert "--timeout" in findings[0].found
 
 
 def test_memory_is_not_judged_as_a_link() -> None:
