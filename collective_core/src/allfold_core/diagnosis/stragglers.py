@@ -90,7 +90,7 @@ class StragglerWatch:
 
     Args:
         windows: how many; one alone may be an accident of the machine's scheduler.
-        patience: after so many windows in a row in which it was not, a rank that was named is no more.
+        patience: so many windows in a row without it end the naming of a rank.
     """
 
     def __init__(self, windows: int = 2, patience: int = 6) -> None:
