@@ -11,9 +11,18 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 
 from allfold_orchestrator import __version__, background, wire
-from allfold_orchestrator.http import api, health, http_errors, link_route, request_limits
+from allfold_orchestrator.http import (
+    api,
+    dashboard,
+    health,
+    http_errors,
+    link_route,
+    overview_routes,
+    request_limits,
+)
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links.control_links import ControlLinks
+from allfold_orchestrator.observation.watch import Watch
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import connect
@@ -49,14 +58,18 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.plan_bodies = PlanBodies()
     app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
+    app.state.watch = Watch(app.state.orchestrator, _text(settings.token))
     app.state.needs_token = settings.token is not None
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )
     app.include_router(health.router)
     app.include_router(link_route.router)
+    app.include_router(dashboard.router)
     # TokenGate has checked the token before; this puts the scheme into the document of the API.
-    app.include_router(api.router, dependencies=[Security(BEARER)] if settings.token else [])
+    scheme = [Security(BEARER)] if settings.token else []
+    app.include_router(api.router, dependencies=scheme)
+    app.include_router(overview_routes.router, dependencies=scheme)
     http_errors.install(app)
     app.add_middleware(request_limits.BodyLimit)
     app.add_middleware(
@@ -81,7 +94,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         store.notifications.stop()
+        app.state.watch.stop()
         app.state.links.close()
         await background.end(links)
         await background.end(sweeper)
+        await app.state.watch.close()
         await store.close()

@@ -15,7 +15,8 @@ from allfold_orchestrator.store.failures import Refusal
 
 MAX_BODY_BYTES = 1 << 20
 BODY_SECONDS = 10.0
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/version"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/version"})
+OPEN_PREFIX = "/dashboard/"
 
 
 class BodyLimit:
@@ -84,7 +85,7 @@ def _too_slow(received: int) -> InvalidArgument:
 
 
 class TokenGate:
-    """Refuse requests without a token, except on the paths of probes.
+    """Refuse requests without a token, except on the paths of probes and for the dashboard's files.
 
     Args:
         token: the join token; ``None`` admits everybody.
@@ -103,7 +104,7 @@ class TokenGate:
         brought = _bearer_token(scope)
         is_admin = _is_equal(brought, self._admin_token)
         scope.setdefault("state", {})["is_admin"] = is_admin
-        is_open = self._token is None or scope["path"] in OPEN_PATHS
+        is_open = self._token is None or _is_open(scope["path"])
         if is_open or is_admin or _is_equal(brought, self._token):
             await self._app(scope, receive, send)
             return
@@ -113,6 +114,10 @@ class TokenGate:
         response = answer(_no_token(scope), 401)
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def require_admin(request: Request) -> None:

@@ -104,6 +104,11 @@ def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bo
         **web_sockets(),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
-    server = Server(config, on_ready, on_stop=app.state.store.notifications.stop)
+
+    def on_stop() -> None:
+        app.state.store.notifications.stop()
+        app.state.watch.stop()
+
+    server = Server(config, on_ready, on_stop)
     server.run(sockets=[sock])
     return server.started

@@ -1,0 +1,69 @@
+// Figures in the units in which people say them.
+
+const DECIMALS = [[100, 0], [10, 1], [0, 2]];
+
+function rounded(value) {
+  const [, digits] = DECIMALS.find(([least]) => Math.abs(value) >= least);
+  return value.toFixed(digits);
+}
+
+function scaled(value, units) {
+  const [size, unit] = units.find(([size]) => Math.abs(value) >= size) ?? units.at(-1);
+  return `${rounded(value / size)} ${unit}`;
+}
+
+export const NONE = "–";
+
+/** `1.25 ms` */
+export function seconds(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value >= 120) return age(value);
+  return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
+}
+
+/** `840 MB/s` */
+export function rate(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value === 0) return "0 B/s";
+  return scaled(value, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]]);
+}
+
+/** `12,400 /s` */
+export function perSecond(value) {
+  if (value === null || value === undefined) return NONE;
+  return `${value >= 100 ? Math.round(value).toLocaleString("en") : rounded(value)} /s`;
+}
+
+export function percent(share) {
+  if (share === null || share === undefined) return NONE;
+  return `${Math.round(share * 100)} %`;
+}
+
+/** `4 s`, `12 min`, `3.1 h`; a clock that is behind makes it 0. */
+export function age(value) {
+  const past = Math.max(value, 0);
+  if (past < 120) return `${past < 10 ? past.toFixed(1) : Math.round(past)} s`;
+  return past < 7200 ? `${Math.round(past / 60)} min` : `${(past / 3600).toFixed(1)} h`;
+}
+
+/** `0–3, 6`: ranks in order. */
+export function ranks(numbers) {
+  const runs = [];
+  for (const number of [...numbers].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && last[1] === number - 1) last[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs
+    .map(([from, to]) => (from === to ? `${from}` : to === from + 1 ? `${from}, ${to}` : `${from}–${to}`))
+    .join(", ");
+}
+
+/** A name that fits into a drawing; its whole is in the title and in the table. */
+export function short(name, most) {
+  return name.length <= most ? name : `${name.slice(0, Math.ceil(most / 2) - 1)}…${name.slice(-Math.floor(most / 2))}`;
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number} ${number === 1 ? one : many}`;
+}

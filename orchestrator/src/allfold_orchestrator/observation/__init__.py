@@ -1,0 +1,1 @@
+"""The observation of a running system: the agents' views in one picture, while somebody watches."""

@@ -1,0 +1,186 @@
+"""Asking all agents for their status, their history and their latest ops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+ANSWER_SECONDS = 1.0
+ROUND_SECONDS = 3.0
+AT_ONCE = 32
+MAX_ANSWER_BYTES = 16 << 20
+
+Json = dict[str, Any]
+
+
+class _Group(BaseModel):
+    """The fields of a group's status that are relied upon; the others may be missing."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str
+    opening: int
+    epoch: int
+    term: int
+    nodes: list[str]
+    ranks: list[int]
+    last_seq: dict[str, int]
+    losses: list[str]
+    evicted: str
+    in_flight: list[Json]
+    messages: list[Json]
+
+
+class _Status(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    node: str
+    ready: bool
+    waiting_for: str
+    groups: list[_Group]
+
+
+_STATUS = TypeAdapter(_Status)
+
+
+@dataclass
+class AgentAnswer:
+    """What one agent has answered.
+
+    Attributes:
+        status: as ``GET /v1/status`` has it; ``None`` if it did not answer.
+        history: as ``GET /v1/history`` has it.
+        flight: as ``GET /v1/flight`` has it, of agents that were asked for it.
+        received: when the history came, in seconds since 1970.
+        problem: why there is no status.
+    """
+
+    status: Json | None = None
+    history: Json | None = None
+    flight: Json = field(default_factory=dict)
+    received: float = 0.0
+    problem: str = ""
+
+
+class _Failed(Exception):
+    """An agent's answer is none; the message says why."""
+
+
+class Agents:
+    """Asks the agents' control ports, with the join token."""
+
+    def __init__(self, token: str | None) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        # trust_env: a proxy of the environment is for the internet, not for nodes.
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=ANSWER_SECONDS,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=2 * AT_ONCE, keepalive_expiry=5.0),
+        )
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def ask(
+        self, urls: Mapping[str, str], since: Callable[[str], float]
+    ) -> dict[str, AgentAnswer]:
+        """Ask agents, by node name; each answer is there within :data:`ROUND_SECONDS`.
+
+        Args:
+            urls: their control ports.
+            since: for a node, from when on its history is wanted.
+        """
+        tasks = {
+            node: asyncio.create_task(self._ask(url, since(node))) for node, url in urls.items()
+        }
+        if not tasks:
+            return {}
+        try:
+            await asyncio.wait(tasks.values(), timeout=ROUND_SECONDS)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        await asyncio.wait(tasks.values())
+        return {node: _outcome(task, urls[node]) for node, task in tasks.items()}
+
+    async def ask_flights(
+        self, urls: Mapping[str, str], answers: Mapping[str, AgentAnswer]
+    ) -> None:
+        """Add the latest op of each of their groups to the answers of these nodes."""
+
+        async def ask(node: str, url: str) -> None:
+            try:
+                answers[node].flight = await self._get(f"{url}/v1/flight?limit=1")
+            except _Failed:
+                return  # an earlier version, or just gone: its groups are drawn without an op
+
+        await asyncio.gather(*(ask(node, url) for node, url in urls.items()))
+
+    async def _ask(self, url: str, since: float) -> AgentAnswer:
+        try:
+            async with self._turns:
+                status = await self._get(f"{url}/v1/status")
+                _STATUS.validate_python(status)
+                history = await self._get(f"{url}/v1/history?since={since:.3f}")
+        except _Failed as failure:
+            return AgentAnswer(problem=str(failure))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            problem = f"{url} answers with a status of another version: {place}: {first['msg']}"
+            return AgentAnswer(problem=problem)
+        return AgentAnswer(status, history, received=time.time())
+
+    async def _get(self, url: str) -> Json:
+        try:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS),
+                self._http.stream("GET", url) as response,
+            ):
+                body = await _bounded(response)
+        except TimeoutError:
+            raise _Failed(f"{url} did not answer within {ANSWER_SECONDS:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _Failed(f"{url} cannot be reached: {error or type(error).__name__}") from None
+        if response.status_code != httpx.codes.OK:
+            raise _Failed(f"{url} answered {response.status_code}: {_reason(body)}")
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise _Failed(f"{url} is no agent: it answered something else than a JSON object")
+        return answer
+
+
+async def _bounded(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _Failed(f"{response.url} answers more than {MAX_ANSWER_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error in the common form, else the beginning of the body."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:120].decode(errors="replace")
+
+
+def _outcome(task: asyncio.Task[AgentAnswer], url: str) -> AgentAnswer:
+    if task.cancelled():
+        return AgentAnswer(problem=f"{url} could not be asked within {ROUND_SECONDS:g} s")
+    return task.result()

@@ -1,0 +1,221 @@
+"""One picture of everything: nodes, groups, ops in flight and incidents, put together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allfold_core.in_flight import (
+    Membership,
+    OpInFlight,
+    memberships,
+    messages_in_flight,
+    ops_in_flight,
+)
+from allfold_core.incident import merged
+from allfold_orchestrator.observation.agents import AgentAnswer
+from allfold_orchestrator.observation.drawing import draw
+from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
+from allfold_orchestrator.observation.series import RankTimes, Series, mean_of
+
+MAX_RANKED = 32
+"""So many ranks are in the ranking of the slowest."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything of which a picture is made.
+
+    Attributes:
+        at: seconds since 1970.
+        nodes: as ``GET /v1/nodes`` has them.
+        groups: as ``GET /v1/groups`` has them.
+        answers: of the agents, by node.
+        incidents: as ``GET /v1/incidents`` has them.
+        is_complete: there are no further nodes or groups.
+    """
+
+    at: float
+    nodes: Sequence[Json]
+    groups: Sequence[Json]
+    answers: Mapping[str, AgentAnswer]
+    incidents: Sequence[Json]
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The picture at one time, without the series of its groups.
+
+    Attributes:
+        openings: which opening of its name each group is, by its name.
+    """
+
+    at: float
+    body: Json
+    openings: Mapping[str, int]
+
+    def to_dict(self, series: Series, since: float) -> Json:
+        """Return the JSON form, with the points of each group after ``since``."""
+        groups = [
+            {**group, "series": self._points(group["name"], series, since)}
+            for group in self.body["groups"]
+        ]
+        return {**self.body, "groups": groups}
+
+    def _points(self, name: str, series: Series, since: float) -> list[Json]:
+        opening = self.openings.get(name)
+        return [] if opening is None else series.points((name, opening), since, self.at)
+
+
+def picture(facts: Facts, series: Series) -> Picture:
+    """Return the picture of these facts."""
+    statuses = [each.status for each in facts.answers.values() if each.status is not None]
+    ops = ops_in_flight(statuses)
+    known = {each.group: each for each in memberships(statuses)}  # of one name the newest counts
+    told = [*facts.incidents, *(each for status in statuses for each in _incidents(status))]
+    incidents = merged(told)
+    nodes = [_node(node, facts.answers.get(node["node"])) for node in facts.nodes]
+    groups = [
+        _group(view, known.get(view["group"]), ops, facts, series)
+        for view in sorted(facts.groups, key=lambda each: (each["phase"] == "gone", each["group"]))
+    ]
+    _add_traffic(nodes, groups)
+    body = {
+        "at": facts.at,
+        "is_complete": facts.is_complete,
+        "headline": headline(nodes, groups, ops, incidents),
+        "nodes": nodes,
+        "groups": groups,
+        "ops": [op.to_dict() for op in ops],
+        "messages": [each.to_dict() for each in messages_in_flight(statuses)],
+        "incidents": [each.to_dict() for each in incidents],
+    }
+    return Picture(facts.at, body, {each.group: each.opening for each in known.values()})
+
+
+def _incidents(status: Json) -> Iterable[Json]:
+    """The incidents of an agent; those of earlier versions tell none."""
+    told: list[Json] = status.get("incidents", [])
+    return told
+
+
+def _node(view: Json, answer: AgentAnswer | None) -> Json:
+    status = (answer.status if answer else None) or {}
+    return {
+        **{name: value for name, value in view.items() if name != "progress"},
+        "problem": answer.problem if answer else "",
+        "ready": status.get("ready"),
+        "waiting_for": status.get("waiting_for", ""),
+        "groups": {group["name"]: group["ranks"] for group in status.get("groups", ())},
+        "bytes_sent_per_second": 0.0,
+        "bytes_received_per_second": 0.0,
+    }
+
+
+def _group(
+    view: Json,
+    known: Membership | None,
+    ops: Sequence[OpInFlight],
+    facts: Facts,
+    series: Series,
+) -> Json:
+    name, opening = view["group"], known.opening if known else 0
+    key = name, opening
+    own_ops = [op for op in ops if op.group == name]
+    recent = series.recent(key, facts.at)
+    rate = mean_of(recent, "ops_per_second")
+    nodes = _order(view, name, opening, facts)
+    last = _last_op(name, opening, facts.answers)
+    root = _root_node(view, last)
+    return {
+        "name": name,
+        **{each: view[each] for each in _KEPT},
+        "sentence": group_sentence(view, own_ops, rate),
+        "is_waiting": worth_saying(own_ops) is not None,
+        "term": view["term"]["number"] if view["term"] else None,
+        "changes": list(known.losses) if known else [],
+        "links": list(known.links) if known else [],
+        "lanes": list(known.lanes) if known else [],
+        "drawing": draw(nodes, view["tree_order"], last, root, series.rates(key, facts.at)),
+        "last_op": None if last is None else _op(last, facts.at),
+        "figures": {
+            "ops_per_second": rate,
+            "bytes_per_second": mean_of(recent, "bytes_per_second"),
+            "latency": mean_of(recent, "latency"),
+            "skew": mean_of(recent, "skew"),
+        },
+        "stragglers": [_times(each) for each in series.rank_times(key, facts.at)[:MAX_RANKED]],
+    }
+
+
+_KEPT = (
+    "phase",
+    "epoch",
+    "world_size",
+    "timeout",
+    "strategies",
+    "on_loss",
+    "min_world",
+    "max_world",
+    "present",
+    "missing",
+    "left",
+    "lost",
+    "waiting",
+)
+
+
+def _order(view: Json, name: str, opening: int, facts: Facts) -> list[str]:
+    """Return the group's nodes in the order of its ring, as the newest agent has it."""
+    told = [
+        group
+        for answer in facts.answers.values()
+        if answer.status is not None
+        for group in answer.status["groups"]
+        if (group["name"], group["opening"]) == (name, opening)
+    ]
+    if told:
+        return list(max(told, key=lambda each: (each["term"], each["epoch"]))["nodes"])
+    return list(view["ring_order"] or dict.fromkeys(each["node"] for each in view["present"]))
+
+
+def _last_op(name: str, opening: int, answers: Mapping[str, AgentAnswer]) -> Json | None:
+    """Return the latest op that any flight recorder has of a group."""
+    found = [
+        op
+        for answer in answers.values()
+        for group in answer.flight.get("groups", ())
+        if (group["name"], group["opening"]) == (name, opening)
+        for op in group["ops"]
+    ]
+    return max(found, key=lambda op: op["seq"], default=None)
+
+
+def _root_node(view: Json, op: Json | None) -> str:
+    root = -1 if op is None else op.get("root", -1)
+    return next((each["node"] for each in view["present"] if each["rank"] == root), "")
+
+
+def _op(op: Json, now: float) -> Json:
+    return {
+        **{name: op[name] for name in ("seq", "what", "strategy", "state", "seconds", "error")},
+        "age": max(0.0, now - op["started_at"]),
+    }
+
+
+def _times(times: RankTimes) -> Json:
+    return times._asdict()
+
+
+def _add_traffic(nodes: Sequence[Json], groups: Sequence[Json]) -> None:
+    """Add to each node what it sends and receives, over all groups."""
+    by_name = {node["node"]: node for node in nodes}
+    for edge in (edge for group in groups for edge in group["drawing"]["edges"]):
+        rate = edge["bytes_per_second"] or 0.0
+        for end, field in (("source", "sent"), ("target", "received")):
+            if edge[end] in by_name:
+                by_name[edge[end]][f"bytes_{field}_per_second"] += rate
