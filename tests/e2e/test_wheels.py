@@ -63,6 +63,14 @@ def test_a_wheel_brings_its_readme_licence_links_and_types(wheels: Path) -> None
             assert any(each.endswith("/py.typed") for each in archive.namelist())
 
 
+def test_the_orchestrators_wheel_brings_every_file_of_the_dashboard(wheels: Path) -> None:
+    (wheel,) = wheels.glob("allfold_orchestrator-*.whl")
+    folder = ROOT / "orchestrator" / "src" / "allfold_orchestrator" / "dashboard"
+    with ZipFile(wheel) as archive:
+        brought = {each for each in archive.namelist() if "/dashboard/" in each}
+    assert brought == {f"allfold_orchestrator/dashboard/{path.name}" for path in folder.iterdir()}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheels_in_an_empty_environment_run_the_quickstart(

@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+
 
 def requires(component: str) -> None:
     """Skip the test, or fail it if ``ALLFOLD_REQUIRE`` names the component, unless it is here."""
@@ -79,6 +81,10 @@ def _kubectl() -> str | None:
     return None if shutil.which("kubectl") else "there is no kubectl on the PATH"
 
 
+def _chromium() -> str | None:
+    return None if Path(CHROMIUM).exists() else "there is no chromium on the PATH"
+
+
 def _package_index() -> str | None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     with TemporaryDirectory() as folder:
@@ -102,6 +108,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "cuda-bindings": _cuda_bindings,
     "nvrtc": _nvrtc,
     "kubectl": _kubectl,
+    "chromium": _chromium,
     "package-index": _package_index,
     "gpu": _gpu,
 }
