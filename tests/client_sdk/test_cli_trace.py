@@ -290,20 +290,21 @@ def test_an_agent_that_is_named_must_answer() -> None:
 def test_a_wrong_token_is_told_from_none(token: str, words: str) -> None:
     with agent("a", token="secret") as a:
         done = run("--agent-url", a, token=token)
-    assert done.exit_code == 3
+    assert done.exit_code == 1
     assert f"{a} {words}: set ALLFOLD_TOKEN to that of the services" in done.stderr
 
 
 def test_an_agent_of_an_earlier_version_is_named_with_the_remedy() -> None:
     with served(lambda _: None) as old:
         done = run("--agent-url", old)
-    assert done.exit_code == 3
+    assert done.exit_code == 1
     assert f"{old} is the agent of an earlier version" in done.stderr
     assert "install the version of this command" in done.stderr
 
 
-def test_something_else_at_the_address_is_told() -> None:
-    with served(lambda _: ["no object"]) as other:
+@pytest.mark.parametrize("answer", [["no object"], {"clock": 7}, {"clock": {"monotonic": "x"}}])
+def test_something_else_at_the_address_is_told(answer: Any) -> None:
+    with served(lambda _: answer) as other:
         done = run("--agent-url", other)
     assert done.exit_code == 3
     assert "something else answers there: correct the address" in done.stderr
@@ -347,6 +348,16 @@ def test_no_nodes_and_no_ops_are_said_with_what_to_do() -> None:
     for advice, done in cases.items():
         assert done.exit_code == 1
         assert advice in done.stderr
+
+
+@pytest.mark.parametrize("format_", ["perfetto", "torch"])
+def test_a_place_that_cannot_be_written_is_told_with_another(tmp_path: Path, format_: str) -> None:
+    (tmp_path / "file").touch()
+    with agent("a", group([op(0, time.monotonic() - 10.0, {0: 0.0})], [0])) as a:
+        done = run("--agent-url", a, "--format", format_, "--output", tmp_path / "file" / "x")
+    assert done.exit_code == 1
+    assert f"{tmp_path / 'file' / 'x'}" in done.stderr
+    assert "name another place with --output" in done.stderr
 
 
 # The validator of this file

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conformance import diagnosis_programs, programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes import rank_worker
 from tests.support.processes.ranks import Job, RankPool, failures, results
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
@@ -161,6 +162,21 @@ def test_a_killed_rank_is_an_incident_and_the_losses_that_follow_are_none(
         assert incident["culprit"] == rank_culprit(job, 3)
         assert "ended without leaving the group" in incident["sentence"]
         failures([job.start(rank, diagnosis_programs.all_reduce) for rank in range(3)])
+        assert len(incidents(services, job)) == 1
+
+
+def test_a_rank_that_leaves_while_others_count_on_it_is_named(
+    pool: RankPool, services: Services
+) -> None:
+    began = time.time()
+    with pool.unregistered(SHAPES["2x2"]) as job:
+        job.enter(services, timeout=OP_SECONDS)
+        job.run(diagnosis_programs.all_reduce)
+        job.ranks[1].start(rank_worker.close_group, name=job.name).result()
+        failures([job.start(rank, diagnosis_programs.all_reduce) for rank in (0, 2, 3)])
+        incident = await_incident(services, job, "exited_rank", began)
+        assert incident["culprit"] == rank_culprit(job, 1)
+        assert "which left the group" in incident["sentence"]
         assert len(incidents(services, job)) == 1
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allfold.cli._ending import Ending
+from allfold.cli._incident_watch import IncidentWatch
 from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
@@ -68,6 +69,7 @@ class Launch:
         self._restarts = Restarts(policy.max_restarts)
         self._deadline = None if policy.timeout is None else time.monotonic() + policy.timeout
         self._env: Mapping[str, str] = {}
+        self._incidents: IncidentWatch
         self._running: list[RankProcess] = []
         self._ended_well: set[int] = set()
         self._ask_at: float | None = None
@@ -76,17 +78,23 @@ class Launch:
         """Start every rank with ``env`` and its own variables, see all out; the exit status."""
         self._env = env
         try:
-            for number in self._spec.ranks:
-                self._start(number)
-            while self._running or self._restarts.waiting:
-                self._step()
-            self._flush_output()
+            with self._watch_incidents() as self._incidents:
+                for number in self._spec.ranks:
+                    self._start(number)
+                while self._running or self._restarts.waiting:
+                    self._step()
+                self._flush_output()
         except BrokenPipeError:
             # Nobody reads any more: end as what writes to a closed pipe does.
             return 128 + signal.SIGPIPE
         finally:
             self._kill_all()
         return self._ending.exit_status
+
+    def _watch_incidents(self) -> IncidentWatch:
+        """Watch those of this run: of a stack of its own all, else those of its group."""
+        group = "" if self._stack is not None else self._spec.group
+        return IncidentWatch({**self._env, **self._spec.nodes[0]}, group)
 
     def _start(self, number: int) -> None:
         own = self._spec.environment(number) | self._restarts.environment(number)
@@ -110,11 +118,15 @@ class Launch:
     def _step(self) -> None:
         streams = [stream for rank in self._running for stream in rank.readable_streams]
         ranks = {rank.child: rank for rank in self._running}
-        watched: list[HasFileno] = [self._interrupts, *streams, *ranks, *self._services]
+        watched: list[HasFileno] = [self._interrupts, self._incidents, *streams, *ranks]
+        watched += self._services
         ready = wait_for(watched, self._patience(), writable=self._clogged())
         for item in ready:
             if isinstance(item, RankStream):
                 item.forward()
+            elif item is self._incidents:
+                for note in self._incidents.take():
+                    self._note(note)
             elif isinstance(item, Child) and item not in ranks:
                 self._service_ended(item)
         self._ranks_ended([rank for child, rank in ranks.items() if child in ready])

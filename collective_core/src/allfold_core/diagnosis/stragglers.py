@@ -90,22 +90,30 @@ class StragglerWatch:
 
     Args:
         windows: how many; one alone may be an accident of the machine's scheduler.
+        patience: so many windows in a row without it end the naming of a rank.
     """
 
-    def __init__(self, windows: int = 2) -> None:
+    def __init__(self, windows: int = 2, patience: int = 6) -> None:
         self._windows = windows
+        self._patience = patience
         self._rank = -1
         self._seen = 0
+        self._named: Straggler | None = None
+        self._missed = 0
 
     def note(self, times: Mapping[int, OwnTime]) -> Straggler | None:
         """Take the times of one more window; return the rank that is named now."""
         found = slowest(times)
-        if found is None:
-            self._rank, self._seen = -1, 0
-            return None
-        self._seen = self._seen + 1 if found.rank == self._rank else 1
-        self._rank = found.rank
-        return found if self._seen >= self._windows else None
+        rank = -1 if found is None else found.rank
+        self._seen = self._seen + 1 if found is not None and rank == self._rank else 1
+        self._rank = rank
+        if found is not None and self._seen >= self._windows:
+            self._named, self._missed = found, 0
+        elif self._named is not None:
+            self._missed = 0 if rank == self._named.rank else self._missed + 1
+            if self._missed >= self._patience:
+                self._named = None
+        return self._named
 
 
 def _seconds(value: float) -> str:

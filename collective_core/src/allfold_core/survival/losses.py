@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from allfold_core.errors import (
     AllfoldError,
@@ -41,13 +42,7 @@ def describe_change(
         seats: the seats of the new epoch.
     """
     newcomers = [seat for seat in seats if seat.session not in before.sessions]
-    ranks = _ranks(before, gone)
-    details = {
-        "group": group,
-        "ranks": ranks,
-        "nodes": sorted({seat.node for seat in gone}),
-        "lost": {seat.session: how for seat, how in gone.items()},
-    }
+    details = {"group": group, **_details(before, gone)}
     told = []
     if gone:
         left = len(before.seats) - len(gone)
@@ -76,7 +71,7 @@ def cannot_go_on(
     """
     what = f"op {seq} of group '{group}'" + (f", {call.fingerprint.describe()}," if call else "")
     lost = _name_lost(epoch, gone)
-    details = {"seq": seq, "group": group, "ranks": _ranks(epoch, gone)}
+    details = {"seq": seq, "group": group, **_details(epoch, gone)}
     roots = {seat.session for seat in gone}
     if call is not None and call.root in roots and may_shrink(call.kind):
         return RootLost(f"{what} cannot be done without its root, {lost}", **details)
@@ -122,6 +117,14 @@ def below_min_world(group: str, seq: int, left: int, min_world: int, change: str
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
+
+
+def _details(epoch: Epoch, gone: Mapping[Seat, str]) -> dict[str, Any]:
+    return {
+        "ranks": _ranks(epoch, gone),
+        "nodes": sorted({seat.node for seat in gone}),
+        "lost": {seat.session: how for seat, how in gone.items()},
+    }
 
 
 def _ranks(epoch: Epoch, gone: Mapping[Seat, str]) -> list[int]:

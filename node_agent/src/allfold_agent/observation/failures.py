@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.incidents import Incidents
-from allfold_core.errors import AllfoldError, MismatchError, ServiceError
+from allfold_core.errors import AllfoldError, MismatchError, PeerLost, ServiceError
 from allfold_core.incident import Cause, Culprit, Effect, Incident, node_culprit, rank_culprit
+from allfold_core.verdict import LEFT
 
 _NO_MEMORY = ("MemoryError", "Cannot allocate memory", "out of memory", "OutOfMemory", "ENOMEM")
 _NO_DISK = ("No space left on device", "Disk quota exceeded", "ENOSPC")
 _OF_ALLFOLD = "[AF"
+_IN_ORDER = (LEFT, "exited")
 
 
 class ExitObserver:
@@ -57,38 +59,65 @@ class ExitObserver:
         )
 
 
-def report_failures(group: Group, incidents: Incidents) -> None:
-    """Report the ops that have failed since the last time, where this node is to do it."""
-    failures = group.outcomes.failures
-    while failures:
-        seq, error = failures.popleft()
-        found = _incident_of(group, error)
-        if found is not None:
-            cause, culprit = found
-            incidents.note(
-                Incident(
-                    "",
-                    cause,
-                    Effect.FAILED,
-                    culprit,
-                    error.message.removesuffix("."),
-                    group.name,
-                    group.opening,
-                    seq,
-                    time(),
+class FailureObserver:
+    """Reports what ops of one group have failed of, where this node is to do it."""
+
+    def __init__(self, group: Group, incidents: Incidents) -> None:
+        self._group = group
+        self._incidents = incidents
+        self._departed: set[str] = set()  # the sessions that were reported as gone
+
+    def look(self) -> None:
+        """Report the failures since the last look."""
+        failures = self._group.outcomes.failures
+        while failures:
+            seq, error = failures.popleft()
+            found = self._culprit_of(error)
+            if found is not None:
+                cause, culprit = found
+                self._incidents.note(
+                    Incident(
+                        "",
+                        cause,
+                        Effect.FAILED,
+                        culprit,
+                        error.message.removesuffix("."),
+                        self._group.name,
+                        self._group.opening,
+                        seq,
+                        time(),
+                    )
                 )
-            )
 
+    def _culprit_of(self, error: AllfoldError) -> tuple[Cause, Culprit] | None:
+        """Return cause and culprit of a failed op, if it is for this node to report them."""
+        group = self._group
+        if isinstance(error, MismatchError):
+            odd: Sequence[int] = error.details.get("odd_ranks", ())
+            return _wrong_call(group, odd[0]) if odd else None
+        if isinstance(error, PeerLost):
+            return self._departure(error)
+        is_ours = isinstance(error, ServiceError) and f"node {group.node}:" in error.message
+        if is_ours and any(word in error.message for word in _NO_MEMORY):
+            return Cause.OUT_OF_MEMORY, node_culprit(group.node)
+        return None
 
-def _incident_of(group: Group, error: AllfoldError) -> tuple[Cause, Culprit] | None:
-    """Return the incident of a failed op, if its culprit is on this node."""
-    if isinstance(error, MismatchError):
-        odd: Sequence[int] = error.details.get("odd_ranks", ())
-        return _wrong_call(group, odd[0]) if odd else None
-    is_ours = isinstance(error, ServiceError) and f"node {group.node}:" in error.message
-    if is_ours and any(word in error.message for word in _NO_MEMORY):
-        return Cause.OUT_OF_MEMORY, node_culprit(group.node)
-    return None
+    def _departure(self, error: PeerLost) -> tuple[Cause, Culprit] | None:
+        """Return a rank that has left in order, though others still counted on it.
+
+        All other losses are reported by those who see the processes, or by the group's leader.
+        """
+        lost: Mapping[str, str] = error.details.get("lost", {})
+        nodes, ranks = error.details.get("nodes", ()), error.details.get("ranks", ())
+        seats = self._group.current.record.seats
+        is_reporter = bool(seats) and seats[0].node == self._group.node
+        if not is_reporter or len(lost) != 1 or len(nodes) != 1 or len(ranks) != 1:
+            return None
+        ((session, how),) = lost.items()
+        if how not in _IN_ORDER or session in self._departed:
+            return None
+        self._departed.add(session)
+        return Cause.EXITED_RANK, rank_culprit(ranks[0], nodes[0])
 
 
 def _wrong_call(group: Group, rank: int) -> tuple[Cause, Culprit] | None:

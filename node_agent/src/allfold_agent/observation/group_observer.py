@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allfold_agent.groups.group import Group
-from allfold_agent.observation.failures import report_failures
+from allfold_agent.observation.failures import FailureObserver
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.link_observer import LinkObserver
 from allfold_agent.observation.samples import GroupSampler
@@ -39,6 +39,7 @@ class GroupObserver:
         self._waits = WaitObserver(group, incidents, self._sampler)
         self._speeds = SpeedObserver(group, incidents, self._sampler, now)
         self._links = LinkObserver(group, incidents)
+        self._failures = FailureObserver(group, incidents)
         self._lost = group.lost_before
         group.on_observed = self.hear
 
@@ -64,13 +65,13 @@ class GroupObserver:
         self._speeds.look(now, wall, own)
         self._links.look(now, wall)
         self._look_at_nodes(wall)
-        report_failures(self._group, self._incidents)
+        self._failures.look()
 
     def close(self, wall: float) -> None:
         """The group is over here, and with it what was wrong with it."""
         self._look_at_nodes(wall)  # it may be over because of them
         self._incidents.end_all(self._group.name, self._group.opening)
-        report_failures(self._group, self._incidents)
+        self._failures.look()
         self._group.hindrances.clear()
 
     def _take_in(self, now: float) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
 from allfold.cli._doctor.asking import is_older, refused_token, why_silent
@@ -50,10 +49,12 @@ class Flights:
 
     Attributes:
         problems: by URL, why an agent has none, and what to do.
+        refused: the URLs of those that have answered with an error.
     """
 
     found: list[Flight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
 
 def ask_agents(
@@ -68,31 +69,14 @@ def ask_agents(
         query: of ``GET /v1/flight``.
 
     Raises:
-        AgentUnreachable: one that was named has no flight recorder, or none of all has.
+        AgentUnreachable: one that was named does not answer, or none of all does.
+        LocalError: they answer, but with errors; or there is no agent.
     """
     flights = Flights()
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE))
-        connections = {url: Connection(url, token, seconds=_SECONDS) for url in urls}
-        for each in connections.values():
-            stack.callback(each.close)
-
-        def ask_each(ask: Callable[[str, Connection], _T]) -> dict[str, _T]:
-            """Ask all that have answered so far."""
-            open_ones = [(url, each) for url, each in connections.items() if url not in failed]
-            answers = pool.map(partial(_attempt, ask, token), open_ones)
-            found: dict[str, _T] = {}
-            for (url, _), answer in zip(open_ones, answers, strict=True):
-                if isinstance(answer, _Problem):
-                    failed[url] = answer.text
-                else:
-                    found[url] = answer
-            return found
-
-        failed = flights.problems
+    with ThreadPoolExecutor(_AT_ONCE) as pool, _Agents(urls, token, pool, flights) as agents:
         # All clocks first: long answers that are being read would make the round trips longer.
-        clocks = ask_each(lambda _, connection: _clock(connection))
-        answers = ask_each(lambda _, connection: connection.get_json(_flight_path(query)))
+        clocks = agents.ask(_clock)
+        answers = agents.ask(partial(_groups, path=_flight_path(query)))
     heard = [url for url in clocks if url in answers]
     offsets = with_shared_clocks([clocks[url] for url in heard])
     for url, offset in zip(heard, offsets, strict=True):
@@ -101,26 +85,60 @@ def ask_agents(
     return flights
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    text: str
+class _Agents:
+    """Asks all agents at once; those that fail are not asked again.
+
+    Args:
+        flights: is told of problems.
+    """
+
+    def __init__(
+        self, urls: Iterable[str], token: str, pool: ThreadPoolExecutor, flights: Flights
+    ) -> None:
+        self._connections = {url: Connection(url, token, seconds=_SECONDS) for url in urls}
+        self._has_token = bool(token)
+        self._pool = pool
+        self._flights = flights
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+    def ask(self, question: Callable[[Connection], _T]) -> dict[str, _T]:
+        """Return the answers, by URL."""
+        found: dict[str, _T] = {}
+        asked = [url for url in self._connections if url not in self._flights.problems]
+        answers = self._pool.map(partial(self._try, question), asked)
+        for url, answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, Exception):
+                found[url] = answer
+                continue
+            self._flights.problems[url] = self._problem(url, answer)
+            if isinstance(answer, AllfoldError):
+                self._flights.refused.add(url)
+        return found
+
+    def _try(self, question: Callable[[Connection], _T], url: str) -> _T | NoAnswer | AllfoldError:
+        try:
+            return question(self._connections[url])
+        except (NoAnswer, AllfoldError) as error:
+            return error
+        except (KeyError, TypeError, ValueError):
+            return NoAnswer(f"{url} answers, but not as Allfold does")
+
+    def _problem(self, url: str, error: Exception) -> str:
+        if isinstance(error, NoAnswer):
+            return f"{error}; {why_silent(error, 'the agent', '--agent-url')}"
+        assert isinstance(error, AllfoldError)
+        return _refusal(url, error, has_token=self._has_token)
 
 
-def _attempt(
-    ask: Callable[[str, Connection], _T], token: str, agent: tuple[str, Connection]
-) -> _T | _Problem:
-    url, connection = agent
-    try:
-        return ask(url, connection)
-    except NoAnswer as error:
-        return _Problem(f"{error}; {why_silent(error, 'the agent', '--agent-url')}")
-    except AllfoldError as error:
-        return _Problem(_refusal(url, token, error))
-
-
-def _refusal(url: str, token: str, error: AllfoldError) -> str:
+def _refusal(url: str, error: AllfoldError, *, has_token: bool) -> str:
     if refused_token(error):
-        has = "refuses the token" if token else "wants a token"
+        has = "refuses the token" if has_token else "wants a token"
         return f"{url} {has}: set ALLFOLD_TOKEN to that of the services"
     if is_older(error):
         return (
@@ -139,6 +157,13 @@ def _clock(connection: Connection) -> Offset:
     return estimate(readings[1:])  # the first one connects
 
 
+def _groups(connection: Connection, path: str) -> Json:
+    answer = connection.get_json(path)
+    if not isinstance(answer["groups"], list):
+        raise TypeError("groups")
+    return answer
+
+
 def _flight_path(query: dict[str, str | int]) -> str:
     return f"/v1/flight?{urlencode({name: value for name, value in query.items() if value})}"
 
@@ -152,11 +177,10 @@ def _flight(url: str, answer: Json, offset: Offset, our_wall: float) -> Flight:
 
 def _require(flights: Flights, urls: Sequence[str], named: Iterable[str]) -> None:
     problems = flights.problems
-    lost = [problems[url] for url in named if url in problems] or (
-        [] if flights.found else list(problems.values())
-    )
+    lost = [url for url in named if url in problems] or ([] if flights.found else list(problems))
     if lost:
-        raise AgentUnreachable(f"no flight recorder: {'; '.join(lost)}")
+        kind = LocalError if flights.refused.issuperset(lost) else AgentUnreachable
+        raise kind(f"no flight recorder: {'; '.join(problems[url] for url in lost)}")
     if not urls:
         raise LocalError(
             "the orchestrator knows no node that is there: start agents, or name one with "

@@ -93,10 +93,18 @@ def trace(
     flights = ask_agents(urls, named, secret, our_wall=our_wall, group=group, limit=limit)
     for problem in flights.problems.values():
         click.echo(f"no answer: {problem}", err=True)
-    if format_ == "torch":
-        _write_dumps(flights, group, Path(output or "allfold-trace"), our_wall)
-    else:
-        _write_trace(flights, group, seconds, output or "allfold-trace.json", our_wall)
+    try:
+        if format_ == "torch":
+            _write_dumps(flights, group, Path(output or "allfold-trace"), our_wall)
+        else:
+            _write_trace(flights, group, seconds, output or "allfold-trace.json", our_wall)
+    except OSError as error:
+        if error.filename is None:  # nobody reads standard output any more
+            raise
+        raise LocalError(
+            f"{error.filename} cannot be written: {error.strerror}; name another place with "
+            "--output, or write a trace to standard output with --output -"
+        ) from None
 
 
 def _write_trace(

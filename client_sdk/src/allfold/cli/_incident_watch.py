@@ -1,0 +1,102 @@
+"""What keeps the ranks of a run waiting, asked of the orchestrator while they run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from queue import SimpleQueue
+from threading import Event, Thread
+from time import time
+from typing import Self
+
+from allfold.cli._http import NoAnswer, get_json
+from allfold.cli._parameters import orchestrators
+from allfold_core.errors import AllfoldError
+from allfold_core.incident import Cause, Effect, Incident, from_dict
+
+_INTERVAL_SECONDS = 0.5
+_ANSWER_SECONDS = 2.0
+# The end of a rank is reported by who has started it.
+_KNOWN = Cause.EXITED_RANK
+
+
+class IncidentWatch:
+    """Asks in a thread of its own, so that an orchestrator that does not answer delays nobody.
+
+    ``fileno`` is readable while there is something to be shown.
+
+    Args:
+        env: in which ranks find Allfold; without an orchestrator's URL nobody is asked.
+        group: whose incidents are shown; of an Allfold of this run alone, ``""``: all.
+    """
+
+    def __init__(self, env: Mapping[str, str], group: str) -> None:
+        self._urls = orchestrators(env.get("ALLFOLD_ORCHESTRATOR_URL"))
+        self._is_known = bool(env.get("ALLFOLD_ORCHESTRATOR_URL"))
+        self._token = env.get("ALLFOLD_TOKEN", "")
+        self._group = group
+        self._since = time()
+        self._shown: set[str] = set()
+        self._over: set[str] = set()
+        self._notes: SimpleQueue[str] = SimpleQueue()
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="allfold-incidents", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._is_known:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * _ANSWER_SECONDS)
+        os.close(self._ready)
+
+    def fileno(self) -> int:
+        return self._ready
+
+    def take(self) -> list[str]:
+        """Return what is to be shown now."""
+        os.eventfd_read(self._ready)
+        return [self._notes.get() for _ in range(self._notes.qsize())]
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_INTERVAL_SECONDS):
+            notes = [note for each in reversed(self._incidents()) for note in self._news_of(each)]
+            for note in notes:
+                self._notes.put(note)
+            if notes and not self._stopping.is_set():
+                os.eventfd_write(self._ready, 1)
+
+    def _incidents(self) -> list[Incident]:
+        for url in self._urls:
+            try:
+                path = f"{url}/v1/incidents?limit=50"
+                answer = get_json(path, self._token, seconds=_ANSWER_SECONDS)
+                found = [from_dict(each) for each in answer["incidents"]]
+            except (NoAnswer, AllfoldError, KeyError, ValueError):
+                continue  # another replica, or another version; the ranks go on without any
+            return [each for each in found if self._concerns_us(each)]
+        return []
+
+    def _concerns_us(self, incident: Incident) -> bool:
+        return (
+            incident.seen >= self._since
+            and incident.cause is not _KNOWN
+            and self._group in ("", incident.group)
+        )
+
+    def _news_of(self, incident: Incident) -> list[str]:
+        """Return what is new of an incident: that it was found, and that it is over."""
+        news = []
+        if incident.id not in self._shown:
+            self._shown.add(incident.id)
+            news.append(incident.sentence)
+        if incident.ended is not None and incident.id not in self._over:
+            self._over.add(incident.id)
+            if incident.effect is not Effect.FAILED:
+                seconds = incident.ended - incident.began
+                news.append(f"over after {seconds:.1f} s: {incident.culprit}")
+        return news
