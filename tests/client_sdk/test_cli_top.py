@@ -1,4 +1,4 @@
-"""``allfold top``: figures from the histories of agents, and the view of them."""
+"""``allfold top``: the view of the figures of agents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._top.figures import group_figures, link_figures
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from tests.client_sdk.http_service import NO_NODES, service
 from tests.support.processes.cli import Command, Commands, commands
 from tests.support.waiting import wait_until
 
 NOW = 1000.0
-WINDOW = 5.0
 
 
 def sample(age: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -39,64 +37,6 @@ def history(node: str, *samples: dict[str, Any], name: str = "dp", opening: int 
 def own(**times: float) -> dict[str, Any]:
     """Own times by rank: ``own(r0=0.01)``."""
     return {name[1:]: {"own": each, "late": each / 10} for name, each in times.items()}
-
-
-# --- figures
-
-
-def test_rates_are_over_the_window_and_old_samples_do_not_count() -> None:
-    young = [sample(1), sample(2, ops=300)]
-    (group,) = group_figures([history("a", *young, sample(9, ops=9999))], WINDOW)
-    assert (group.ops, group.bytes) == (200.0, 4000.0)
-    assert (group.latency, group.skew) == (0.002, 0.001)
-
-
-def test_the_ops_of_a_group_are_not_counted_once_per_node() -> None:
-    told = [history("a", sample(ops=100)), history("b", sample(ops=101, latency=0.005))]
-    (group,) = group_figures(told, WINDOW)
-    assert group.ops == 101.0
-    assert group.latency == 0.005
-
-
-def test_groups_of_one_name_are_told_apart_and_idle_ones_have_no_times() -> None:
-    idle = sample(ops=0, bytes=0, latency=None, skew=None)
-    told = [history("a", idle, opening=2), history("b", sample(), opening=1)]
-    assert [(each.opening, each.latency) for each in group_figures(told, WINDOW)] == [
-        (1, 0.002),
-        (2, None),
-    ]
-    assert group_figures([history("a", sample(99)), history("b")], WINDOW) == []
-
-
-def test_the_rank_that_computes_longest_is_first_wherever_it_is() -> None:
-    told = [
-        history("a", sample(ranks=own(r0=0.010, r1=0.011))),
-        history("b", sample(ranks=own(r2=0.030, r3=0.009)), sample(ranks=own(r2=0.050))),
-    ]
-    (group,) = group_figures(told, WINDOW)
-    assert [each.rank for each in group.ranks] == [2, 1, 0, 3]
-    slowest = group.ranks[0]
-    assert slowest.node == "b"
-    assert slowest.behind == pytest.approx(4.0)
-    assert slowest.own == pytest.approx(0.04)
-    assert group.straggler(1.3) == slowest
-    assert group.straggler(5.0) is None
-
-
-def test_a_rank_that_is_alone_is_behind_nobody() -> None:
-    (group,) = group_figures([history("a", sample(ranks=own(r0=0.01)))], WINDOW)
-    assert group.ranks[0].behind is None
-    assert group.straggler(1.0) is None
-
-
-def test_links_are_added_up_over_groups_and_the_busiest_is_first() -> None:
-    told = [
-        history("a", sample(edges={"b": {"out": 100, "in": 7}, "c": {"out": 0, "in": 0}})),
-        history("b", sample(edges={"a": {"out": 300, "in": 9}})),
-        history("a", sample(edges={"b": {"out": 50, "in": 7}}), name="tp"),
-    ]
-    links = [(each.source, each.target, each.bytes) for each in link_figures(told, WINDOW)]
-    assert links == [("b", "a", 300.0), ("a", "b", 150.0)]
 
 
 # --- the command

@@ -159,6 +159,7 @@ def test_figures_and_traffic_come_from_the_histories() -> None:
     series = Series()
     now = sample(NOW - 4, ops=10, bytes=4000, latency=0.5, edges={"b": {"out": 70, "in": 50}})
     series.take("a", history_of("a", "train", NOW, now), NOW)
+    series.settle(NOW)
     shown = overview(series)
     (group,) = shown["groups"]
     assert group["sentence"] == "Runs, 10 ops/s"
@@ -172,6 +173,7 @@ def test_a_group_of_a_name_that_was_used_before_has_the_points_of_its_own_openin
     older = history_of("a", "train", NOW, sample(NOW - 9, ops=5))
     older["groups"][0]["opening"] = 0
     series.take("a", older, NOW)
+    series.settle(NOW)
     assert overview(series)["groups"][0]["series"] == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series
+from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series, figures_of
 from tests.orchestrator.observations import history_of, sample
 
 NOW = 10_000.0
@@ -16,6 +16,7 @@ def taken(**histories: list[dict[str, object]]) -> Series:
     series = Series()
     for node, samples in histories.items():
         series.take(node, history_of(node, "train", NOW, *samples), NOW)
+    series.settle(NOW)
     return series
 
 
@@ -24,7 +25,7 @@ def test_a_second_has_the_largest_figure_of_any_node() -> None:
         a=[sample(NOW - 5, ops=10, bytes=400, latency=0.25, skew=None)],
         b=[sample(NOW - 5, ops=9, bytes=360, latency=0.5, skew=0.125)],
     )
-    (point,) = series.points(KEY, 0.0, NOW)
+    (point,) = series.points(KEY, 0.0)
     assert point == {
         "at": NOW - 5,
         "ops_per_second": 10,
@@ -37,7 +38,7 @@ def test_a_second_has_the_largest_figure_of_any_node() -> None:
 
 def test_figures_are_per_second_whatever_a_sample_lasted() -> None:
     series = taken(a=[sample(NOW - 5, ops=10, bytes=400, seconds=2.0)])
-    (point,) = series.points(KEY, 0.0, NOW)
+    (point,) = series.points(KEY, 0.0)
     assert (point["ops_per_second"], point["bytes_per_second"]) == (5, 200)
 
 
@@ -46,7 +47,7 @@ def test_ranks_on_several_nodes_are_as_far_apart_as_their_own_times() -> None:
         a=[sample(NOW - 5, skew=0.0, ranks={"0": {"own": 0.25, "late": 0.0}})],
         b=[sample(NOW - 5, skew=0.0, ranks={"1": {"own": 1.0, "late": 0.0}})],
     )
-    (point,) = series.points(KEY, 0.0, NOW)
+    (point,) = series.points(KEY, 0.0)
     assert point["skew"] == 0.75
     assert point["own"] == {0: 0.25, 1: 1.0}
 
@@ -54,39 +55,44 @@ def test_ranks_on_several_nodes_are_as_far_apart_as_their_own_times() -> None:
 def test_a_clock_that_is_wrong_is_corrected() -> None:
     series = Series()
     series.take("a", history_of("a", "train", NOW + 3600, sample(NOW + 3595)), NOW)
-    assert [point["at"] for point in series.points(KEY, 0.0, NOW)] == [NOW - 5]
+    series.settle(NOW)
+    assert [point["at"] for point in series.points(KEY, 0.0)] == [NOW - 5]
     assert series.since("a", NOW) == NOW + 3595
 
 
 def test_only_seconds_to_which_nothing_is_added_any_more_are_told() -> None:
     series = taken(a=[sample(NOW - 5), sample(NOW - 1)])
-    assert [point["at"] for point in series.points(KEY, 0.0, NOW)] == [NOW - 5]
-    assert [point["at"] for point in series.points(KEY, NOW - 5, NOW + 2)] == [NOW - 1]
+    assert [point["at"] for point in series.points(KEY, 0.0)] == [NOW - 5]
+    series.settle(NOW + 2)
+    assert [point["at"] for point in series.points(KEY, NOW - 5)] == [NOW - 1]
 
 
 def test_the_first_question_is_for_the_whole_window_and_old_seconds_are_dropped() -> None:
     series = taken(a=[sample(NOW - 5)])
     assert series.since("new", NOW) == NOW - WINDOW_SECONDS
-    series.trim(NOW + WINDOW_SECONDS)
-    assert series.points(KEY, 0.0, NOW + WINDOW_SECONDS) == []
+    series.settle(NOW + WINDOW_SECONDS)
+    assert series.points(KEY, 0.0) == []
+    series.settle(NOW + WINDOW_SECONDS)
+    assert series.recent(KEY, NOW) == []
 
 
-def test_a_link_has_the_mean_of_what_its_sender_counts_else_its_receiver() -> None:
-    edges = {"b": {"out": 100, "in": 30}}
-    other = {"b": {"out": 300, "in": 50}}
-    series = taken(a=[sample(NOW - 5, edges=edges), sample(NOW - 4, edges=other)])
-    assert series.rates(KEY, NOW) == {("a", "b"): 200, ("b", "a"): 40}
+def test_current_figures_are_of_the_latest_seconds_of_one_opening() -> None:
+    series = taken(a=[sample(NOW - 60, ops=999), sample(NOW - 5, ops=10), sample(NOW - 4, ops=20)])
+    figures = figures_of(KEY, series.recent(KEY, NOW))
+    assert figures is not None
+    assert figures.ops == 15
+    assert figures_of(("train", 2), series.recent(("train", 2), NOW)) is None
 
 
-def test_the_slowest_rank_comes_first() -> None:
-    ranks = {"0": {"own": 0.125, "late": 0.0}, "1": {"own": 0.5, "late": 0.25}}
-    series = taken(a=[sample(NOW - 5, ranks=ranks)])
-    assert [(each.rank, each.node, each.own) for each in series.rank_times(KEY, NOW)] == [
-        (1, "a", 0.5),
-        (0, "a", 0.125),
-    ]
-
-
-def test_a_history_of_another_form_is_refused() -> None:
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"name": "x"},
+        {"name": "x", "opening": 1, "samples": [{"at": NOW}]},
+        {"name": "x", "opening": 1, "samples": [sample(NOW, ops="many")]},
+        {"name": "x", "opening": 1, "samples": [sample(NOW, ranks=[1])]},
+    ],
+)
+def test_a_history_of_another_form_is_refused(group: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        Series().take("a", {"now": NOW, "groups": [{"name": "x"}]}, NOW)
+        Series().take("a", {"now": NOW, "groups": [group]}, NOW)

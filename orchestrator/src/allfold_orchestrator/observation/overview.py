@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from allfold_core.figures import GroupFigures, link_figures
 from allfold_core.in_flight import (
     Membership,
     OpInFlight,
@@ -17,7 +18,7 @@ from allfold_core.incident import merged
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
-from allfold_orchestrator.observation.series import RankTimes, Series, mean_of
+from allfold_orchestrator.observation.series import RECENT_SECONDS, Series, figures_of
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""
@@ -68,7 +69,7 @@ class Picture:
 
     def _points(self, name: str, series: Series, since: float) -> list[Json]:
         opening = self.openings.get(name)
-        return [] if opening is None else series.points((name, opening), since, self.at)
+        return [] if opening is None else series.points((name, opening), since)
 
 
 def picture(facts: Facts, series: Series) -> Picture:
@@ -127,28 +128,26 @@ def _group(
     key = name, opening
     own_ops = [op for op in ops if op.group == name]
     recent = series.recent(key, facts.at)
-    rate = mean_of(recent, "ops_per_second")
+    figures = figures_of(key, recent)
+    rates = {
+        (each.source, each.target): each.bytes for each in link_figures(recent, RECENT_SECONDS)
+    }
     nodes = _order(view, name, opening, facts)
     last = _last_op(name, opening, facts.answers)
     root = _root_node(view, last)
     return {
         "name": name,
         **{each: view[each] for each in _KEPT},
-        "sentence": group_sentence(view, own_ops, rate),
+        "sentence": group_sentence(view, own_ops, figures.ops if figures else None),
         "is_waiting": worth_saying(own_ops) is not None,
         "term": view["term"]["number"] if view["term"] else None,
         "changes": list(known.losses) if known else [],
         "links": list(known.links) if known else [],
         "lanes": list(known.lanes) if known else [],
-        "drawing": draw(nodes, view["tree_order"], last, root, series.rates(key, facts.at)),
+        "drawing": draw(nodes, view["tree_order"], last, root, rates),
         "last_op": None if last is None else _op(last, facts.at),
-        "figures": {
-            "ops_per_second": rate,
-            "bytes_per_second": mean_of(recent, "bytes_per_second"),
-            "latency": mean_of(recent, "latency"),
-            "skew": mean_of(recent, "skew"),
-        },
-        "stragglers": [_times(each) for each in series.rank_times(key, facts.at)[:MAX_RANKED]],
+        "figures": _figures(figures),
+        "stragglers": [asdict(each) for each in figures.ranks[:MAX_RANKED]] if figures else [],
     }
 
 
@@ -207,8 +206,13 @@ def _op(op: Json, now: float) -> Json:
     }
 
 
-def _times(times: RankTimes) -> Json:
-    return times._asdict()
+def _figures(figures: GroupFigures | None) -> Json:
+    return {
+        "ops_per_second": figures.ops if figures else None,
+        "bytes_per_second": figures.bytes if figures else None,
+        "latency": figures.latency if figures else None,
+        "skew": figures.skew if figures else None,
+    }
 
 
 def _add_traffic(nodes: Sequence[Json], groups: Sequence[Json]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
+
+from allfold_core.figures import GroupFigures, group_figures
 
 WINDOW_SECONDS = 300
 """So far back the charts go."""
 
 RECENT_SECONDS = 10
-"""Current figures are means of so many seconds."""
+"""Current figures are of so many seconds."""
 
 SETTLED_SECONDS = 2
 """A second is over once no node adds to it any more."""
@@ -21,36 +21,16 @@ Json = dict[str, Any]
 GroupKey = tuple[str, int]
 
 
-class Sample(NamedTuple):
-    """One second of a group on one node."""
-
-    ops: float
-    nbytes: float
-    latency: float | None
-    skew: float | None
-    ranks: dict[int, tuple[float, float]]
-    sent: dict[str, float]
-    received: dict[str, float]
-
-
-class RankTimes(NamedTuple):
-    """A rank's mean own time between two ops, and its lateness after the first rank of its node."""
-
-    rank: int
-    node: str
-    own: float
-    late: float
-
-
 class Series:
-    """The latest seconds of each group, as their nodes have counted them.
+    """The latest seconds of each group.
 
     Seconds are those of this machine's clock: how far an agent's is from it follows from the time
     of its answer.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[GroupKey, dict[int, dict[str, Sample]]] = {}
+        self._samples: dict[GroupKey, dict[int, dict[str, Json]]] = {}
+        self._points: dict[GroupKey, dict[int, Json]] = {}
         self._seen: dict[str, float] = {}
 
     def since(self, node: str, now: float) -> float:
@@ -65,98 +45,83 @@ class Series:
         """
         offset = received - history["now"]
         for group in history["groups"]:
-            seconds = self._groups.setdefault((group["name"], group["opening"]), {})
+            seconds = self._samples.setdefault((group["name"], group["opening"]), {})
             for sample in group["samples"]:
                 second = round(sample["at"] + offset)
-                seconds.setdefault(second, {})[node] = _sample(sample)
+                seconds.setdefault(second, {})[node] = _sample(sample, second)
                 self._seen[node] = max(self._seen.get(node, 0.0), sample["at"])
 
-    def trim(self, now: float) -> None:
-        """Drop what is older than the window."""
-        for key, seconds in list(self._groups.items()):
-            for second in [each for each in seconds if each < now - WINDOW_SECONDS]:
-                del seconds[second]
-            if not seconds:
-                del self._groups[key]
+    def settle(self, now: float) -> None:
+        """Make a point of each second that is over; drop what is not needed any more."""
+        for key, seconds in self._samples.items():
+            points = self._points.setdefault(key, {})
+            for second in sorted(each for each in seconds if each <= now - SETTLED_SECONDS):
+                if second not in points:
+                    points[second] = _point(second, key, seconds[second])
+                if second < now - RECENT_SECONDS - SETTLED_SECONDS:
+                    del seconds[second]
+            for second in [each for each in points if each < now - WINDOW_SECONDS]:
+                del points[second]
+        for key in [key for key, points in self._points.items() if not points]:
+            if not self._samples[key]:
+                del self._points[key], self._samples[key]
 
-    def points(self, key: GroupKey, since: float, until: float) -> list[Json]:
-        """Return one point per second after ``since`` that is over at ``until``."""
-        seconds = self._groups.get(key, {})
-        over = sorted(each for each in seconds if since < each <= until - SETTLED_SECONDS)
-        return [_point(second, seconds[second].values()) for second in over]
+    def points(self, key: GroupKey, since: float) -> list[Json]:
+        """Return one point per second after ``since`` that is over."""
+        points = self._points.get(key, {})
+        return [points[second] for second in sorted(points) if second > since]
 
     def recent(self, key: GroupKey, now: float) -> list[Json]:
-        """Return the points of the latest seconds, for current figures."""
-        return self.points(key, now - RECENT_SECONDS - SETTLED_SECONDS, now)
-
-    def rates(self, key: GroupKey, now: float) -> dict[tuple[str, str], float]:
-        """Return the bytes per second over each link, by sender and receiver.
-
-        A sender that does not answer is replaced by its receiver.
-        """
-        found: dict[tuple[str, str], list[float]] = {}
-        heard: dict[tuple[str, str], list[float]] = {}
-        for by_node in self._latest(key, now):
-            for node, sample in by_node.items():
-                for peer, rate in sample.sent.items():
-                    found.setdefault((node, peer), []).append(rate)
-                for peer, rate in sample.received.items():
-                    heard.setdefault((peer, node), []).append(rate)
-        return {link: fmean(rates) for link, rates in (heard | found).items()}
-
-    def rank_times(self, key: GroupKey, now: float) -> list[RankTimes]:
-        """Return the times of the ranks, the one with the longest own time first."""
-        found: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        for by_node in self._latest(key, now):
-            for node, sample in by_node.items():
-                for rank, times in sample.ranks.items():
-                    found.setdefault((rank, node), []).append(times)
-        ranks = [
-            RankTimes(rank, node, fmean(own for own, _ in times), fmean(late for _, late in times))
-            for (rank, node), times in found.items()
-        ]
-        return sorted(ranks, key=lambda each: (-each.own, each.rank))
-
-    def _latest(self, key: GroupKey, now: float) -> list[dict[str, Sample]]:
-        seconds = self._groups.get(key, {})
-        return [by_node for second, by_node in seconds.items() if second > now - RECENT_SECONDS]
+        """Return the histories of the latest seconds of a group, for current figures."""
+        by_node: dict[str, list[Json]] = {}
+        for second, samples in self._samples.get(key, {}).items():
+            if second > now - RECENT_SECONDS:
+                for node, sample in samples.items():
+                    by_node.setdefault(node, []).append(sample)
+        return [_history(node, key, samples, now) for node, samples in by_node.items()]
 
 
-def mean_of(points: Iterable[Json], name: str) -> float | None:
-    """Return the mean of a figure where it is known; ``None`` where it never is."""
-    known = [point[name] for point in points if point[name] is not None]
-    return fmean(known) if known else None
-
-
-def _sample(data: Json) -> Sample:
-    seconds = float(data["seconds"]) or 1.0
-    return Sample(
-        ops=data["ops"] / seconds,
-        nbytes=data["bytes"] / seconds,
-        latency=data["latency"],
-        skew=data["skew"],
-        ranks={int(rank): (each["own"], each["late"]) for rank, each in data["ranks"].items()},
-        sent={peer: each["out"] / seconds for peer, each in data["edges"].items()},
-        received={peer: each["in"] / seconds for peer, each in data["edges"].items()},
-    )
-
-
-def _point(second: int, samples: Iterable[Sample]) -> Json:
-    """One second over all nodes: each has a part in the same ops, so the largest figure counts.
-
-    A node knows how far its own ranks are apart. Over all nodes this is how far the ranks' own
-    times are, since an op ends for all at about the same time.
-    """
-    every = list(samples)
-    ranks = {rank: own for each in every for rank, (own, _) in each.ranks.items()}
-    skews = [each.skew for each in every if each.skew is not None]
-    if skews and len(ranks) > 1:
-        skews.append(max(ranks.values()) - min(ranks.values()))
+def _sample(data: Json, second: int) -> Json:
+    """Return a sample of which all fields that are relied upon are there."""
     return {
         "at": second,
-        "ops_per_second": max(each.ops for each in every),
-        "bytes_per_second": max(each.nbytes for each in every),
-        "latency": max((each.latency for each in every if each.latency is not None), default=None),
-        "skew": max(skews, default=None),
-        "own": dict(sorted(ranks.items())) if len(ranks) <= MAX_CHARTED_RANKS else {},
+        "seconds": float(data["seconds"]),
+        "ops": int(data["ops"]),
+        "bytes": float(data["bytes"]),
+        "latency": None if data["latency"] is None else float(data["latency"]),
+        "skew": None if data["skew"] is None else float(data["skew"]),
+        "ranks": {
+            int(rank): {"own": float(each["own"]), "late": float(each["late"])}
+            for rank, each in data["ranks"].items()
+        },
+        "edges": {
+            str(peer): {"out": float(each["out"]), "in": float(each["in"])}
+            for peer, each in data["edges"].items()
+        },
+    }
+
+
+def figures_of(key: GroupKey, histories: list[Json]) -> GroupFigures | None:
+    """Return a group's figures; ``None`` where its nodes have counted nothing."""
+    found = group_figures(histories, RECENT_SECONDS)
+    return next((each for each in found if (each.group, each.opening) == key), None)
+
+
+def _history(node: str, key: GroupKey, samples: list[Json], now: float) -> Json:
+    name, opening = key
+    group = {"name": name, "opening": opening, "samples": samples}
+    return {"node": node, "now": now, "groups": [group]}
+
+
+def _point(second: int, key: GroupKey, samples: dict[str, Json]) -> Json:
+    histories = [_history(node, key, [sample], second) for node, sample in samples.items()]
+    found = figures_of(key, histories) or GroupFigures(*key, 0.0, 0.0, None, None, ())
+    ranks = sorted(found.ranks, key=lambda each: each.rank)
+    return {
+        "at": second,
+        "ops_per_second": found.ops,
+        "bytes_per_second": found.bytes,
+        "latency": found.latency,
+        "skew": found.skew,
+        "own": {each.rank: each.own for each in ranks} if len(ranks) <= MAX_CHARTED_RANKS else {},
     }

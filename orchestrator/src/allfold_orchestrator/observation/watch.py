@@ -139,7 +139,7 @@ class Watch:
                 log.warning(
                     "the history of an agent is of another form: %r", error, extra={"node": node}
                 )
-        self._series.trim(time.time())
+        self._series.settle(time.time())
 
 
 def _times(found: Json) -> Iterator[float]:

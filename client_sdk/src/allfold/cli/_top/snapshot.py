@@ -10,8 +10,8 @@ from typing import Any
 
 from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._report import Report, gather
-from allfold.cli._top.figures import GroupFigures, LinkFigures, group_figures, link_figures
 from allfold_core.errors import AllfoldError
+from allfold_core.figures import GroupFigures, LinkFigures, group_figures, link_figures
 
 _SECONDS = 3.0
 _AT_ONCE = 32

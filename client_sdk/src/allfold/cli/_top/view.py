@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._incidents import lines as incident_lines
-from allfold.cli._top.figures import GroupFigures, RankFigures
 from allfold.cli._top.snapshot import Snapshot
 from allfold.cli._units import duration, rate
+from allfold_core.figures import GroupFigures, RankFigures
 
 _SHOWN_RANKS = 5
 _SHOWN_LINKS = 6

@@ -38,7 +38,9 @@ class GroupFigures:
         ops: per second.
         bytes: of tensors, per second.
         latency: median seconds of an op on the slowest node; ``None`` where none was seen.
-        skew: median seconds from the first to the last call of an op, on the worst node.
+        skew: seconds from the first to the last call of an op: the median on the worst node, or, if
+            that is more, how far the ranks' own times are apart over all nodes, since an op ends on
+            all of them at about the same time.
         ranks: all that were seen, the one with the longest own time first.
     """
 
@@ -62,7 +64,10 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """The payload between two nodes, in bytes per second, as the sender counts it."""
+    """The payload between two nodes, in bytes per second.
+
+    It is what the sender counts; what the receiver counts, where nothing is known of the sender.
+    """
 
     source: str
     target: str
@@ -84,12 +89,15 @@ def group_figures(histories: Iterable[Json], window: float) -> list[GroupFigures
 
 def link_figures(histories: Iterable[Json], window: float) -> list[LinkFigures]:
     """Return what nodes have sent to each other, the most first."""
-    rates: dict[tuple[str, str], float] = {}
+    sent: dict[tuple[str, str], float] = {}
+    received: dict[tuple[str, str], float] = {}
     for node, _, samples in _samples(histories, window):
         seconds = sum(each["seconds"] for each in samples)
         for sample in samples:
             for peer, moved in sample["edges"].items():
-                rates[node, peer] = rates.get((node, peer), 0.0) + moved["out"] / seconds
+                sent[node, peer] = sent.get((node, peer), 0.0) + moved["out"] / seconds
+                received[peer, node] = received.get((peer, node), 0.0) + moved["in"] / seconds
+    rates = received | sent
     links = [LinkFigures(source, target, rate) for (source, target), rate in rates.items() if rate]
     return sorted(links, key=lambda each: -each.bytes)
 
@@ -109,14 +117,22 @@ def _merged(opening: Opening, nodes: Mapping[str, Sequence[Json]]) -> GroupFigur
         node: (_rate(samples, "ops"), _rate(samples, "bytes")) for node, samples in nodes.items()
     }
     ops, nbytes = (max(values) for values in zip(*rates.values(), strict=True))
+    ranks = tuple(_ranked(nodes))
     return GroupFigures(
         *opening,
         ops,
         nbytes,
         _worst(_median(samples, "latency") for samples in nodes.values()),
-        _worst(_median(samples, "skew") for samples in nodes.values()),
-        tuple(_ranked(nodes)),
+        _skew(nodes, ranks),
+        ranks,
     )
+
+
+def _skew(nodes: Mapping[str, Sequence[Json]], ranks: Sequence[RankFigures]) -> float | None:
+    seen = _worst(_median(samples, "skew") for samples in nodes.values())
+    if seen is None or len(nodes) < 2 or not ranks:
+        return seen
+    return max(seen, ranks[0].own - ranks[-1].own)
 
 
 def _rate(samples: Sequence[Json], name: str) -> float:
