@@ -24,6 +24,7 @@ from allfold_orchestrator.settings import Settings, flag_of, variable_of
 from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import FakeAgent, Served
 from tests.orchestrator.process import OrchestratorProcess
+from tests.support.nodelay import sends_at_once
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.slow
@@ -228,6 +229,10 @@ def test_the_help_explains_every_flag_and_names_its_variable(
         assert line[1].startswith(field.description)
         assert line[1].endswith(f"[{variable_of(name)}]")
     assert "exit status" in out
+
+
+def test_an_answer_on_a_kept_connection_does_not_wait_for_an_ack() -> None:
+    assert sends_at_once(bind("127.0.0.1", 0))
 
 
 def test_a_taken_port_is_named_without_a_traceback() -> None:
