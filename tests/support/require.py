@@ -95,6 +95,13 @@ def _package_index() -> str | None:
     return None if reached else "pip reaches no package index"
 
 
+def _time_namespaces() -> str | None:
+    shifted = ["unshare", "--time", "--monotonic", "1", "--fork", "true"]
+    if shutil.which("unshare") and subprocess.run(shifted, capture_output=True).returncode == 0:
+        return None
+    return "a process cannot have a clock of its own here (unshare --time, as root)"
+
+
 def _gpu() -> str | None:
     return None if Path("/dev/nvidiactl").exists() else "this machine has no NVIDIA GPU"
 
@@ -110,5 +117,6 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "kubectl": _kubectl,
     "chromium": _chromium,
     "package-index": _package_index,
+    "time-namespaces": _time_namespaces,
     "gpu": _gpu,
 }

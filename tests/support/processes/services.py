@@ -55,6 +55,8 @@ class Services:
         folder: holds sockets and logs; short, because paths of sockets are.
         variables: what every process finds in its environment besides.
         agent_variables: what only agents find.
+        clocks_ahead: of agents whose monotonic clocks are not this machine's, by how many seconds
+            they are ahead. That needs ``requires("time-namespaces")``.
     """
 
     redis_url: str = "embedded"
@@ -64,6 +66,7 @@ class Services:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="af")))
     variables: dict[str, str] = field(default_factory=dict)
     agent_variables: dict[str, str] = field(default_factory=dict)
+    clocks_ahead: dict[str, int] = field(default_factory=dict)
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     orchestrator: Child | None = None
 
@@ -239,6 +242,9 @@ class Services:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", module, *options, "--ready-file", str(ready)]
+        if ahead := self.clocks_ahead.get(name):
+            shifted = ["unshare", "--time", "--monotonic", str(ahead), "--fork", "--kill-child"]
+            command = [*shifted, *command]
         with (self.folder / f"{name}.log").open("ab") as log:
             only = self.agent_variables if module == "allfold_agent" else {}
             return Child(
