@@ -66,6 +66,16 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(number: signal.Signals
         assert orchestrator.log()[-1]["msg"] == "stopped"
 
 
+def test_it_ends_cleanly_and_soon_although_a_page_watches() -> None:
+    with OrchestratorProcess() as orchestrator:
+        with orchestrator.http.stream("GET", "/v1/overview/events") as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: overview"
+            assert orchestrator.end(signal.SIGTERM, seconds=10) == 0
+            assert "data: " in "".join(lines)
+        assert orchestrator.log()[-1]["msg"] == "stopped"
+
+
 @pytest.mark.redis
 def test_what_it_knows_survives_its_sudden_death(own_redis: RedisServer) -> None:
     with OrchestratorProcess(own_redis.url) as orchestrator:

@@ -16,8 +16,9 @@ from allfold_orchestrator.observation import watch
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
 from allfold_orchestrator.settings import Settings
 from tests.orchestrator.api_client import ApiClient, body_of, error_of, form, serving
-from tests.orchestrator.fake_agent import replica
+from tests.orchestrator.fake_agent import FakeAgent, replica
 from tests.orchestrator.observations import status_of
+from tests.support.waiting import DEADLINE_SECONDS, PAUSE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -133,6 +134,33 @@ async def test_events_tell_what_is_wrong_with_the_store_and_go_on(
         found = await events_of(served.http, 2)
     assert [name for name, _ in found] == ["problem"] * 2
     assert found[0][1]["error"]["message"] == "the state store does not answer"
+
+
+async def test_each_replica_shows_what_another_has_written(make_store: Any, asked: Asked) -> None:
+    async with (
+        replica(make_store()) as one,
+        replica(make_store()) as other,
+        FakeAgent("a", one) as agent,
+    ):
+        await agent.register()
+        shown = body_of(await other.http.get("/v1/overview"))
+    assert [node["node"] for node in shown["nodes"]] == ["a"]
+
+
+async def test_a_page_that_is_closed_leaves_its_place(
+    make_store: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MAX_WATCHERS", 1)
+    async with replica(make_store()) as served:
+        await events_of(served.http, 1)
+
+        async def refused() -> bool:
+            async with served.http.stream("GET", "/v1/overview/events") as response:
+                return response.status_code == 503
+
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await refused():
+                await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def test_so_many_may_watch_and_the_next_one_is_told(
