@@ -171,9 +171,15 @@ def describe_frames(frames: Sequence[Frame]) -> str:
     """
     ours = [frame for frame in frames if frame.is_ours]
     inner = ours[-1] if ours else frames[0]
-    shown = f"{_OUR_PACKAGE}.{inner.function}" if ours else str(inner)
+    shown = _name_of_ours(inner) if ours else str(inner)
     outside = frames[frames.index(inner) + 1 :]
     caller = next((frame for frame in outside if not frame.is_library), None)
     if caller is None or (not ours and not inner.is_library):
         return shown
     return f"{shown}, called from {caller}"
+
+
+def _name_of_ours(frame: Frame) -> str:
+    """Return what the user has called; methods of groups are made by a function."""
+    is_made = "<locals>" in frame.function
+    return f"a collective of {_OUR_PACKAGE}" if is_made else f"{_OUR_PACKAGE}.{frame.function}"

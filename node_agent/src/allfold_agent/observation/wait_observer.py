@@ -100,10 +100,12 @@ class WaitObserver:
             for rank in op.missing:
                 found.setdefault(rank, _Wait(op.seq, op.what, op.since))
         last_called = self._group.lanes.records.last_called()
+        oldest = waiting[0].seq if waiting else float("inf")
         for node, (wait, heard) in list(self._told.items()):
             if now - heard > _NEWS_SECONDS:
                 del self._told[node]
-                continue
+            if now - heard > _NEWS_SECONDS or oldest < wait.seq:
+                continue  # ranks here wait in an op before it
             for rank, last in last_called.items():
                 if last < wait.seq and (rank not in found or wait.seq < found[rank].seq):
                     found[rank] = wait
