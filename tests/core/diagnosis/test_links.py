@@ -54,6 +54,14 @@ def test_a_link_that_carries_much_less_than_before_is_slow_after_a_second() -> N
     assert link.half_second() is None
 
 
+def test_a_link_that_was_slow_for_long_stays_so_for_a_second_of_good_windows() -> None:
+    link = Link()
+    link.half_second()
+    slow = [link.half_second(10e6) for _ in range(5)]
+    good = [link.half_second() for _ in range(3)]
+    assert good == [slow[-1], slow[-1], None]
+
+
 def test_between_windows_the_last_judgement_holds() -> None:
     link = Link()
     link.half_second()

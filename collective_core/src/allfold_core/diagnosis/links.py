@@ -16,7 +16,7 @@ from allfold_core.incident import Cause
 _WINDOW_SECONDS = 0.5
 _WINDOWS = 2
 # A link whose rate falls to less than this part of the usual one is slow.
-_SLOW_PART = 1 / 4
+_SLOW_PART = 0.3
 # Faster links are bounded by the machine rather than by the network: it takes a greater change.
 _FAST = 125e6
 _SLOW_PART_OF_FAST = 1 / 10
@@ -108,20 +108,23 @@ class LinkWatch:
         self._idle = 0
         is_lossy = lost >= max(_LEAST_LOST, _LOSS * segments) and not _is_queued(last)
         is_slow = own >= _LEAST_BUSY * window and not last.is_bound and is_below
-        # Between losses a connection recovers, slowly: that is no other trouble.
-        self._lossy = min(self._lossy + 1, _REMEMBERED) if is_lossy else max(self._lossy - 1, 0)
-        self._slow = self._slow + 1 if is_slow and not self._lossy else 0
-        if self._lossy >= _WINDOWS and is_lossy:
+        # Between losses a connection recovers, slowly: that is no other trouble. And a rate may be
+        # that of a burst, in this window or another.
+        self._lossy = _counted(self._lossy, is_lossy)
+        self._slow = _counted(self._slow, is_slow and not self._lossy)
+        if is_lossy and self._lossy >= _WINDOWS:
             return _losses(lost, segments, window)
-        if self._lossy and self._trouble and self._trouble.cause is Cause.LOSSY_LINK:
-            return self._trouble
-        if self._slow >= _WINDOWS:
-            return LinkTrouble(
-                Cause.SLOW_LINK,
-                f"carries {_rate(last.rate)}, and usually {_rate(self._usual)}",
-                {"rate": last.rate, "usual": self._usual, "round_trip": last.round_trip},
-            )
-        return None
+        if is_slow and self._slow >= _WINDOWS:
+            return self._slowness(last)
+        lasts = self._slow >= _WINDOWS or self._lossy
+        return self._trouble if lasts else None
+
+    def _slowness(self, sample: LinkSample) -> LinkTrouble:
+        return LinkTrouble(
+            Cause.SLOW_LINK,
+            f"carries {_rate(sample.rate)}, and usually {_rate(self._usual)}",
+            {"rate": sample.rate, "usual": self._usual, "round_trip": sample.round_trip},
+        )
 
     def _learn(self, sample: LinkSample, follows: float) -> None:
         """Note a rate; one that the application has limited is a lower bound."""
@@ -129,6 +132,11 @@ class LinkWatch:
             self._usual = sample.rate
         elif not sample.is_bound or sample.rate > self._usual:
             self._usual += follows * (sample.rate - self._usual)
+
+
+def _counted(windows: int, is_bad: bool) -> int:
+    """Return how many more windows of late were bad than good."""
+    return min(windows + 1, _REMEMBERED) if is_bad else max(windows - 1, 0)
 
 
 def _is_queued(sample: LinkSample) -> bool:
