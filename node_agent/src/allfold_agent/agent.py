@@ -47,6 +47,7 @@ from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.observer import Observer
 from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.lag import LagMeter
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
@@ -89,7 +90,11 @@ class Agent:
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
         self._lane_thread = LaneThread("allfold-short-lane")
-        self._buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
+        self.buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
+        self.lags = {
+            "control": LagMeter(self._loop.call_later),
+            "reactor": LagMeter(self._reactor.later),
+        }
         self._poller = FencePoller("allfold-gpus")
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
@@ -156,7 +161,7 @@ class Agent:
         return NodeResources(
             self.settings.name,
             workers=self._workers,
-            buffers=self._buffers,
+            buffers=self.buffers,
             dial=peers.dial_edge,
             reactor=self._reactor,
             pins=self.gpus.pins,
@@ -187,6 +192,8 @@ class Agent:
         self.witness.start()
         if self.settings.observer == "on":
             self.observer.start()
+        for meter in self.lags.values():
+            meter.start()
         self._spawn(self.control_link.keep())
         self._spawn(self.seats.keep_giving_back())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from time import time
 from typing import Any
@@ -14,21 +15,39 @@ from allfold_orchestrator.store.incidents import IncidentStore
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED = 4096
+
 
 class IncidentLog:
-    """The incidents that agents report, and the one that this replica finds: a store that fails."""
+    """The incidents that agents report, and the one that this replica finds: a store that fails.
+
+    Attributes:
+        found: how many this replica was told of, or has found, by cause.
+    """
 
     def __init__(self, store: IncidentStore) -> None:
         self._store = store
         self._outage: Incident | None = None
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.found: Counter[str] = Counter()
         self._over: list[Incident] = []  # outages that the store does not know of yet
 
     async def note(self, incident: dict[str, Any]) -> None:
         """Keep what an agent reports; while the store takes nothing, it is lost."""
+        self._count(incident["id"], incident["cause"])
         try:
             await self._store.note(incident)
         except ServiceError as error:
             log.debug("an incident was not kept: %s", error.message)
+
+    def _count(self, number: str, cause: str) -> None:
+        """Count an incident once, however often it is repeated."""
+        if (number, cause) not in self._seen:
+            self.found[cause] += 1
+        self._seen[number, cause] = None
+        self._seen.move_to_end((number, cause))
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
 
     async def latest(self, limit: int) -> list[dict[str, Any]]:
         """Return the latest incidents, open ones first; during an outage of the store that one.
@@ -52,6 +71,7 @@ class IncidentLog:
             self._outage = Incident(
                 number, Cause.STORE_FAILED, Effect.HANG, STORE, sentence, began=now, seen=now
             )
+            self._count(number, Cause.STORE_FAILED.value)
 
     async def store_works(self) -> None:
         """Note that the store works again."""

@@ -35,7 +35,7 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import takes_in
-from allfold_orchestrator.membership.nodes import NodeRecord
+from allfold_orchestrator.membership.nodes import REMOVED, SIGNED_OFF, NodeRecord
 from allfold_orchestrator.membership.recent_nodes import RecentNodes
 from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.wanted_names import WantedNames
@@ -96,7 +96,7 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is not None and not record.may_be_ended_by(incarnation):
             raise Refusal(403, _another_incarnation(node))
-        await self._end(node, incarnation, "signed off")
+        await self._end(node, incarnation, SIGNED_OFF)
 
     async def force_node_out(self, node: str) -> None:
         """Remove a node whatever its incarnation.
@@ -107,7 +107,7 @@ class Orchestrator:
         record = await self._store.nodes.get(node)
         if record is None or record.lost_at is not None:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
-        await self._end(node, record.info.incarnation, "was removed by an administrator")
+        await self._end(node, record.info.incarnation, REMOVED)
 
     async def drain_node(self, node: str) -> wire.Draining:
         """Tell a node to drain; see :func:`allfold_orchestrator.draining.drain`."""

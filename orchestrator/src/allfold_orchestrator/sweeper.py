@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import GroupState, Life
-from allfold_orchestrator.membership.nodes import LEASE_ENDED
+from allfold_orchestrator.membership.nodes import ABANDONED, LEASE_ENDED
 from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_YET = "no sweep yet"
-_NOT_HEARD = "was not heard for long, as all nodes of its groups"
 
 WANTED_SECONDS = 60.0
 """The silence of all its nodes after which a group gives its name to another one that waits."""
@@ -150,9 +149,9 @@ class Sweeper:
             if not leases or any(expiry is not None for expiry in leases.values()):
                 continue
             if await self._are_abandoned([state], now):
-                log.warning("group is over: %s", _NOT_HEARD, extra={"group": name})
+                log.warning("group is over: %s", ABANDONED, extra={"group": name})
                 await self._orchestrator.clear_up(
-                    [*leases], [name], dict.fromkeys(leases, _NOT_HEARD)
+                    [*leases], [name], dict.fromkeys(leases, ABANDONED)
                 )
 
     async def _spare_others(self, node: str, work: Awaitable[T]) -> T | None:
@@ -184,7 +183,7 @@ class Sweeper:
                 self._warn_if_waited_for(life, voting, now)
                 await self._on_silent(life)
                 return False
-            how = _NOT_HEARD
+            how = ABANDONED
         first = await self._store.nodes.evict(*life, how, expired_at=now)
         if first:  # of all replicas
             log.warning("node lost: %s", how, extra={"node": life[0]})

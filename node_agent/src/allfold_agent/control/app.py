@@ -12,6 +12,7 @@ from allfold_agent.control.facts import add_facts
 from allfold_agent.control.flight import add_flight
 from allfold_agent.control.health import add_health
 from allfold_agent.control.history import add_history
+from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
 from allfold_agent.control.status import add_status
 from allfold_agent.http.guard import Guard, StampedResponse
@@ -30,6 +31,7 @@ def make_app(agent: Agent) -> FastAPI:
     add_history(app, agent)
     add_facts(app, agent)
     add_peer_checks(app, agent)
+    add_metrics(app, agent)
     add_flight(app, agent)
     return app
 

@@ -88,7 +88,7 @@ class LaneRecords:
             first = max(lane.since, self._next, end - slots)
             # The latest first, as the ranks may go on writing over the oldest.
             records = [self._record_done(lane, seq) for seq in reversed(range(first, end))]
-            self._group.outcomes.recent.extend(each for each in reversed(records) if each)
+            self._group.outcomes.add_seen(each for each in reversed(records) if each)
             self._next = max(self._next, end)
 
     def _record_done(self, lane: ShortLane, seq: int) -> OpRecord | None:

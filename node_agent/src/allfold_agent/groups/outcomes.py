@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, record
 from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.tally import LONG, SHORT, Tally
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.wire.local_wire import Message, Outcome
 
@@ -29,6 +30,7 @@ class Outcomes:
     Attributes:
         recent: the latest ops that are over, newest last.
         failures: the latest ops that have failed, until somebody takes them.
+        tally: counts those that are over.
         on_idle: called with the lock held when no op is in flight any more.
     """
 
@@ -36,6 +38,7 @@ class Outcomes:
         self.on_idle: Callable[[], None] = lambda: None
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self.failures: deque[tuple[int, AllfoldError]] = deque(maxlen=_KEPT_FAILURES)
+        self.tally = Tally()
         self._group = group
         self._node = node
         self._table = table
@@ -75,9 +78,17 @@ class Outcomes:
         """The op is over here; with the table's lock held."""
         in_flight = self._table.in_flight
         in_flight.pop(op.seq, None)
-        self.recent.append(record(op))
+        over = record(op)
+        self.recent.append(over)
+        self.tally.note(over, LONG)
         if not in_flight:
             self.on_idle()
+
+    def add_seen(self, records: Iterable[OpRecord]) -> None:
+        """Record ops that ranks have done by themselves; with the table's lock held."""
+        for each in records:
+            self.recent.append(each)
+            self.tally.note(each, SHORT)
 
 
 def refuse(

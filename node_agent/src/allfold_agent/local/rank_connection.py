@@ -160,6 +160,11 @@ class RankConnection:
                 f"({taken}, of at most {MAX_SEGMENTS})"
             )
 
+    @property
+    def arena_bytes(self) -> int:
+        """The memory of the host that the rank shares. From any thread."""
+        return sum(map(len, self._mappings.copy().values()))
+
     def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
         """Return a region of the host or of a GPU; ``InvalidArgument`` where there is none."""
         memory = self._on_gpus.get(region.segment) if self._on_gpus else None

@@ -155,6 +155,11 @@ class LocalServer:
         """The pids of the connected processes."""
         return [process.pid for process in self._listener.processes]
 
+    @property
+    def arena_bytes(self) -> int:
+        """The memory that the connected processes share with the agent, but for GPUs'."""
+        return sum(process.arena_bytes for process in self._listener.processes)
+
     def processes_of_ranks(self) -> dict[tuple[str, int, str], int]:
         """Return the pid of each rank that this agent can see, by group, opening and session."""
         return {

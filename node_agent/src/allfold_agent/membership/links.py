@@ -94,6 +94,11 @@ class PeerLinks:
         connection = None if link is None else link.connection
         return connection is not None and connection.send(message)
 
+    def round_trips(self) -> dict[str, float | None]:
+        """Return the seconds to the last answer of each node; ``None`` where there is no link."""
+        links = sorted(self._links.copy().items())
+        return {node: each.pings.last_delay if each.connection else None for node, each in links}
+
     def open(self, request: LinkRequest) -> Callable[[socket.socket], None]:
         """Accept a link that a peer opens at the data port; returns the taker of its connection.
 

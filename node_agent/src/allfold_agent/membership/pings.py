@@ -9,9 +9,14 @@ _REMEMBERED = 100
 
 
 class Pings:
-    """Numbers the pings to one peer, over all connections to it."""
+    """Numbers the pings to one peer, over all connections to it.
+
+    Attributes:
+        last_delay: the seconds to the answer that came last; ``None`` since a connection began.
+    """
 
     def __init__(self) -> None:
+        self.last_delay: float | None = None
         self._last = 0
         self._answered = 0
         self._sent: dict[int, float] = {}
@@ -35,12 +40,14 @@ class Pings:
         sent = self._sent.pop(number, None)
         if sent is not None:
             self._answered = max(self._answered, number)
-            self._delays.note(now, now - sent)
+            self.last_delay = now - sent
+            self._delays.note(now, self.last_delay)
 
     def begin_anew(self) -> None:
         """Expect no answer to what went out on an earlier connection."""
         self._answered = self._last
         self._sent.clear()
+        self.last_delay = None
 
     def worst_delay(self, now: float) -> float:
         """Return the longest time to an answer of late."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import count
 from time import time
 
 from allfold_agent.runtime.locks import make_lock
-from allfold_core.incident import Incident
+from allfold_core.incident import Cause, Effect, Incident
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class Incidents:
         self._own: dict[Hashable, Incident] = {}
         self._told: OrderedDict[str, tuple[Incident, float]] = OrderedDict()
         self._ended: deque[Incident] = deque(maxlen=ENDED_KEPT)
+        self._found: Counter[tuple[Cause, Effect]] = Counter()
         self._repeat_at = 0.0
 
     def open(self, key: Hashable, incident: Incident) -> Incident:
@@ -62,6 +63,8 @@ class Incidents:
                 seen=known.seen if known else time(),
             )
             self._own[key] = found
+            if known is None or known.cause is not found.cause:
+                self._found[found.cause, found.effect] += 1
         if known is None or known.cause is not found.cause:
             log.warning("%s", found.sentence, extra=_facts(found))
         self._tell(found)
@@ -132,6 +135,15 @@ class Incidents:
             found = [*self._own.values(), *(each for each, _ in self._told.values())]
         chosen = [each for each in found if not group or each.group == group]
         return sorted(chosen, key=lambda each: each.began)
+
+    def counts(self) -> dict[tuple[Cause, Effect], tuple[int, int]]:
+        """Return how many incidents this agent has found, and how many of these are open."""
+        with self._lock:
+            lasting = Counter((each.cause, each.effect) for each in self._own.values())
+            return {
+                what: (self._found[what], lasting[what])
+                for what in self._found.keys() | lasting.keys()
+            }
 
     def recent(self) -> list[Incident]:
         """Return what was over last, the newest first."""

@@ -118,6 +118,7 @@ class BufferPool:
         self._later = later
         self._idle: dict[tuple[int, bool], list[Buffer]] = defaultdict(list)
         self._idle_bytes = 0
+        self._held_bytes = 0
         self._will_trim = False
 
     def take(self, nbytes: int, *, shared: bool = False) -> Buffer:
@@ -131,16 +132,33 @@ class BufferPool:
         kind = size, shared and size >= SHARED_BYTES
         with self.lock:
             idle = self._idle[kind]
+            self._held_bytes += size
             if idle:
                 self._idle_bytes -= size
                 buffer = idle.pop()
                 buffer._holders = 1
                 return buffer
-        return Buffer(self, *kind).hold()
+        try:
+            return Buffer(self, *kind).hold()
+        except BaseException:
+            with self.lock:
+                self._held_bytes -= size
+            raise
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of buffers that have a holder."""
+        return self._held_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """The memory of buffers that wait for their next use."""
+        return self._idle_bytes
 
     def give_back(self, buffer: Buffer) -> None:
         """Keep an unheld buffer. Called with the lock held."""
         buffer.idle_since = monotonic()
+        self._held_bytes -= buffer.size
         self._idle_bytes += buffer.size
         self._idle[buffer.size, buffer.shared].append(buffer)
         if self._idle_bytes > self._keep and not self._will_trim:

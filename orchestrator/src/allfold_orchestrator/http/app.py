@@ -11,6 +11,7 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 
 from allfold_orchestrator import __version__, background, wire
+<<<<<<< HEAD
 from allfold_orchestrator.http import (
     api,
     dashboard,
@@ -20,7 +21,12 @@ from allfold_orchestrator.http import (
     overview_routes,
     request_limits,
 )
+=======
+from allfold_orchestrator.http import api, health, http_errors, link_route, metrics, request_limits
+from allfold_orchestrator.http.metrics import Metrics
+>>>>>>> 8965d99 (Metrics of both services for Prometheus, described in one catalogue each)
 from allfold_orchestrator.http.plan_bodies import PlanBodies
+from allfold_orchestrator.http.request_times import CountRequests
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.observation.watch import Watch
 from allfold_orchestrator.service import Orchestrator
@@ -58,7 +64,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.plan_bodies = PlanBodies()
     app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
+<<<<<<< HEAD
     app.state.watch = Watch(app.state.orchestrator, _text(settings.token))
+=======
+    found = Metrics(memory, app.state.orchestrator, app.state.links, app.state.sweeper)
+    metrics.install(app, found)
+>>>>>>> 8965d99 (Metrics of both services for Prometheus, described in one catalogue each)
     app.state.needs_token = settings.token is not None
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
@@ -77,6 +88,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         token=_text(settings.token),
         admin_token=_text(settings.admin_token),
     )
+    app.add_middleware(CountRequests, times=found.requests)
     return app
 
 
@@ -90,12 +102,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await store.start()
     sweeper = asyncio.create_task(app.state.sweeper.run(), name="sweeper")
     links = asyncio.create_task(app.state.links.run(), name="control links")
+    lag = asyncio.create_task(app.state.metrics.watch_lag(), name="loop lag")
     try:
         yield
     finally:
         store.notifications.stop()
         app.state.watch.stop()
         app.state.links.close()
+        await background.end(lag)
         await background.end(links)
         await background.end(sweeper)
         await app.state.watch.close()

@@ -68,6 +68,11 @@ class ControlLinks:
         store.on_probe.append(self._ask)
         store.on_drain.append(lambda life: self._links.send(life, messages.drain()))
 
+    @property
+    def count(self) -> int:
+        """The number of agents that are linked to this replica."""
+        return len(self._links)
+
     # Links
 
     async def open(self, node: str, request: messages.Register) -> Link:

@@ -10,6 +10,24 @@ from allfold_core.errors import AllfoldError, Evicted, MultipleRegister
 from allfold_orchestrator.membership.group_state import NodeInfo
 
 LEASE_ENDED = "was silent for longer than its lease"
+ABANDONED = "was not heard for long, as all nodes of its groups"
+SIGNED_OFF = "signed off"
+REMOVED = "was removed by an administrator"
+
+RESTARTED, EVICTED = "restarted", "evicted"
+_REASONS = {
+    LEASE_ENDED: "lease_ended",
+    ABANDONED: "abandoned",
+    SIGNED_OFF: "signed_off",
+    REMOVED: "removed",
+}
+REASONS = (*_REASONS.values(), RESTARTED, EVICTED)
+"""The kinds of ends that lives of nodes have."""
+
+
+def reason_of(how: str) -> str:
+    """Return the kind of a life's end; whatever else is said, the others have found it dead."""
+    return _REASONS.get(how, EVICTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,14 @@ from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_orchestrator.membership.group_state import Life, NodeInfo
-from allfold_orchestrator.membership.nodes import LEASE_ENDED, Admission, NodeRecord, admit
+from allfold_orchestrator.membership.nodes import (
+    LEASE_ENDED,
+    RESTARTED,
+    Admission,
+    NodeRecord,
+    admit,
+    reason_of,
+)
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.clock import Clock
@@ -50,12 +58,17 @@ class _Heartbeat:
 
 
 class NodeStore:
-    """The nodes of all replicas."""
+    """The nodes of all replicas.
+
+    Attributes:
+        ended: how many lives this replica has ended, by the reason.
+    """
 
     def __init__(self, client: Client, clock: Clock, lease_seconds: float) -> None:
         self._client = client
         self._clock = clock
         self.lease_seconds = lease_seconds
+        self.ended: Counter[str] = Counter()
         self._heartbeats = Batches(self._write_heartbeats, asyncio.Lock())
         self._registrations = Batches(self._register, asyncio.Lock())
         self._unfinished = Batches(self._read_unfinished, asyncio.Lock())
@@ -104,6 +117,8 @@ class NodeStore:
                 if isinstance(verdict, Admission):
                     self._queue_admission(pipe, verdict, now)
             await pipe.execute()
+        admissions = [v for v in verdicts if isinstance(v, Admission)]
+        self.ended[RESTARTED] += sum(each.replaced is not None for each in admissions)
         return [v.replaced if isinstance(v, Admission) else v for v in verdicts]
 
     def _queue_admission(self, pipe: Pipeline, admission: Admission, now: float) -> None:
@@ -203,7 +218,9 @@ class NodeStore:
             TurnIsOver: nothing has changed, as it may have been decided otherwise meanwhile.
         """
         attempt = partial(self._try_evict, node, incarnation, how, expired_at, turn)
-        return await until_undisputed(f"node {node}", attempt)
+        is_over = await until_undisputed(f"node {node}", attempt)
+        self.ended[reason_of(how)] += is_over
+        return is_over
 
     async def _try_evict(
         self, node: str, incarnation: str, how: str, expired_at: float, turn: str | None

@@ -10,9 +10,11 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+from allfold_orchestrator.store.timing import CommandTimes, TimedRedis
 
 if TYPE_CHECKING:
     from fakeredis import FakeServer
@@ -96,6 +98,7 @@ class Client(Commands, Protocol):
     """A connection pool; ``is_embedded`` if its Redis is one of this process."""
 
     is_embedded: bool
+    times: CommandTimes
 
     def pipeline(self, transaction: bool = True) -> AbstractAsyncContextManager[Pipeline]: ...
     def pubsub(self) -> AbstractAsyncContextManager[Channel]: ...
@@ -133,9 +136,9 @@ def connect_embedded(server: FakeServer) -> Client:
     return cast(Client, _Embedded.from_pool(pool))
 
 
-class _Remote(Redis):
+class _Remote(TimedRedis):
     is_embedded = False
 
 
-class _Embedded(Redis):
+class _Embedded(TimedRedis):
     is_embedded = True

@@ -27,6 +27,8 @@ class Store:
     """Groups, nodes and the notifications that wake waiters, on one client.
 
     Attributes:
+        times: how long commands take.
+        is_embedded: True if it is in this process, and ends with it.
         on_change: called with each group that a replica has changed, or ``None`` after a time in
             which changes may have been missed.
         on_probe: called with each life of a node that a replica wants to be probed.
@@ -43,6 +45,7 @@ class Store:
         self.lives = StoreLives(client)
         self.judging = Judging(client)
         self.incidents = IncidentStore(client, self.clock)
+        self.times, self.is_embedded = client.times, client.is_embedded
         self.notifications = Notifications()
         self.on_change: list[Callable[[str | None], None]] = []
         self.on_probe: list[Callable[[Life], None]] = []

@@ -1,0 +1,23 @@
+"""What ranks run in the tests of metrics."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+import allfold
+
+
+def all_reduces(group: allfold.Group, numel: int, times: int) -> float:
+    """So many all-reduces of float32; the first element of the last result."""
+    total = 0.0
+    for _ in range(times):
+        total = float(group.all_reduce(np.ones(numel, np.float32))[0])
+    return total
+
+
+def all_reduce_late(group: allfold.Group, seconds: float) -> float:
+    """One all-reduce, after a pause: the others wait for this rank."""
+    time.sleep(seconds)
+    return all_reduces(group, 4, 1)
