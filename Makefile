@@ -10,7 +10,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos coverage lint types bench up down clean wheels lock version test-torch test-clients
+.PHONY: help demo test chaos coverage lint types docs docs-check bench up down clean wheels lock version test-torch test-clients
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
@@ -50,7 +50,7 @@ help: ## show this list
 demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
-test: lint types $(BEFORE) ## check style and types, then run all tests
+test: lint types docs-check $(BEFORE) ## check style, types and made files, then run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(TESTS)
 
 chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
@@ -75,6 +75,12 @@ lint: .venv/.installed-dev ## check style, format and the layers of the packages
 
 types: .venv/.installed-dev ## check the types of the packages, tests, examples and benchmarks
 	@$(BIN)/mypy $(SOURCES) tests examples benchmarks
+
+docs: .venv/.installed-dev ## write again what is made from the code: tables of docs/, the dashboard
+	@$(BIN)/python -m tests.made_files
+
+docs-check: .venv/.installed-dev ## show where that is not what the code says
+	@$(BIN)/python -m tests.made_files --check
 
 bench: .venv/.installed-bench ## measure Allfold side by side with Gloo and MPICH: some minutes
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -43,10 +43,10 @@ def blocks(page: str) -> dict[str, str]:
     return {name: text for _, name, text, _ in _BLOCK.findall(page)}
 
 
-def main() -> None:
-    page = _BLOCK.sub(lambda found: found[1] + help_of(found[2]) + found[4], PAGE.read_text())
-    PAGE.write_text(page)
+def renewed(page: str) -> str:
+    """The page with every block as the code has it."""
+    return _BLOCK.sub(lambda found: found[1] + help_of(found[2]) + found[4], page)
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(renewed(PAGE.read_text()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 import allfold
@@ -15,9 +13,3 @@ def all_reduces(group: allfold.Group, numel: int, times: int) -> float:
     for _ in range(times):
         total = float(group.all_reduce(np.ones(numel, np.float32))[0])
     return total
-
-
-def all_reduce_late(group: allfold.Group, seconds: float) -> float:
-    """One all-reduce, after a pause: the others wait for this rank."""
-    time.sleep(seconds)
-    return all_reduces(group, 4, 1)

@@ -85,6 +85,11 @@ def _chromium() -> str | None:
     return None if Path(CHROMIUM).exists() else "there is no chromium on the PATH"
 
 
+def _prometheus() -> str | None:
+    missing = [each for each in ("prometheus", "promtool") if shutil.which(each) is None]
+    return f"there is no {missing[0]} on the PATH" if missing else None
+
+
 def _package_index() -> str | None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     with TemporaryDirectory() as folder:
@@ -116,6 +121,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "nvrtc": _nvrtc,
     "kubectl": _kubectl,
     "chromium": _chromium,
+    "prometheus": _prometheus,
     "package-index": _package_index,
     "time-namespaces": _time_namespaces,
     "gpu": _gpu,

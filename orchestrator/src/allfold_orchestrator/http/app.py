@@ -11,20 +11,17 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 
 from allfold_orchestrator import __version__, background, wire
-<<<<<<< HEAD
 from allfold_orchestrator.http import (
     api,
     dashboard,
     health,
     http_errors,
     link_route,
+    metrics,
     overview_routes,
     request_limits,
 )
-=======
-from allfold_orchestrator.http import api, health, http_errors, link_route, metrics, request_limits
 from allfold_orchestrator.http.metrics import Metrics
->>>>>>> 8965d99 (Metrics of both services for Prometheus, described in one catalogue each)
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_times import CountRequests
 from allfold_orchestrator.links.control_links import ControlLinks
@@ -64,12 +61,9 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.plan_bodies = PlanBodies()
     app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
-<<<<<<< HEAD
     app.state.watch = Watch(app.state.orchestrator, _text(settings.token))
-=======
     found = Metrics(memory, app.state.orchestrator, app.state.links, app.state.sweeper)
     metrics.install(app, found)
->>>>>>> 8965d99 (Metrics of both services for Prometheus, described in one catalogue each)
     app.state.needs_token = settings.token is not None
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds

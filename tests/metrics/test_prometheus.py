@@ -1,0 +1,192 @@
+"""A real Prometheus scrapes both services; its alerts fire on faults."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from urllib.error import HTTPError
+
+import pytest
+
+from allfold_core.metrics import MetricType
+from benchmarks.redis_server import RedisServer
+from tests import grafana_dashboard
+from tests.metrics import programs
+from tests.metrics.prometheus import Prometheus
+from tests.metrics_page import METRICS
+from tests.support.processes.ranks import RankPool
+from tests.support.processes.services import Services
+from tests.support.require import requires
+from tests.support.waiting import wait_until
+
+# Without a fault, or more nodes than there are, there is nothing to be shown.
+QUIET = {
+    "allfold_agent_incidents",
+    "allfold_agent_retransmitted_segments_total",
+    "allfold_orchestrator_incidents",
+}
+FOUR_RANKS = (0, 0, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    requires("redis")
+    requires("prometheus")
+    server = RedisServer(tmp_path_factory.mktemp("redis"), is_durable=True)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def services(redis: RedisServer) -> Iterator[Services]:
+    with Services(redis_url=redis.url) as services:
+        services.start_orchestrator()
+        services.start_agents("node0", "node1")
+        yield services
+
+
+@pytest.fixture(scope="module")
+def pool(services: Services) -> Iterator[RankPool]:
+    with RankPool(services) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    services: Services, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    with Prometheus(tmp_path_factory.mktemp("prometheus"), services) as prometheus:
+        wait_until(
+            lambda: (
+                prometheus.targets() == {"allfold-orchestrator": "up", "node0": "up", "node1": "up"}
+            ),
+            "the orchestrator and the agents that it names are scraped",
+        )
+        yield prometheus
+
+
+def served(services: Services, url: str) -> str:
+    request = urllib.request.Request(
+        f"{url}/metrics", headers={"Authorization": f"Bearer {services.token}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_job_is_seen(services: Services, pool: RankPool, prometheus: Prometheus) -> None:
+    with pool.job(FOUR_RANKS) as job:
+        job.run(programs.all_reduces, numel=4, times=50)
+        job.run(programs.all_reduces, numel=1 << 18, times=5)
+        group = f'{{group="{job.name}"'
+        called = f'allfold_agent_collectives_total{group}, node="node0"}}'
+        wait_until(lambda: prometheus.value(called) == 55, "the ops of both lanes are counted")
+        in_lane = f'allfold_agent_collective_seconds_count{group}, lane="long", node="node0"}}'
+        wait_until(lambda: len(prometheus.query(in_lane)) >= 1, "their seconds are counted")
+        moved = f'sum(allfold_agent_edge_bytes_total{group}, node="node0", direction="out"}})'
+        # Half a tensor goes to the other node, and half of the result; small ones go as a whole.
+        wait_until(
+            lambda: 5 << 20 <= (prometheus.value(moved) or 0.0) <= 6 << 20,
+            "so many bytes have gone",
+        )
+        check_panels(prometheus)
+        for url in (services.agents["node0"].control_url, services.orchestrator_url):
+            text = served(services, url)
+            checked = subprocess.run(
+                ["promtool", "check", "metrics"],
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert checked.returncode == 0, checked.stdout + checked.stderr
+    wait_until(
+        lambda: not prometheus.query(f"allfold_agent_group_ranks{group}}}"),
+        "the series of a group that is over are gone",
+    )
+
+
+def check_panels(prometheus: Prometheus) -> None:
+    """Every metric has series, and every panel can be drawn."""
+
+    def lacking() -> list[str]:
+        served = (each for each in METRICS if each.name not in QUIET)
+        names = [m.series[-1] if m.type is MetricType.HISTOGRAM else m.name for m in served]
+        return [name for name in names if not prometheus.query(name)]
+
+    wait_until(lambda: not lacking(), f"all metrics have series: {lacking()}")
+    for panel in (panel for row in grafana_dashboard.ROWS.values() for panel in row):
+        for expression, _ in panel.queries:
+            asked = expression.replace("$__rate_interval", "30s").replace("$group", ".*")
+            quiet = asked.endswith("> 0") or {each.name for each in panel.metrics} & QUIET
+            found = partial(prometheus.query, asked)
+            if quiet:
+                found()
+            else:
+                wait_until(found, f"{panel.title} has data: {asked}")
+
+
+def test_nobody_reads_metrics_without_the_token(services: Services) -> None:
+    for url in (services.agents["node0"].control_url, services.orchestrator_url):
+        for path in ("/metrics", "/v1/metrics/targets"):
+            with pytest.raises(HTTPError) as refused:
+                urllib.request.urlopen(f"{url}{path}", timeout=30)
+            with refused.value:
+                assert refused.value.code == 401
+
+
+def test_ranks_that_wait_for_one_raise_alerts(pool: RankPool, prometheus: Prometheus) -> None:
+    assert prometheus.firing() == []
+    with pool.job(FOUR_RANKS, timeout=60.0) as job:
+        waiting = [job.start(rank, programs.all_reduces, numel=4, times=1) for rank in range(3)]
+        prometheus.await_alert("AllfoldOpWaits", group=job.name)
+        prometheus.await_alert("AllfoldIncident", cause="late_rank", effect="hang")
+        last = job.start(3, programs.all_reduces, numel=4, times=1)
+        assert [call.result() for call in [*waiting, last]] == [4.0] * 4
+    await_silence(prometheus)
+
+
+def test_an_orchestrator_that_is_down_raises_alerts(
+    services: Services, prometheus: Prometheus
+) -> None:
+    services.kill_orchestrator()
+    prometheus.await_alert("AllfoldOrchestratorDown")
+    prometheus.await_alert("AllfoldAgentNotReady", node="node0")
+    services.start_orchestrator()
+    services.await_all_registered()
+    await_silence(prometheus)
+
+
+def test_a_store_that_is_down_raises_alerts_and_metrics_are_still_served(
+    services: Services, redis: RedisServer, prometheus: Prometheus
+) -> None:
+    redis.stop()
+    prometheus.await_alert("AllfoldStoreDown")
+    prometheus.await_alert("AllfoldIncident", cause="store_failed")
+    assert prometheus.value("allfold_orchestrator_store_up") == 0
+    assert (prometheus.value("allfold_orchestrator_store_failures_total") or 0) > 0
+    assert prometheus.targets()["allfold-orchestrator"] == "up"
+    redis.start()
+    services.await_all_registered()
+    await_silence(prometheus)
+
+
+def test_a_lost_node_and_ops_that_fail_raise_alerts(
+    services: Services, pool: RankPool, prometheus: Prometheus
+) -> None:
+    with pool.unregistered(FOUR_RANKS) as job:
+        job.enter(services, on_loss="raise", timeout=30.0)
+        job.run(programs.all_reduces, numel=4, times=1)
+        waiting = job.start(0, programs.all_reduces, numel=4, times=1)
+        services.kill_agent("node1")
+        prometheus.await_alert("AllfoldNodeLost")
+        prometheus.await_alert("AllfoldOpsFail", node="node0", code="AF301")
+        assert waiting.failure().error.code == "AF301"
+    services.restart_dead_agents()
+
+
+def await_silence(prometheus: Prometheus) -> None:
+    wait_until(lambda: prometheus.firing() == [], "no alert fires any more", 60.0)
