@@ -100,6 +100,7 @@ class Agent:
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = Retention(settings.retain_bytes)
         self._resources = self._node_resources(peers)
+        self.errors = self._resources.errors
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
         bound = addresses.bound(control), addresses.bound(data)
         self.registration = Registration(

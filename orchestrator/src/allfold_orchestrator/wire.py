@@ -187,6 +187,13 @@ class Page(Answer):
     )
 
 
+class ScrapeTarget(BaseModel):
+    """An agent as Prometheus' HTTP service discovery wants it; such a list has no schema."""
+
+    targets: list[str] = Field(description="host:port of its control port.")
+    labels: dict[str, str] = Field(description="The node's name, as `node`.")
+
+
 class NodeList(Page):
     """A page of the nodes that are registered, or were within the last hour."""
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from allfold_core.plan import LinkModel
+from allfold_orchestrator.http.request_limits import OPEN_PATHS
 from allfold_orchestrator.settings import Settings
 from tests.orchestrator.api_client import ApiClient, body_of, error_of, serving
 from tests.support.waiting import until, within
@@ -27,7 +28,7 @@ async def guarded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiClient]:
 @pytest.mark.parametrize(
     "header", [None, b"", b"Bearer", b"Bearer ", b"Bearer wrong", "tökén".encode(), b"Basic x"]
 )
-@pytest.mark.parametrize("path", ["/v1/nodes", "/openapi.json", "/nowhere"])
+@pytest.mark.parametrize("path", ["/v1/nodes", "/metrics", "/openapi.json", "/nowhere"])
 async def test_nobody_comes_in_without_the_token(
     guarded: ApiClient, header: bytes | None, path: str
 ) -> None:
@@ -115,7 +116,7 @@ async def test_the_document_names_the_security_scheme_of_every_route(
     assert {scheme["scheme"] for scheme in schemes.values()} == ({"bearer"} if token else set())
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            guarded = bool(token) and path.startswith("/v1/")
+            guarded = bool(token) and path not in OPEN_PATHS
             assert operation.get("security", []) == ([{"token": []}] if guarded else []), (
                 method,
                 path,

@@ -41,11 +41,9 @@ def look_at(agent: Agent) -> Values:
     values, groups = Values(catalogue.CATALOGUE), agent.registry.all()
     _look_at_node(values, agent)
     values.put(catalogue.GROUPS, len(groups))
-    errors = agent.registry.past_errors.copy()
+    errors = agent.errors.by_code()
     for label, members in _labelled(groups):
         _look_at_groups(values, label, members)
-    for group in groups:
-        errors.update(group.outcomes.tally.errors.copy())
     for code in sorted(error_classes().keys() | errors.keys()):
         values.put(catalogue.ERRORS, errors[code], code)
     values.put(catalogue.RETRANSMITTED, sum(map(_sent_again, groups)))

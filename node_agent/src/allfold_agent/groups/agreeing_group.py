@@ -91,7 +91,7 @@ class AgreeingGroup(OpAttempts):
         self.plan = plan
         self.node = resources.node
         self.table = OpTable()
-        self.outcomes = Outcomes(self.name, self.node, self.table)
+        self.outcomes = Outcomes(self.name, self.node, self.table, resources.errors)
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from allfold_agent.execution.runner import OpOutcomes, Runner
 from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.retention import Retention
+from allfold_agent.groups.tally import ErrorCounts
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
@@ -55,6 +56,7 @@ class NodeResources:
         avoid_slow_links: have nodes stand in another order where a link is slow.
         short_lane: let the ranks of a node do small ops by themselves.
         lane_thread: exchanges these with other nodes; ``None`` to do so in the long lane alone.
+        errors: counts the ops that fail.
     """
 
     node: str
@@ -68,6 +70,7 @@ class NodeResources:
     avoid_slow_links: bool = True
     short_lane: bool = True
     lane_thread: LaneThread | None = None
+    errors: ErrorCounts = field(default_factory=ErrorCounts)
 
 
 class Epoch:

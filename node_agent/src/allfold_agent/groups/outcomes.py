@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, record
 from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.tally import LONG, SHORT, Tally
+from allfold_agent.groups.tally import LONG, SHORT, ErrorCounts, Tally
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.wire.local_wire import Message, Outcome
 
@@ -26,6 +26,7 @@ class Outcomes:
         group: its name.
         node: the name of this node.
         table: the ops in flight.
+        errors: counts those that fail, of all groups of the node.
 
     Attributes:
         recent: the latest ops that are over, newest last.
@@ -34,11 +35,11 @@ class Outcomes:
         on_idle: called with the lock held when no op is in flight any more.
     """
 
-    def __init__(self, group: str, node: str, table: OpTable) -> None:
+    def __init__(self, group: str, node: str, table: OpTable, errors: ErrorCounts) -> None:
         self.on_idle: Callable[[], None] = lambda: None
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
         self.failures: deque[tuple[int, AllfoldError]] = deque(maxlen=_KEPT_FAILURES)
-        self.tally = Tally()
+        self.tally = Tally(errors)
         self._group = group
         self._node = node
         self._table = table

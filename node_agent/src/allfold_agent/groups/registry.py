@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 
@@ -22,13 +21,9 @@ class Registry:
 
     A name may be opened anew while ranks of the group that had it before have yet to leave, so
     there may be several groups of one name. The number of its opening tells each from the others.
-
-    Attributes:
-        past_errors: the number of ops that failed in groups that are over, by the error's code.
     """
 
     def __init__(self) -> None:
-        self.past_errors: Counter[str] = Counter()
         self._changed = make_condition("registry")
         self._groups: dict[str, list[Group]] = {}
         self._over: dict[tuple[str, int], bool] = {}  # True: no rank was left
@@ -100,7 +95,6 @@ class Registry:
                 if not groups:
                     del self._groups[group.name]
                 self._remember_end(group)
-                self.past_errors.update(group.outcomes.tally.errors)
             self._changed.notify_all()
             return is_here
 

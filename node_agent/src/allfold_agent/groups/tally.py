@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from allfold_agent.groups.flight_recorder import OpRecord
+from allfold_agent.groups.flight_recorder import OpRecord, State
+from allfold_agent.runtime.locks import make_lock
 from allfold_core.metrics import Histogram
 
 LONG, SHORT = "long", "short"
@@ -17,31 +18,51 @@ OpKey = tuple[str, str, str, str]
 """Kind, strategy, dtype and lane of ops that are counted together."""
 
 
+class ErrorCounts:
+    """The number of ops that have failed on this node, in all groups, also those that are over."""
+
+    def __init__(self) -> None:
+        self._lock = make_lock("errors")
+        self._counts: Counter[str] = Counter()
+
+    def note(self, code: str) -> None:
+        """Count an op that has failed with an error of this code."""
+        with self._lock:
+            self._counts[code] += 1
+
+    def by_code(self) -> Counter[str]:
+        """Return the numbers by the code of the error."""
+        with self._lock:
+            return self._counts.copy()
+
+
 class Tally:
     """Counts records as they are made: all of the long lane, those of the short one that are seen.
 
     Changed with the table's lock held; what is counted may be read without it.
 
+    Args:
+        errors: of all groups of the node.
+
     Attributes:
         seconds: of ops that have succeeded.
         skews: by lane, the seconds between their first and last local call.
-        errors: the number of ops that have failed, by the code of the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, errors: ErrorCounts) -> None:
         self.seconds: dict[OpKey, Histogram] = {}
         self.skews = {lane: Histogram(SECONDS_BOUNDS) for lane in (LONG, SHORT)}
-        self.errors: Counter[str] = Counter()
+        self._errors = errors
         self._first: int | None = None
         self._called = 0
 
     def note(self, record: OpRecord, lane: str) -> None:
         """Count an op that is over."""
         if record.error:
-            self.errors[record.error] += 1
+            self._errors.note(record.error)
             return
         called = record.fingerprint
-        if called is None:  # no rank of this node has a part in it
+        if called is None or record.state is State.DROPPED:  # no rank here has a part in it
             return
         key = called.kind.label, record.strategy, called.dtype.label, lane
         seconds = self.seconds.get(key)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import platform
 from time import time
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
 from allfold_orchestrator import __version__, wire
+from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_limits import require_admin
 from allfold_orchestrator.membership.group_state import Leave, Reason
@@ -72,6 +74,21 @@ async def facts(request: Request) -> wire.Facts:
         now=time(),
         needs_token=request.app.state.needs_token,
     )
+
+
+@router.get(
+    "/metrics/targets",
+    tags=["nodes"],
+    summary="The agents, for Prometheus' HTTP service discovery",
+    responses=_errors(),
+)
+async def targets(service: Service) -> list[wire.ScrapeTarget]:
+    """Return the control port of each node that is not gone, with the label ``node``."""
+    return [
+        wire.ScrapeTarget(targets=[urlsplit(each.control_url).netloc], labels={"node": each.node})
+        async for each in all_nodes(service)
+        if each.state != "gone"
+    ]
 
 
 @router.post(

@@ -63,7 +63,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
     app.state.watch = Watch(app.state.orchestrator, _text(settings.token))
     found = Metrics(memory, app.state.orchestrator, app.state.links, app.state.sweeper)
-    metrics.install(app, found)
+    app.state.metrics = found
     app.state.needs_token = settings.token is not None
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
@@ -75,6 +75,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     scheme = [Security(BEARER)] if settings.token else []
     app.include_router(api.router, dependencies=scheme)
     app.include_router(overview_routes.router, dependencies=scheme)
+    app.include_router(metrics.router, dependencies=scheme)
     http_errors.install(app)
     app.add_middleware(request_limits.BodyLimit)
     app.add_middleware(

@@ -10,10 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request, Response
 
 from allfold_core.errors import ServiceError
 from allfold_core.incident import Cause
@@ -165,26 +163,13 @@ def _present(nodes: Sequence[wire.NodeView]) -> list[wire.NodeView]:
     return [node for node in nodes if node.state != "gone"]
 
 
-def install(app: FastAPI, metrics: Metrics) -> None:
-    """Serve the metrics."""
-    app.state.metrics = metrics
-    app.include_router(router)
-
-
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request) -> Response:
     """Return the metrics of this replica; docs/metrics.md has all of them."""
     found: Metrics = request.app.state.metrics
     return Response(await found.text(), media_type=CONTENT_TYPE)
-
-
-@router.get("/v1/metrics/targets", summary="The agents, for Prometheus' HTTP service discovery")
-async def targets(request: Request) -> JSONResponse:
-    """Return the control port of each node that is not gone, with the label ``node``."""
-    service: Orchestrator = request.app.state.orchestrator
-    found = [
-        {"targets": [urlsplit(each.control_url).netloc], "labels": {"node": each.node}}
-        async for each in all_nodes(service)
-        if each.state != "gone"
-    ]
-    return JSONResponse(found)
