@@ -107,6 +107,11 @@ async def test_many_silent_agents_cost_one_round(monkeypatch: pytest.MonkeyPatch
         (b"<html>", "200 OK", "is no agent: it answered something else than a JSON object"),
         ([1], "200 OK", "is no agent: it answered something else than a JSON object"),
         ({"node": "a"}, "200 OK", "answers with a status of another version: ready"),
+        (
+            status_of("a", "train", ["a"], in_flight=[{"seq": 1}]),
+            "200 OK",
+            "answers with a status of another version: groups.0.in_flight.0.what",
+        ),
     ],
 )
 async def test_an_answer_that_is_none_is_told(body: object, status: str, problem: str) -> None:
@@ -122,10 +127,16 @@ async def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> 
         assert "answers more than" in (await asked(url)).problem
 
 
-async def test_an_agent_without_a_flight_recorder_is_drawn_without_an_op() -> None:
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({}, "404 Not Found"), ({}, "200 OK"), ({"groups": [{"name": "train"}]}, "200 OK")],
+)
+async def test_an_agent_without_a_flight_recorder_is_drawn_without_an_op(
+    body: object, status: str
+) -> None:
     client = Agents(None)
     answers = {"a": AgentAnswer(GOOD["/v1/status"])}
-    async with agent(lambda *_: http({}, "404 Not Found")) as url:
+    async with agent(lambda *_: http(body, status)) as url:
         await client.ask_flights({"a": url}, answers)
     await client.close()
     assert answers["a"].flight == {}

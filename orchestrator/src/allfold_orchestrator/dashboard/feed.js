@@ -65,6 +65,8 @@ export class Feed {
   async fail(error) {
     const pause = Math.min(1000 * 2 ** this.failures, MAX_PAUSE_MS);
     this.failures += 1;
+    // It may have been down for the events as well: whether they pass is tried again.
+    this.way = "events";
     const reason = error instanceof Problem ? error.message : "the orchestrator cannot be reached";
     this.report({ lost: reason, retryIn: pause / 1000 });
     await this.pause(pause);

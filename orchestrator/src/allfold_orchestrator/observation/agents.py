@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
+
+from allfold_orchestrator.observation.answers import Flight, Status
 
 ANSWER_SECONDS = 1.0
 ROUND_SECONDS = 3.0
@@ -18,36 +20,6 @@ AT_ONCE = 32
 MAX_ANSWER_BYTES = 16 << 20
 
 Json = dict[str, Any]
-
-
-class _Group(BaseModel):
-    """The fields of a group's status that are relied upon; the others may be missing."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    name: str
-    opening: int
-    epoch: int
-    term: int
-    nodes: list[str]
-    ranks: list[int]
-    last_seq: dict[str, int]
-    losses: list[str]
-    evicted: str
-    in_flight: list[Json]
-    messages: list[Json]
-
-
-class _Status(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    node: str
-    ready: bool
-    waiting_for: str
-    groups: list[_Group]
-
-
-_STATUS = TypeAdapter(_Status)
 
 
 @dataclass
@@ -120,9 +92,11 @@ class Agents:
 
         async def ask(node: str, url: str) -> None:
             try:
-                answers[node].flight = await self._get(f"{url}/v1/flight?limit=1")
-            except _Failed:
-                return  # an earlier version, or just gone: its groups are drawn without an op
+                flight = await self._get(f"{url}/v1/flight?limit=1")
+                Flight.model_validate(flight)
+            except (_Failed, ValidationError):
+                return  # another version, or just gone: its groups are drawn without an op
+            answers[node].flight = flight
 
         await asyncio.gather(*(ask(node, url) for node, url in urls.items()))
 
@@ -130,7 +104,7 @@ class Agents:
         try:
             async with self._turns:
                 status = await self._get(f"{url}/v1/status")
-                _STATUS.validate_python(status)
+                Status.model_validate(status)
                 history = await self._get(f"{url}/v1/history?since={since:.3f}")
         except _Failed as failure:
             return AgentAnswer(problem=str(failure))
