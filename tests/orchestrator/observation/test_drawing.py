@@ -8,7 +8,12 @@ import pytest
 
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import strategies_for
-from allfold_orchestrator.observation.drawing import MAX_DRAWN_NODES, draw, scheduled_links
+from allfold_orchestrator.observation.drawing import (
+    MAX_DRAWN_NODES,
+    MAX_LISTED_LINKS,
+    draw,
+    scheduled_links,
+)
 
 NODES = ["a", "b", "c", "d"]
 
@@ -65,11 +70,13 @@ def test_without_an_op_that_is_known_only_measured_links_are_there(
     assert not drawing["edges"][0]["planned"]
 
 
-def test_large_groups_have_their_order_and_no_links() -> None:
+def test_large_groups_have_their_order_and_their_busiest_links() -> None:
     names = [str(number) for number in range(MAX_DRAWN_NODES + 1)]
-    drawing = draw(names, names, op("ring"), "", {("0", "1"): 5.0})
+    rates = {(a, b): float(int(a) * 1000 + int(b)) for a in names for b in names if a != b}
+    drawing = draw(names, names, op("ring"), "", rates)
     assert drawing["is_condensed"]
-    assert drawing["edges"] == []
+    assert len(drawing["edges"]) == MAX_LISTED_LINKS
+    assert links(drawing)[-1] == f"{names[-1]}{names[-2]}"
     assert drawing["nodes"] == names
 
 

@@ -1,7 +1,7 @@
 // A group as it is: its nodes, and the links over which its ops go, with what each carries.
 
 import { s } from "./dom.js";
-import { percent, ranks, rate, short } from "./format.js";
+import { labels as labelsOf, percent, ranks, rate, short } from "./format.js";
 
 const FEW_NODES = 16;
 const LABELLED_EDGES = 12;
@@ -14,9 +14,11 @@ export function drawing(group, nodes, waiting, { compact = false } = {}) {
   const zones = zonesOf(picture.nodes, nodes);
   const most = Math.max(...picture.edges.map((edge) => edge.bytes_per_second ?? 0), 0);
   const both = new Set(picture.edges.map((edge) => JSON.stringify([edge.source, edge.target])));
-  const edges = picture.edges.map((edge) => drawEdge(edge, places, both, most));
+  const drawn = picture.is_condensed ? [] : picture.edges;
+  const names = labelsOf(picture.nodes, Math.min(compact ? 11 : 17, places.room));
+  const edges = drawn.map((edge) => drawEdge(edge, places, both, most));
   const labels = compact || picture.shape === "mesh" || picture.edges.length > LABELLED_EDGES ? []
-    : picture.edges.map((edge) => labelEdge(edge, places, both));
+    : drawn.map((edge) => labelEdge(edge, places, both));
   const held = ranksByNode(group);
   const many = picture.nodes.length > FEW_NODES;
   // One picture where it is small or crowded, whose text is beside it; else a group of links.
@@ -27,6 +29,8 @@ export function drawing(group, nodes, waiting, { compact = false } = {}) {
     labels,
     picture.nodes.map((name) => drawNode(name, {
       place: places.of.get(name),
+      label: names.get(name),
+      room: places.room,
       size: places.size,
       view: nodes.get(name),
       zone: zones.get(nodes.get(name)?.zone ?? ""),
@@ -80,7 +84,7 @@ function layOut(picture, compact) {
       above: !flat && Math.sin(angle) < -0.9,
     });
   });
-  return { of, size, width, height, radius };
+  return { of, size, width, height, radius, room: 22 };
 }
 
 function layOutTree(picture, width, size, compact) {
@@ -93,7 +97,8 @@ function layOutTree(picture, width, size, compact) {
       of.set(picture.nodes[index], { x, y: depth * step + size + 12, side: 0, above: false });
     });
   });
-  return { of, size, width, height, radius: 0 };
+  const widest = Math.max(...picture.levels.map((level) => level.length));
+  return { of, size, width, height, radius: 0, room: Math.max(2, Math.floor(width / widest / 8.5)) };
 }
 
 function curve(edge, places, both) {
@@ -157,7 +162,7 @@ function direction(from, to) {
   return [dx / length, dy / length];
 }
 
-function drawNode(name, { place, size, view, zone, held, waits, compact, many }) {
+function drawNode(name, { place, label: called, room, size, view, zone, held, waits, compact, many }) {
   if (!place) return null;
   const state = view?.problem ? "silent" : waits ? "waits" : "";
   const about = [view?.zone, view?.device_type].filter(Boolean).join(" · ");
@@ -172,9 +177,9 @@ function drawNode(name, { place, size, view, zone, held, waits, compact, many })
     s("title", {}, `${name}: ${words || "there"}${inner ? `, ranks ${inner}` : ""}`),
     s("circle", { cx: place.x.toFixed(1), cy: place.y.toFixed(1), r: size, class: zone === null || zone === undefined ? "" : `zone${zone}` }),
     many ? null : s("text", { class: "ranks", x: place.x.toFixed(1), y: (place.y + 4).toFixed(1), "text-anchor": "middle" }, short(inner, compact ? 5 : 7)),
-    many ? null : s("text", { class: "label", x: label.x.toFixed(1), y: label.y.toFixed(1), "text-anchor": label.anchor }, short(name, compact ? 11 : 17)),
+    many ? null : s("text", { class: "label", x: label.x.toFixed(1), y: label.y.toFixed(1), "text-anchor": label.anchor }, called),
     many || compact || !words ? null
-      : s("text", { class: "about", x: label.x.toFixed(1), y: (label.y + 15).toFixed(1), "text-anchor": label.anchor }, short(words, 22)));
+      : s("text", { class: "about", x: label.x.toFixed(1), y: (label.y + 15).toFixed(1), "text-anchor": label.anchor }, short(words, Math.min(22, room + 2))));
 }
 
 function fixed({ x, y }) {

@@ -64,6 +64,26 @@ export function short(name, most) {
   return name.length <= most ? name : `${name.slice(0, Math.ceil(most / 2) - 1)}…${name.slice(-Math.floor(most / 2))}`;
 }
 
+/** Labels of at most so many characters that tell the names apart: their common ends go first. */
+export function labels(names, most) {
+  if (names.length < 2 || names.every((name) => name.length <= most)) {
+    return new Map(names.map((name) => [name, short(name, most)]));
+  }
+  const from = common(names, (name, at) => name[at]);
+  const to = common(names.map((name) => name.slice(from)), (name, at) => name[name.length - 1 - at]);
+  return new Map(names.map((name) => {
+    const own = `${from > 1 ? "…" : name.slice(0, from)}${name.slice(from, name.length - to)}${to > 1 ? "…" : name.slice(name.length - to)}`;
+    return [name, short(own, most)];
+  }));
+}
+
+function common(names, character) {
+  const least = Math.min(...names.map((name) => name.length)) - 1;
+  let at = 0;
+  while (at < least && names.every((name) => character(name, at) === character(names[0], at))) at += 1;
+  return at;
+}
+
 export function count(number, one, many = `${one}s`) {
   return `${number} ${number === 1 ? one : many}`;
 }

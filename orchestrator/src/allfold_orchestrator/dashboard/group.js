@@ -54,7 +54,7 @@ function picture(group, view) {
         zones.length ? h("ul", { class: "legend" }, zones.map(([zone, number]) => h("li", {},
           s("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, s("circle", { cx: 6, cy: 6, r: 4.5, class: `zone${number}` })),
           zone ? `zone ${zone}` : "no zone"))) : null)),
-    table("Links", ["Link", "#Carries", "#Share", "Last op"], links(drawn), "Nothing goes over links between nodes."));
+    table("Links", ["Link", "#Carries", "#Share", "Last op"], links(drawn), drawn.is_condensed ? "Nothing was sent between nodes in the last seconds." : "Nothing goes over links between nodes."));
 }
 
 function links({ edges }) {

@@ -61,13 +61,18 @@ export function nodeTable(nodes) {
     nodes.map((node) => ({
       key: node.node,
       cells: [nodeLink(node.node), [nodeBadge(node), node.problem && node.state !== "gone" ? h("span", { class: "why" }, node.problem) : null,
-        node.waiting_for ? h("span", { class: "why" }, node.waiting_for) : null], node.zone, node.device_type, ranksOf(node),
+        node.waiting_for ? h("span", { class: "why" }, node.waiting_for) : null], whole(node.zone), whole(node.device_type), ranksOf(node),
       rate(node.bytes_sent_per_second), rate(node.bytes_received_per_second),
       node.heartbeat_age === null ? "–" : `${age(node.heartbeat_age)} ago`],
     })), [
       "No node has registered yet. An agent does so when it is started, e.g. with ",
       h("code", {}, "allfold agent"), ".",
     ]);
+}
+
+/** Short words stay on one line. */
+function whole(word) {
+  return h("span", { class: word.length <= 20 ? "whole" : null }, word);
 }
 
 function ranksOf(node) {

@@ -17,7 +17,9 @@ from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.schedule import Send
 
 MAX_DRAWN_NODES = 64
-"""Of larger groups the order of the nodes is shown, without links."""
+"""Of larger groups the order of the nodes is drawn, and their busiest links are listed."""
+
+MAX_LISTED_LINKS = 256
 
 _ELEMENTS_PER_NODE = 1024
 
@@ -50,9 +52,10 @@ def draw(
         for (source, target), rate in rates.items()
         if source in index and target in index and rate > 0
     }
-    if len(nodes) > MAX_DRAWN_NODES:
-        measured = {}
     total = sum(measured.values())
+    if len(nodes) > MAX_DRAWN_NODES:
+        busiest = sorted(measured, key=lambda link: -measured[link])[:MAX_LISTED_LINKS]
+        measured = {link: measured[link] for link in busiest}
     shape, levels = shape_of(len(nodes), planned, index.get(root_node, order[0] if order else 0))
     return {
         "shape": shape,
