@@ -152,3 +152,28 @@ def test_a_message_in_flight_says_who_waits_for_whom() -> None:
         "rank 3 on node b waits in r in group dp, 2.5 s",
         "rank 0 on node a waits in send(int8[1], to rank 3, tag 0) in group dp, 1.0 s",
     ]
+
+
+def test_the_json_form_has_the_sentence_too() -> None:
+    (waiting,) = ops_in_flight([agent("a", {0: 7, 1: 6}, op(7, 1.2), nodes="a")])
+    assert waiting.to_dict()["sentence"] == waiting.sentence()
+    call = {"rank": 1, "what": "recv(float32[12], from rank 0, tag 0)", "age": 2.0}
+    status = agent("a", {0: 7, 1: 7})
+    status["groups"][0]["messages"] = [call]
+    (message,) = messages_in_flight([status])
+    assert message.to_dict()["sentence"] == (
+        "rank 1 on node a waits in recv(float32[12], from rank 0, tag 0) in group dp, 2.0 s"
+    )
+
+
+def test_lanes_that_differ_are_told_with_their_nodes() -> None:
+    a, b = agent("a", {0: 7}), agent("b", {1: 7})
+    a["groups"][0]["short_lane"], b["groups"][0]["short_lane"] = "open", "closed: no page"
+    (found,) = memberships([a, b])
+    assert found.lanes == (
+        "group 'dp': short lane: open on node a",
+        "group 'dp': short lane: closed: no page on node b",
+    )
+    b["groups"][0]["short_lane"] = "open"
+    (found,) = memberships([a, b])
+    assert found.lanes == ("group 'dp': short lane: open",)

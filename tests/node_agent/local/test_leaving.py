@@ -10,11 +10,14 @@ from unittest.mock import create_autospec
 import pytest
 
 from allfold_agent.agent import Agent
+from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.seats import Seats
+from allfold_agent.observation.failures import ExitObserver
+from allfold_agent.observation.incidents import Incidents
 from allfold_core.errors import Evicted, PeerLost
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
@@ -33,6 +36,8 @@ class Leaving(Agent):
         self.draining: Any = create_autospec(Draining, instance=True)
         self.seats: Any = create_autospec(Seats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
+        self.recordings = Recordings()
+        self._exits = ExitObserver(Incidents("node0", lambda _: None))
         self.registry.open(local.groups[0].plan, lambda: local.groups[0])
 
     def given_up(self) -> list[tuple[int, str]]:

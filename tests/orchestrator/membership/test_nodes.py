@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.errors import Evicted, MultipleRegister
-from allfold_orchestrator.membership.nodes import LEASE_ENDED, Admission, NodeRecord, admit
+from allfold_orchestrator.membership.nodes import (
+    LEASE_ENDED,
+    Admission,
+    NodeRecord,
+    admit,
+    reason_of,
+)
 from allfold_orchestrator.store import keys
 from tests.orchestrator.builders import node
 
@@ -87,3 +93,11 @@ def test_how_a_life_has_ended_is_known_from_the_record_of_its_node() -> None:
     assert HERE.end_of("1") == LEASE_ENDED
     assert replace(HERE, lost_at=7.0, lost_how="was stopped").end_of("1") == "was stopped"
     assert RESTARTED.end_of("1") == "was started anew"
+
+
+def test_the_ends_of_lives_are_of_few_kinds() -> None:
+    assert [reason_of(how) for how in (LEASE_ENDED, "was stuck", "signed off")] == [
+        "lease_ended",
+        "evicted",
+        "signed_off",
+    ]
