@@ -344,13 +344,13 @@ def test_a_lossy_wire_may_be_wrong_by_its_rounding_and_no_more() -> None:
     assert count_wrong(np.full_like(total, np.nan), total, allowed) == len(total)
 
 
-def test_no_benchmark_but_those_of_losses_imports_tests() -> None:
+def test_no_benchmark_but_those_of_faults_imports_tests() -> None:
     """They run the fleet of tests/chaos, whose judge checks what is measured, or its services."""
     sources = list((Path(__file__).parents[2] / "benchmarks").rglob("*.py"))
     found = [
         path.name
         for path in sources
-        if path.parent.name not in ("faults", "goodput")
+        if path.parent.name not in ("diagnosis", "faults", "goodput")
         and re.search(r"^\s*(from|import) tests\b", path.read_text(), re.M)
     ]
     assert (found, len(sources) > 40) == ([], True)
