@@ -14,6 +14,11 @@ from allfold_core.errors import AllfoldError
 from tests.support.processes.rank_worker import close_group
 
 
+def collect_garbage() -> None:
+    """Let go of what nobody can reach."""
+    gc.collect()
+
+
 def arenas_after_a_failure(group: allfold.Group, arena: bool, wait_twice: bool) -> int:
     """The mapped segments of a rank that leaves after an op that failed, before any collection."""
     gc.collect()

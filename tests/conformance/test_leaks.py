@@ -121,6 +121,7 @@ def test_a_rank_holds_after_many_groups_what_it_held_after_one(
             job.enter(services, timeout=OP_SECONDS)
             job.run(programs.calls, count=20)
             job.leave()
+            job.ranks[0].run(memory_programs.collect_garbage)
             counts.append(held(job.ranks[0].pid))
         first, last = counts[1], counts[-1]
         assert last.files <= first.files

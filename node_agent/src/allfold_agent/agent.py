@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_BUFFER_BYTES = 64 << 20
 _LINGER_SECONDS = 5.0
+# After the end of a group, until nobody uses it any more.
+_COLLECT_SECONDS = 0.5
 # How long a rank that leaves waits for the others to agree that it has.
 _DEPARTURE_SECONDS = 2.0
 _STOPPED = "the node agent was told to end while the rank waited for its group"
@@ -391,6 +394,9 @@ class Agent:
         if self.registry.remove(group):
             self.recordings.keep(group)
             self.group_links.over(group)
+            # Its parts refer to each other, and some hold files. What came with the process is
+            # frozen, so to look through the rest takes some milliseconds.
+            self._loop.call_later(_COLLECT_SECONDS, gc.collect)
 
     def _ask_ranks_to_leave(self, reason: str) -> None:
         self.local_server.drain(reason)
