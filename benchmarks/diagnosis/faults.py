@@ -43,7 +43,7 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self) -> Expected:
-        """Begin; return what should be said."""
+        """Begin the fault; return the incident that is expected."""
 
     def lift(self) -> None:  # noqa: B027 - most end by themselves
         """End it, where it does not end by itself."""
@@ -59,13 +59,13 @@ class Fault(ABC):
         return self.random.choice(self.cluster.nodes)
 
     def of_rank(self, cause: Cause, rank: int, *effects: str) -> Expected:
-        """Return what should be said of a rank."""
+        """Return the incident that is expected of a rank."""
         culprit = rank_culprit(rank, self.cluster.node_of(rank))
         return expected(cause, [culprit], effects or ("hang",))
 
 
 def expected(cause: Cause, culprits: Sequence[Culprit], effects: Sequence[str]) -> Expected:
-    """Return what should be said."""
+    """Return the expected incident in the form that reports have."""
     shown: list[dict[str, Any]] = [
         {"kind": each.kind, "node": each.node, "rank": each.rank, "to": each.to}
         for each in culprits
@@ -197,7 +197,7 @@ class SlowCpu(Fault):
 
 
 class SlowLink(Fault):
-    """What a node sends goes at a small part of the rate."""
+    """Limit the sending rate of a node to a twentieth."""
 
     chosen = ""
 
@@ -216,7 +216,7 @@ class SlowLink(Fault):
 
 
 class LossyLink(SlowLink):
-    """Of what a node sends every twentieth packet is lost."""
+    """Drop every twentieth packet that a node sends."""
 
     def inject(self) -> Expected:
         self.chosen = self.node()

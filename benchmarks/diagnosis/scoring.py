@@ -15,7 +15,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What should be said of a fault.
+    """The incident that a fault is expected to cause.
 
     Attributes:
         cause: of the incident.

@@ -1,4 +1,4 @@
-"""What keeps the ranks of a run waiting, asked of the orchestrator while they run."""
+"""Polling the orchestrator for the incidents of a run, while its ranks run."""
 
 from __future__ import annotations
 

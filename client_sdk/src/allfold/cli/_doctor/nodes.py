@@ -99,7 +99,7 @@ def _readiness(node: str, facts: Json) -> Iterator[Finding]:
 
 
 def _address(node: str, facts: Json) -> Finding:
-    """What the node advertises, and why."""
+    """Judge the addresses that the node advertises."""
     told, where = facts["addresses"], f"node {node}"
     if not told["control_url"]:
         found = "it advertises no address yet, as it has not registered"

@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one node has found of another; ``answer`` is a sentence if it could not check."""
+    """The result of one node's check of another; ``answer`` is a sentence if it could not check."""
 
     source: Place
     target: Place
