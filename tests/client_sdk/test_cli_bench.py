@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from allfold.cli._bench.command import bench
 from allfold.cli._bench.data import DTYPES, OPS, Array, fold, values
 from allfold.cli._bench.kinds import KINDS
+from allfold.cli._main import cli
 from allfold_core.schedules.registry import STRATEGIES
 from tests.support.processes.cli import Commands, commands
 from tests.support.processes.fixtures import services_with
@@ -195,9 +195,9 @@ def test_every_type_holds_what_is_brought_and_what_becomes_of_it(op: str) -> Non
 
 def test_help_and_refusals_list_every_strategy() -> None:
     listed = ", ".join(strategy.label for strategy in STRATEGIES.values())
-    shown = CliRunner().invoke(bench, ["--help"], terminal_width=1000).output
+    shown = CliRunner().invoke(cli, ["bench", "--help"], terminal_width=1000).output
     assert f"One of auto, {listed}." in " ".join(shown.split())
-    refused = CliRunner().invoke(bench, ["--strategy", "bus"])
+    refused = CliRunner().invoke(cli, ["bench", "--strategy", "bus"])
     assert refused.exit_code == 2
     assert f"there are {listed}" in " ".join(refused.output.split())
 

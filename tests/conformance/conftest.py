@@ -50,8 +50,9 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture(autouse=True)
-def _all_agents_live(request: pytest.FixtureRequest) -> None:
-    """A test that kills agents leaves it to the next one to start them again."""
+def _all_agents_live(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start the agents again that a test has killed: the job of the next module needs them."""
+    yield
     if "services" in request.fixturenames:
         request.getfixturevalue("services").restart_dead_agents()
 
