@@ -23,6 +23,8 @@ class Effects:
 
     def carry_out(self, instruction: Instruction) -> None: ...
 
+    def carried_out(self) -> None: ...
+
     def is_settled(self, seq: int) -> bool:
         return seq >= 0
 

@@ -15,6 +15,7 @@ from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.group import DEADLINE_RETRY_SECONDS, Group
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups
@@ -271,6 +272,31 @@ def test_the_ops_behind_one_that_fails_go_on_at_once() -> None:
         local.fail(1, missing(1))
         assert local.ranks[1].outcome(2.0) == (2, None), "before the edge looks by itself"
         assert local.ranks[1].result(2) == [6.0]
+
+
+def test_what_is_taken_over_from_the_short_lane_begins_before_a_later_op_that_came_as_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lane may be closed while a decision is carried out: what the taken over calls lead to is
+    carried out behind it, and the ops have to be in order on the edges all the same.
+    """
+    with local_groups([[0], [1]]) as local:
+        group, rank, other = local.groups[0], *local.ranks
+        carry_out = group.carry_out
+        posted = list(range(3))
+
+        def close_the_lane_first(instruction: Instruction) -> None:
+            while posted:
+                rank.call(posted.pop(0), [1.0, 4.0], strategy="ring", posted=True)
+            carry_out(instruction)
+
+        monkeypatch.setattr(group, "carry_out", close_the_lane_first)
+        rank.call(3, [1.0, 4.0], strategy="ring")
+        for seq in range(4):
+            other.call(seq, [2.0, 5.0], strategy="ring")
+        for each in local.ranks:
+            assert sorted(each.outcome(5.0) for _ in range(4)) == [(seq, None) for seq in range(4)]
+            assert all(list(each.result(seq)) == [3.0, 9.0] for seq in range(4))
 
 
 def test_thousands_of_small_frames_are_let_go_of_when_they_have_come() -> None:

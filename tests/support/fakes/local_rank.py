@@ -92,11 +92,13 @@ class LocalRank:
         timeout: float = SECONDS,
         shift: int = 0,
         called: float | None = None,
+        posted: bool = False,
     ) -> None:
         """An all-reduce of float32 values, ``shift`` bytes from where they would lie.
 
         Args:
             called: when the rank called (monotonic), if its data are there only now.
+            posted: the call is taken over from the short lane, which is closed.
         """
         data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
         self._free += shift
@@ -106,7 +108,7 @@ class LocalRank:
         self._free += len(data)
         print_ = Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, (len(values),), -1, strategy)
         message = OpMessage(0, seq, timeout, place, place, print_.pack(), view=self.view)
-        self.group.submit(self.session, self, 0, message, called)
+        self.group.submit(self.session, self, 0, message, called, posted=posted)
 
     def run(
         self,

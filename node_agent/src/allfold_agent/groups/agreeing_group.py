@@ -195,7 +195,12 @@ class AgreeingGroup(OpAttempts):
         """Take in a local rank's call; the op starts with the last one."""
 
     def may_begin(self, seq: int) -> bool:
-        return self.lanes.may_begin(seq)
+        """Return False while an earlier op may yet have to begin on this node.
+
+        That may be one that the ranks have posted to the short lane: it is theirs at first, and
+        then it is in what the agreement has left to do.
+        """
+        return not self.agreement.is_busy and self.lanes.may_begin(seq)
 
     def close_lane(self) -> None:
         """Let all that the ranks do by themselves be ops of the agreement."""
@@ -347,6 +352,9 @@ class AgreeingGroup(OpAttempts):
             action(instruction)
         else:
             self._carry_out(instruction)
+
+    def carried_out(self) -> None:
+        self._runs.begin_waiting()
 
     def _release(self, instruction: Release) -> None:
         self._runs.release(instruction.floor)

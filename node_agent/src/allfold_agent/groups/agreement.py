@@ -49,6 +49,9 @@ class Effects(Protocol):
     def carry_out(self, instruction: Instruction) -> None:
         """Start, cancel, hand out, refuse ... an op, or take in an epoch."""
 
+    def carried_out(self) -> None:
+        """All that is known by now is done: :attr:`Agreement.is_busy` is False again."""
+
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""
 
@@ -75,6 +78,7 @@ class Agreement:
 
     Attributes:
         announced: the newest generation of the store that is known to have announced the term.
+        is_busy: instructions are being carried out, and there may be more of them.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class Agreement:
         self._leader = RoundLeader(node, policy, term, epoch, send, effects.later, self, hindrances)
         self._closing = ClosingSignals(self.machine, send, self._follow)
         self._todo: deque[Instruction] = deque()
-        self._busy = False
+        self.is_busy = False
         self._report: Report | None = None
         self._early: dict[str, Report] = {}  # by node, of a term that is not known here yet
         self._asked: tuple[int, int, tuple[Doubt, ...]] | None = None
@@ -281,9 +285,9 @@ class Agreement:
             return
         todo = self._todo
         todo += instructions
-        if self._busy:
+        if self.is_busy:
             return
-        self._busy = True
+        self.is_busy = True
         while todo:
             each = todo.popleft()
             try:
@@ -293,7 +297,8 @@ class Agreement:
                     self._effects.carry_out(each)
             except Exception:  # the machine goes by all of them, the next ones too
                 log.exception("group '%s': %s could not be carried out", self._policy.group, each)
-        self._busy = False
+        self.is_busy = False
+        self._effects.carried_out()
 
     def _carry_out(self, each: Instruction) -> None:
         match each:

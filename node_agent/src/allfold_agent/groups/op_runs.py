@@ -52,7 +52,7 @@ class Progress(Protocol):
         """An op has begun: frames of it, and those behind them, may go on."""
 
     def may_begin(self, seq: int) -> bool:
-        """Return False while the ranks do an earlier op by themselves, which may still fall back.
+        """Return False while an earlier op may yet have to begin on this node.
 
         :meth:`OpRuns.begin_waiting` is called when that may have changed.
         """
@@ -90,18 +90,12 @@ class OpRuns:
     # Attempts
 
     def start(self, each: Start) -> None:
-        """Begin an attempt."""
+        """Have an attempt begin, as soon as it may."""
         op = self._table.in_flight[each.seq]
         epoch = self._progress.enter(op, each.epoch.stamp)
         insort(self._starts, (op, epoch), key=_number)  # not all ops are called in order here
-        self._begin_next()
 
     def begin_waiting(self) -> None:
-        """Begin the ops that waited for earlier ones in the short lane."""
-        if self._starts:
-            self._begin_next()
-
-    def _begin_next(self) -> None:
         """Begin what may begin, in order.
 
         A group that keeps more results than its share only begins its oldest op: other nodes may
@@ -191,7 +185,7 @@ class OpRuns:
         then = self._when_free.pop(op.seq, None)
         if then is not None:
             then()
-        self._begin_next()
+        self.begin_waiting()
 
     def _once_free(self, op: Op, action: Action) -> None:
         if op.leaving:
@@ -211,8 +205,6 @@ class OpRuns:
     def release(self, floor: int) -> None:
         """Every node has the results up to this op."""
         self._results.release(floor)
-        if self._starts:
-            self._begin_next()
 
     def fetch(self, each: Fetch) -> None:
         """Get the result from a node that has it."""
@@ -238,8 +230,6 @@ class OpRuns:
         else:
             self._results.keep(op)
             self._do_once_free(op, partial(self._writer.write, op))
-        if self._starts:
-            self._begin_next()
 
     def refuse(self, each: Refuse) -> None:
         """Send the error to the local ranks that have called."""
@@ -251,7 +241,6 @@ class OpRuns:
         self._table.changed.notify_all()
         self._add_due(self._progress.resume_frames)
         self._do_once_free(op, partial(self._outcomes.refuse, op))
-        self._begin_next()
 
     def drop(self, seq: int, current: records.Epoch) -> None:
         """Forget an op that no rank here has a part in any more; those that live are told.
@@ -268,7 +257,6 @@ class OpRuns:
             self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:
             self._once_free(op, lambda: self._outcomes.retire(op))
-            self._begin_next()
 
     def fail(self, op: Op, error: AllfoldError) -> None:
         """Give up an op that has no outcome, whatever was agreed upon."""
