@@ -28,3 +28,8 @@ def load_batch(group: allfold.Group, seconds: float) -> list[float]:
 def all_reduce(group: allfold.Group, timeout: float | None = None) -> list[float]:
     """One all-reduce."""
     return [float(each) for each in group.all_reduce(np.ones(4, np.float32), timeout=timeout)]
+
+
+def receive(group: allfold.Group, source: int, timeout: float) -> None:
+    """Wait for a message."""
+    group.recv(np.zeros(4, np.float32), source, timeout=timeout)

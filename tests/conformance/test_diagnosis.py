@@ -116,6 +116,29 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_when_it_goes_on(
     await_end(services, job, incident)
 
 
+def test_a_stopped_rank_that_owes_a_message_is_named_and_the_error_says_why(
+    job: Job, services: Services
+) -> None:
+    began = time.time()
+    pid = job.ranks[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        call = job.start(1, diagnosis_programs.receive, source=0, timeout=4.0)
+        incident = await_incident(services, job, "stopped_rank", began)
+        (failure,) = failures([call])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert incident["culprit"] == rank_culprit(job, 0)
+    assert incident["seq"] is None
+    assert incident["sentence"].startswith(
+        f"recv(float32[4], from rank 0, tag 0) of rank 1 in group '{job.name}' waits for rank 0 on "
+    )
+    reason = "its process is stopped by a signal (SIGSTOP)"
+    assert incident["sentence"].endswith(reason)
+    assert f"rank 0 has not sent it; {reason}" in failure.error.message
+    await_end(services, job, incident)
+
+
 def test_a_rank_that_is_slower_than_the_others_is_named_with_both_times(
     job: Job, services: Services
 ) -> None:

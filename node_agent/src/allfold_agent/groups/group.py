@@ -375,7 +375,9 @@ class Group(AgreeingGroup):
 
     def expire_messages(self, now: float) -> None:
         """Fail sends and receives that are past their deadline."""
-        self.p2p.expire(now)
+        if self.p2p.waiting:
+            seats, hindered = self.current.seats, self.hindrances.of_ranks()
+            self.p2p.expire(now, {seats[r]: how for r, how in hindered.items() if r < len(seats)})
 
     def finish_messages(self, deadline: float) -> None:
         """Let peers get the messages and acknowledgements that they are owed, until a deadline."""

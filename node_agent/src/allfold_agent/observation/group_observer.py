@@ -80,6 +80,8 @@ class GroupObserver:
             try:
                 if "waits" in body:
                     self._waits.hear(node, body["waits"], now)
+                if "messages" in body:
+                    self._waits.hear_of_messages(node, body["messages"], now)
                 if "own" in body:
                     self._speeds.hear(node, body["own"], now)
                 if "link" in body:

@@ -1,17 +1,19 @@
-"""Ops that wait: which local rank is missing, and what its process does instead."""
+"""Ops and messages that wait: for which local rank, and what its process does instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.waiting import WaitingOp, waiting_ops
 from allfold_agent.observation.incidents import Incidents
+from allfold_agent.observation.message_waits import MessageWaits
 from allfold_agent.observation.processes import look_at, stacks_of
 from allfold_agent.observation.samples import GroupSampler
+from allfold_agent.observation.waits import Wait
 from allfold_core.diagnosis.processes import Finding, ProcessLook, explain, lock_holder
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from allfold_core.wire.peer_link import LinkMessageType
@@ -32,19 +34,6 @@ _NOT_VISIBLE = "runs in another container, so that its agent cannot see what it 
 _CERTAIN = frozenset({Cause.STOPPED_RANK, Cause.EXITED_RANK})
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """An op that a rank has not called.
-
-    Attributes:
-        since: when somebody called it first (monotonic).
-    """
-
-    seq: int
-    what: str
-    since: float
-
-
 @dataclass(slots=True)
 class _Suspect:
     """A rank that is waited for: what was seen of its process at first, and when to look again."""
@@ -60,13 +49,19 @@ class WaitObserver:
         self._group = group
         self._incidents = incidents
         self._sampler = sampler
-        self._told: dict[str, tuple[_Wait, float]] = {}  # by node, and when it said so
+        self._messages = MessageWaits(group)
+        self._told: dict[str, tuple[int, Wait, float]] = {}  # by node: op, wait, when it said so
         self._suspects: dict[int, _Suspect] = {}
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
-        """Another node waits for this one."""
-        wait = _Wait(int(body["seq"]), str(body["what"]), now - float(body["age"]))
-        self._told[node] = wait, now
+        """An op of another node waits for this one."""
+        seq = int(body["seq"])
+        wait = self._op_wait(seq, str(body["what"]), now - float(body["age"]))
+        self._told[node] = seq, wait, now
+
+    def hear_of_messages(self, node: str, body: list[Mapping[str, Any]], now: float) -> None:
+        """Messages of another node wait for ranks of this one."""
+        self._messages.hear(node, body, now)
 
     def look(self, now: float, wall: float, pids: Mapping[str, int]) -> None:
         """Look once.
@@ -77,7 +72,8 @@ class WaitObserver:
         waiting = waiting_ops(self._group)
         if waiting:
             self._tell_others(waiting[0], now)
-        waits = self._waits(waiting, now)
+        waits = self._messages.look(now, _ranks_that_wait(waiting, self._group.current.ranks))
+        waits |= self._op_waits(waiting, now)
         for rank in self._suspects.keys() - waits.keys():
             del self._suspects[rank]
             self._incidents.end(self._key(rank))
@@ -93,25 +89,36 @@ class WaitObserver:
         for node in op.silent:
             self._group.send(node, LinkMessageType.OBSERVED, body)
 
-    def _waits(self, waiting: list[WaitingOp], now: float) -> dict[int, _Wait]:
-        """Return the ranks of this node that are waited for, each with the first such op."""
-        found: dict[int, _Wait] = {}
+    def _op_waits(self, waiting: list[WaitingOp], now: float) -> dict[int, Wait]:
+        """Return the ranks of this node that ops wait for, each with the first such op."""
+        found: dict[int, tuple[int, Wait]] = {}
         for op in waiting:
             for rank in op.missing:
-                found.setdefault(rank, _Wait(op.seq, op.what, op.since))
+                found.setdefault(rank, (op.seq, self._op_wait(op.seq, op.what, op.since)))
         last_called = self._group.lanes.records.last_called()
         oldest = waiting[0].seq if waiting else float("inf")
-        for node, (wait, heard) in list(self._told.items()):
+        for node, (seq, wait, heard) in list(self._told.items()):
             if now - heard > _NEWS_SECONDS:
                 del self._told[node]
-            if now - heard > _NEWS_SECONDS or oldest < wait.seq:
+            if now - heard > _NEWS_SECONDS or oldest < seq:
                 continue  # ranks here wait in an op before it
             for rank, last in last_called.items():
-                if last < wait.seq and (rank not in found or wait.seq < found[rank].seq):
-                    found[rank] = wait
-        return found
+                if last < seq and (rank not in found or seq < found[rank][0]):
+                    found[rank] = seq, wait
+        return {
+            rank: replace(wait, patience=self._patience(last_called.get(rank, -1)))
+            for rank, (_, wait) in found.items()
+        }
 
-    def _look_at(self, rank: int, pid: int | None, wait: _Wait, now: float, wall: float) -> None:
+    def _op_wait(self, seq: int, what: str, since: float) -> Wait:
+        return Wait(f"op {seq} of group '{self._group.name}', {what},", since, seq=seq)
+
+    def _patience(self, last_called: int) -> float:
+        if last_called < 0:
+            return _FIRST_CALL_SECONDS
+        return max(_LATE_SECONDS, _UNUSUAL * self._sampler.usual_skew())
+
+    def _look_at(self, rank: int, pid: int | None, wait: Wait, now: float, wall: float) -> None:
         suspect = self._suspects.get(rank)
         if suspect is None:
             self._suspects[rank] = _Suspect(look_at(pid) if pid else None)
@@ -121,7 +128,7 @@ class WaitObserver:
             return
         finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=False)
         if finding.cause not in _CERTAIN:
-            if age < self._patience(rank):
+            if age < wait.patience:
                 return
             finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=True)
         suspect.look_at = monotonic() + _LOOK_AGAIN_SECONDS
@@ -132,13 +139,13 @@ class WaitObserver:
         self,
         rank: int,
         pid: int | None,
-        wait: _Wait,
+        wait: Wait,
         first: ProcessLook | None,
         *,
         reads_stacks: bool,
     ) -> Finding:
         session = self._session(rank)
-        if any(each == session and seq <= wait.seq for each, seq in list(self._group.deferred)):
+        if self._waits_for_gpu(session, wait):
             return Finding(Cause.LATE_RANK, _BUSY_GPU)
         if not pid or first is None:
             return Finding(Cause.LATE_RANK, _NOT_VISIBLE)
@@ -147,16 +154,16 @@ class WaitObserver:
         again = stacks_of(pid) if lock_holder(stacks) is not None else ()
         return explain(first, last, stacks, again)
 
-    def _patience(self, rank: int) -> float:
-        if self._group.lanes.records.last_called().get(rank, -1) < 0:
-            return _FIRST_CALL_SECONDS
-        return max(_LATE_SECONDS, _UNUSUAL * self._sampler.usual_skew())
+    def _waits_for_gpu(self, session: str, wait: Wait) -> bool:
+        return wait.seq is not None and any(
+            each == session and seq <= wait.seq for each, seq in list(self._group.deferred)
+        )
 
-    def _open(self, rank: int, wait: _Wait, finding: Finding, began: float) -> None:
+    def _open(self, rank: int, wait: Wait, finding: Finding, began: float) -> None:
         group = self._group
         sentence = (
-            f"op {wait.seq} of group '{group.name}', {wait.what}, waits for rank {rank} on node "
-            f"{group.node}: its process {finding.phrase}"
+            f"{wait.subject} waits for rank {rank} on node {group.node}: its process "
+            f"{finding.phrase}"
         )
         is_slow = finding.cause is Cause.STARVED_RANK
         self._incidents.open(
@@ -181,3 +188,8 @@ class WaitObserver:
     def _session(self, rank: int) -> str:
         sessions = self._group.current.plan.sessions
         return sessions[rank] if rank < len(sessions) else ""
+
+
+def _ranks_that_wait(waiting: list[WaitingOp], ranks: Sequence[int]) -> set[int]:
+    """Return the local ranks that have called an op that is not done."""
+    return {rank for op in waiting for rank in ranks if rank not in op.missing}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from allfold_agent.edges.edge_request import Lane
@@ -51,6 +51,8 @@ from allfold_core.wire.frames import FrameHeader, FrameType
 from allfold_core.wire.local_wire import P2PMessage
 
 log = logging.getLogger(__name__)
+
+NOBODY: Mapping[int, str] = {}
 
 
 class P2PEngine(MessageMatching):
@@ -113,6 +115,15 @@ class P2PEngine(MessageMatching):
         """The sends and receives of local ranks that have no outcome yet, the oldest first."""
         with self._lock:
             return sorted(self._calls, key=lambda call: call.began)
+
+    def unmatched_calls(self) -> list[PendingCall]:
+        """The sends and receives of local ranks for which no message is under way to this node.
+
+        The rank at the other end of a send may have called its side of it: only its node knows.
+        """
+        with self._lock:
+            served = {transfer.receive for transfer in self._transfers.values()}
+            return [call for call in self._calls if call not in served]
 
     def serve_edge(self, destination: str) -> OutEdge:
         """The out-edge that another node has opened."""
@@ -231,8 +242,12 @@ class P2PEngine(MessageMatching):
 
     # Failures
 
-    def expire(self, now: float) -> None:
-        """Fail the calls whose deadline has passed."""
+    def expire(self, now: float, hindered: Mapping[int, str] = NOBODY) -> None:
+        """Fail the calls whose deadline has passed.
+
+        Args:
+            hindered: by seat number, what is known of ranks that keep others waiting: a phrase.
+        """
         if not self._calls:
             return
         with self._turn():
@@ -243,7 +258,7 @@ class P2PEngine(MessageMatching):
                 self._wait_on(call, now)
             self._give_up(
                 {
-                    call: self._gone.error_of(call) or refusals.overdue(self._group, call)
+                    call: self._gone.error_of(call) or refusals.overdue(self._group, call, hindered)
                     for call in overdue
                     if call not in unanswered
                 }

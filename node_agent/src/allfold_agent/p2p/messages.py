@@ -76,10 +76,15 @@ class PendingCall:
         """The number by which the caller knows a rank; the seat number if it knows it no more."""
         return self.seats.index(seat) if seat in self.seats else seat
 
-    def describe(self) -> str:
-        """For people: ``recv(float32[12], from rank 1, tag 0)``."""
+    def describe(self, rank: int | None = None) -> str:
+        """For people: ``recv(float32[12], from rank 1, tag 0)``.
+
+        Args:
+            rank: the number of the peer, if not that of its seat.
+        """
         message, size = self.message, self.message.nbytes // self.dtype.itemsize
-        peer = "any rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+        number = message.peer if rank is None else rank
+        peer = "any rank" if message.peer == ANY_SOURCE else f"rank {number}"
         verb, way = ("send", "to") if self.is_send else ("recv", "from")
         return f"{verb}({self.dtype.label}[{size}], {way} {peer}, tag {message.tag})"
 

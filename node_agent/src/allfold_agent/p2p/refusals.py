@@ -22,9 +22,14 @@ def mismatch(group: str, envelope: Envelope, receive: PendingCall) -> MismatchEr
     )
 
 
-def overdue(group: str, call: PendingCall) -> PeerMissing:
-    """Return the error of a call whose deadline has passed."""
+def overdue(group: str, call: PendingCall, hindered: Mapping[int, str]) -> PeerMissing:
+    """Return the error of a call whose deadline has passed.
+
+    Args:
+        hindered: by rank, what is known of those that keep others waiting: a phrase.
+    """
     message = call.message
+    why = f"; {hindered[message.peer]}" if message.peer in hindered else ""
     if call.is_send:
         what = f"rank {message.peer} has not received it"
     else:
@@ -32,8 +37,8 @@ def overdue(group: str, call: PendingCall) -> PeerMissing:
         what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
     return PeerMissing(
         f"{call.describe()} of rank {call.rank} in group '{group}' timed out after its timeout of "
-        f"{message.timeout:g} s: {what} (a message is received by a recv with the same tag, and "
-        "the dtype and size are compared then)",
+        f"{message.timeout:g} s: {what}{why} (a message is received by a recv with the same tag, "
+        "and the dtype and size are compared then)",
         group=group,
         missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],
         timeout=message.timeout,

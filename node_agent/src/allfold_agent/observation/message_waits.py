@@ -1,0 +1,134 @@
+"""Sends and receives that wait: for which rank of this node, and whether that waits itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.group import Group
+from allfold_agent.observation.waits import Wait
+from allfold_agent.p2p.messages import PendingCall
+from allfold_core.mailbox import ANY_SOURCE
+from allfold_core.wire.peer_link import LinkMessageType
+
+# From here on the node of the rank that is waited for is told.
+_TELL_SECONDS = 0.25
+_NEWS_SECONDS = 1.0
+# In one message to a node; the oldest waits.
+_MOST_TOLD = 64
+# The stages of a pipeline, and servers, wait for messages as a matter of course.
+_LATE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageWait:
+    """A send or receive whose other side has not been called, as far as its node knows.
+
+    Attributes:
+        caller: the rank that waits.
+        peer: the rank that is waited for.
+        what: the call, for people.
+        since: when it was made (monotonic).
+    """
+
+    caller: int
+    peer: int
+    what: str
+    since: float
+
+
+class MessageWaits:
+    """The sends and receives of one group that wait for ranks of this node."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._told: dict[str, tuple[list[_MessageWait], float]] = {}  # by node, and when it said so
+
+    def hear(self, node: str, body: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Take in which messages of another node wait for ranks of this one."""
+        waits = [
+            _MessageWait(
+                int(each["caller"]), int(each["peer"]), str(each["what"]), now - float(each["age"])
+            )
+            for each in body
+        ]
+        self._told[node] = waits, now
+
+    def look(self, now: float, in_ops: Collection[int]) -> dict[int, Wait]:
+        """Return by local rank the oldest call that waits for it; tell other nodes of theirs.
+
+        A rank that waits for something itself is not late, unless it waits for the caller.
+
+        Args:
+            in_ops: the local ranks that wait in collective ops.
+        """
+        ranks = self._group.current.ranks
+        own = [each for each in map(self._wait_of, self._group.p2p.unmatched_calls()) if each]
+        self._tell_others([each for each in own if each.peer not in ranks], now)
+        awaited = [each for each in [*own, *self._heard(now)] if each.peer in ranks]
+        callers = self._callers()
+        found: dict[int, Wait] = {}
+        for each in sorted(awaited, key=lambda each: each.since):
+            back = next((o for o in own if (o.caller, o.peer) == (each.peer, each.caller)), None)
+            waits_itself = each.peer in in_ops or each.peer in callers
+            found.setdefault(each.peer, self._describe(each, back, waits_itself=waits_itself))
+        return found
+
+    def _describe(
+        self, wait: _MessageWait, back: _MessageWait | None, *, waits_itself: bool
+    ) -> Wait:
+        group = self._group.name
+        subject = f"{wait.what} of rank {wait.caller} in group '{group}'"
+        if back is not None:  # they wait for each other, so neither goes on
+            return Wait(
+                f"{subject}, while rank {back.caller} waits in {back.what},",
+                max(wait.since, back.since),
+                patience=_LATE_SECONDS,
+            )
+        return Wait(subject, wait.since, patience=inf if waits_itself else _LATE_SECONDS)
+
+    def _heard(self, now: float) -> list[_MessageWait]:
+        """Return what other nodes have said of late."""
+        self._told = {
+            node: told for node, told in self._told.items() if now - told[1] <= _NEWS_SECONDS
+        }
+        return [wait for waits, _ in self._told.values() for wait in waits]
+
+    def _callers(self) -> set[int | None]:
+        """Return the local ranks that wait in a send or a receive."""
+        epoch = self._group.current
+        return {_number(epoch, call.rank) for call in self._group.p2p.waiting_calls()}
+
+    def _wait_of(self, call: PendingCall) -> _MessageWait | None:
+        """Return what a call waits for, ``None`` if that is not one rank of the current epoch."""
+        epoch, seat = self._group.current, call.message.peer
+        peer = None if seat == ANY_SOURCE else _number(epoch, seat)
+        caller = _number(epoch, call.rank)
+        if peer is None or caller is None:
+            return None
+        return _MessageWait(caller, peer, call.describe(peer), call.began)
+
+    def _tell_others(self, waits: Iterable[_MessageWait], now: float) -> None:
+        told: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for each in sorted(waits, key=lambda each: each.since):
+            age = now - each.since
+            if age >= _TELL_SECONDS:
+                told[self._node_of(each.peer)].append(
+                    {"caller": each.caller, "peer": each.peer, "what": each.what, "age": age}
+                )
+        for node, of_node in told.items():
+            body = {"messages": of_node[:_MOST_TOLD]}
+            self._group.send(node, LinkMessageType.OBSERVED, body)
+
+    def _node_of(self, rank: int) -> str:
+        plan = self._group.current.plan
+        return plan.members[plan.index_of_rank(rank)].node
+
+
+def _number(epoch: Epoch, seat: int) -> int | None:
+    """Return the rank of a seat, ``None`` if it is gone or has just come."""
+    return epoch.seats.index(seat) if seat in epoch.seats else None

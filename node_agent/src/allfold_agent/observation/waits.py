@@ -1,0 +1,22 @@
+"""A call that waits for a rank, as the observer knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A call that waits because a rank has not made the call that belongs to it.
+
+    Attributes:
+        subject: what waits, for people.
+        since: when that was called first (monotonic).
+        seq: the op; ``None`` for a message.
+        patience: for how many seconds it may wait before a rank whose process runs is late.
+    """
+
+    subject: str
+    since: float
+    seq: int | None = None
+    patience: float = 0.0

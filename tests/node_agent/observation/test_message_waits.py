@@ -1,0 +1,127 @@
+"""For whom sends and receives wait: ranks that owe a message, and ranks that wait themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import isinf
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from allfold_agent.observation.message_waits import MessageWaits
+from allfold_agent.observation.waits import Wait
+from allfold_core.wire.local_wire import Message
+from allfold_core.wire.peer_link import LinkMessageType
+from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.waiting import wait_until
+
+ZEROS = [0.0] * 3
+
+
+class Watched:
+    """Ranks 0 and 1 on the first node, rank 2 on the second, and what their observers see."""
+
+    def __init__(self, local: LocalGroups) -> None:
+        self.ranks = local.ranks
+        self._links = local.links
+        self._waits = [MessageWaits(group) for group in local.groups]
+        self._heard = 0
+        self._later = 0.0
+        for group, waits in zip(local.groups, self._waits, strict=True):
+            group.on_observed = partial(self._hear, waits)
+
+    def _hear(self, waits: MessageWaits, node: str, body: dict[str, Any]) -> None:
+        waits.hear(node, body["messages"], monotonic() + self._later)
+        self._heard += 1
+
+    def look(
+        self, node: int, seconds: float = 12.0, in_ops: tuple[int, ...] = ()
+    ) -> dict[int, Wait]:
+        """Return who is waited for on a node, so many seconds from now."""
+        self._later = seconds
+        now = monotonic() + seconds
+        for waits in self._waits:
+            waits.look(now, in_ops)
+        sent = sum(kind is LinkMessageType.OBSERVED for *_, kind in self._links.sent)
+        wait_until(lambda: self._heard == sent, "the observers have told each other")
+        return self._waits[node].look(now, in_ops)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with local_groups([[0, 1], [2]]) as local:
+        yield Watched(local)
+
+
+@pytest.mark.parametrize(("caller", "peer", "node"), [(0, 1, 0), (0, 2, 1), (2, 1, 0)])
+def test_a_receive_waits_for_the_rank_that_has_not_sent(
+    watched: Watched, caller: int, peer: int, node: int
+) -> None:
+    watched.ranks[caller].exchange(Message.RECV, 0, ZEROS, peer, tag=7)
+    found = watched.look(node)
+    assert list(found) == [peer]
+    assert found[peer].subject == (
+        f"recv(float32[3], from rank {peer}, tag 7) of rank {caller} in group 'test'"
+    )
+    assert not isinf(found[peer].patience)
+
+
+@pytest.mark.parametrize(("caller", "peer", "node"), [(0, 1, 0), (0, 2, 1), (2, 1, 0)])
+def test_a_send_waits_for_the_rank_that_has_not_received(
+    watched: Watched, caller: int, peer: int, node: int
+) -> None:
+    watched.ranks[caller].exchange(Message.SEND, 0, ZEROS, peer)
+    found = watched.look(node)
+    assert list(found) == [peer]
+    assert found[peer].subject.startswith(f"send(float32[3], to rank {peer}, tag 0) of rank")
+
+
+def test_a_message_that_has_come_waits_for_nobody(watched: Watched) -> None:
+    watched.ranks[0].exchange(Message.SEND, 0, [1.0], 2)
+    watched.ranks[2].exchange(Message.RECV, 0, [0.0], 0)
+    assert watched.ranks[2].outcome() == (watched.ranks[0].outcome()[0], None)
+    assert watched.look(0) == watched.look(1) == {}
+
+
+def test_other_nodes_are_not_told_of_what_has_just_begun(watched: Watched) -> None:
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 2)
+    assert watched.look(1, seconds=0.0) == {}
+
+
+def test_a_rank_that_waits_for_another_one_is_not_late(watched: Watched) -> None:
+    """Rank 0 waits for 1, and 1 for 2: only rank 2 can go on."""
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
+    watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 2)
+    assert isinf(watched.look(0)[1].patience)
+    assert not isinf(watched.look(1)[2].patience)
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_late(watched: Watched) -> None:
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
+    assert isinf(watched.look(0, in_ops=(1,))[1].patience)
+
+
+@pytest.mark.parametrize(("one", "other", "node"), [(0, 1, 0), (0, 2, 1)])
+def test_ranks_that_wait_for_each_other_are_named_with_both_calls(
+    watched: Watched, one: int, other: int, node: int
+) -> None:
+    """Two receives with nothing under way, as after a mistake in the order of calls or a tag."""
+    watched.ranks[one].exchange(Message.RECV, 0, ZEROS, other, tag=1)
+    watched.ranks[other].exchange(Message.RECV, 0, ZEROS, one, tag=2)
+    wait = watched.look(node)[other]
+    assert not isinf(wait.patience)
+    assert wait.subject == (
+        f"recv(float32[3], from rank {other}, tag 1) of rank {one} in group 'test', while rank "
+        f"{other} waits in recv(float32[3], from rank {one}, tag 2),"
+    )
+
+
+def test_what_another_node_says_no_more_is_forgotten(watched: Watched) -> None:
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 2)
+    assert list(watched.look(1)) == [2]
+    watched.ranks[2].exchange(Message.SEND, 0, ZEROS, 0)
+    assert watched.ranks[2].outcome()[1] is None
+    assert watched.ranks[0].outcome()[1] is None
+    assert watched.look(1, seconds=15.0) == {}
