@@ -62,7 +62,8 @@ class ChurnPlayer(Player):
             started: list[Started] = []
             try:
                 for number in burst:
-                    self._check_number(number)
+                    if not any(each.failed for each in started):  # a lost agent takes no number
+                        self._check_number(number)
                     op = op_at(self._orders.seed, number)
                     is_sync = not together and op.kind != CONTROL and number % 2 == 0
                     started.append(self._begin(op, self._group, sync=is_sync))
