@@ -20,6 +20,7 @@ _COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _RATE = "$__rate_interval"
 _GROUP = 'group=~"$group"'
+_INCIDENT = ("group", "effect", "cause", "culprit", "sentence")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Panel:
         metrics: that it shows.
         queries: expressions of PromQL, with the legend of each.
         unit: as Grafana calls it.
-        kind: ``timeseries`` or ``stat``.
+        kind: ``timeseries``, ``stat`` or ``table``, which shows the labels ``columns``.
         width: of 24 columns.
     """
 
@@ -40,6 +41,7 @@ class Panel:
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 8
+    columns: tuple[str, ...] = ()
 
 
 def _one(title: str, metric: Metric, expression: str, legend: str, unit: str = "short") -> Panel:
@@ -76,6 +78,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _stat("Agents not ready", agent.READY, f"count({agent.READY.name} == 0) or vector(0)"),
     ),
     "Ops": (
+        Panel(
+            "What hinders ops now",
+            (orchestrator.INCIDENT_INFO,),
+            ((f"max by ({', '.join(_INCIDENT)}) ({orchestrator.INCIDENT_INFO.name})", ""),),
+            kind="table",
+            width=24,
+            columns=_INCIDENT,
+        ),
         _one(
             "Collectives per second",
             agent.COLLECTIVES,
@@ -325,7 +335,7 @@ def _add_row(panels: list[dict[str, Any]], row: Sequence[Panel], y: int) -> int:
     for panel in row:
         if x + panel.width > _COLUMNS:
             x, y = 0, y + height
-        height = _STAT_HEIGHT if panel.kind == "stat" else _HEIGHT
+        height = _HEIGHT if panel.kind == "timeseries" else _STAT_HEIGHT
         place = {"x": x, "y": y, "w": panel.width, "h": height}
         panels.append(_panel(panel, len(panels) + 1, place))
         x += panel.width
@@ -333,6 +343,19 @@ def _add_row(panels: list[dict[str, Any]], row: Sequence[Panel], y: int) -> int:
 
 
 def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+    drawn = _drawn(panel, number, place)
+    if panel.columns:
+        for target in drawn["targets"]:
+            target.update(format="table", instant=True)
+        order = {label: index for index, label in enumerate(panel.columns)}
+        hidden = {"Time": True, "Value": True}
+        drawn["transformations"] = [
+            {"id": "organize", "options": {"indexByName": order, "excludeByName": hidden}}
+        ]
+    return drawn
+
+
+def _drawn(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     return {
         "id": number,
         "type": panel.kind,

@@ -42,9 +42,15 @@ def _alerts() -> str:
         notes, waits = rule["annotations"], rule.get("for")
         after = f", after {waits}" if waits else ""
         head = f"**{rule['alert']}** ({rule['labels']['severity']}{after})."
-        summary = re.sub(r"{{ *\$(?:labels\.)?(\w+)[^}]*}}", r"`\1`", notes["summary"])
-        parts.append(f"{head} {summary} {notes['description']}\n")
+        parts.append(f"{head} {_plain(notes['summary'])} {_plain(notes['description'])}\n")
     return "\n".join(parts)
+
+
+def _plain(template: str) -> str:
+    """Return a text of an alert with the names of the labels instead of their values."""
+    queried = re.sub(r"{{ *with .*?\| query *}}(.*?){{ *end *}}", r"\1", template)
+    named = re.sub(r'{{[^}]*\blabel "(\w+)" *}}', r"`\1`", queried)
+    return re.sub(r"{{ *\$(?:labels\.)?(\w+)[^}]*}}", r"`\1`", named)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -26,6 +26,7 @@ QUIET = {
     "allfold_agent_incidents",
     "allfold_agent_retransmitted_segments_total",
     "allfold_orchestrator_incidents",
+    "allfold_orchestrator_incident_info",
 }
 FOUR_RANKS = (0, 0, 1, 1)
 
@@ -143,7 +144,10 @@ def test_ranks_that_wait_for_one_raise_alerts(pool: RankPool, prometheus: Promet
     with pool.job(FOUR_RANKS, timeout=60.0) as job:
         waiting = [job.start(rank, programs.all_reduces, numel=4, times=1) for rank in range(3)]
         prometheus.await_alert("AllfoldOpWaits", group=job.name)
-        prometheus.await_alert("AllfoldIncident", cause="late_rank", effect="hang")
+        culprit = "rank 3 on node node1"
+        prometheus.await_alert("AllfoldIncident", cause="late_rank", culprit=culprit)
+        (found,) = prometheus.query(f'allfold_orchestrator_incident_info{{culprit="{culprit}"}}')
+        assert f"of group '{job.name}'" in found["metric"]["sentence"]
         last = job.start(3, programs.all_reduces, numel=4, times=1)
         assert [call.result() for call in [*waiting, last]] == [4.0] * 4
     await_silence(prometheus)

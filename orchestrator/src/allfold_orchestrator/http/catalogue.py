@@ -77,6 +77,16 @@ INCIDENTS = gauge(
     "cause",
     "effect",
 )
+INCIDENT_INFO = gauge(
+    "allfold_orchestrator_incident_info",
+    "Always 1, for each of the latest open incidents (64 at most): who causes it, and the sentence "
+    "that allfold status shows. It has no series for an incident that is over.",
+    "cause",
+    "effect",
+    "group",
+    "culprit",
+    "sentence",
+)
 INCIDENTS_TOTAL = counter(
     "allfold_orchestrator_incidents_total",
     "Incidents that were reported to this replica, by cause.",
@@ -100,5 +110,6 @@ CATALOGUE = (
     REQUEST_SECONDS,
     LAG,
     INCIDENTS,
+    INCIDENT_INFO,
     INCIDENTS_TOTAL,
 )

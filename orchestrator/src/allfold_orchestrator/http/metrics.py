@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from allfold_core.errors import ServiceError
-from allfold_core.incident import Cause
+from allfold_core.incident import Cause, merged
 from allfold_core.metrics import Values
 from allfold_core.survival.suspicion import RecentMaximum
 from allfold_orchestrator import __version__, wire
@@ -32,6 +32,7 @@ STORE_SECONDS = 3.0
 _LAG_TICK_SECONDS = 0.25
 _LAG_SECONDS = 15.0
 _LATEST_INCIDENTS = 1000
+_MOST_SENTENCES = 64
 
 _NODE_STATES = "alive", "late", "gone"
 _PHASES = "forming", "ready", "reduced", "recalled", "gone", "unreadable"
@@ -123,6 +124,17 @@ class Metrics:
         for each in latest:
             is_open = each["ended"] is None
             values.add(catalogue.INCIDENTS, is_open, each["cause"], each["effect"])
+        lasting = [each for each in merged(latest) if each.is_open]
+        for incident in lasting[-_MOST_SENTENCES:]:
+            values.put(
+                catalogue.INCIDENT_INFO,
+                1,
+                incident.cause.value,
+                incident.effect.value,
+                incident.group,
+                str(incident.culprit),
+                incident.sentence,
+            )
 
 
 async def all_nodes(service: Orchestrator) -> AsyncIterator[wire.NodeView]:
