@@ -11,10 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from allfold_core.errors import ServiceError
-from allfold_core.incident import Cause, Effect, Incident, rank_culprit
+from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, rank_culprit
 from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.store import retention
-from allfold_orchestrator.store.incidents import LOST_SECONDS
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
