@@ -202,12 +202,19 @@ def bounded(incident: Incident) -> Incident:
     return replace(incident, sentence=one_line(incident.sentence, MAX_SENTENCE), evidence=evidence)
 
 
-def one_line(text: str, most: int) -> str:
-    """Return text as one line of printable characters, cut to at most ``most`` of them.
+def printable(text: str) -> str:
+    """Return text with a space for each character that is not printable.
 
-    So that it can neither forge a line of a log nor control a terminal.
+    So text of others neither forges a line of a log nor controls a terminal.
     """
-    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return text as one line of printable characters, cut to at most ``most`` of them."""
+    line = " ".join(printable(text).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
