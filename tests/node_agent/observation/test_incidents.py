@@ -85,10 +85,12 @@ def test_two_incidents_have_different_ids_also_after_a_restart(incidents: Incide
 
 
 def test_what_is_over_at_once_is_told_as_begun_and_ended(
-    incidents: Incidents, told: list[Incident]
+    incidents: Incidents, told: list[Incident], caplog: pytest.LogCaptureFixture
 ) -> None:
-    incidents.note(LATE)
-    incidents.note(LATE)
+    with caplog.at_level(logging.INFO):
+        incidents.note(LATE)
+        incidents.note(LATE)
+    assert caplog.messages == ["op 7 waits for rank 3"] * 2
     assert [each.is_open for each in told] == [True, False, True, False]
     assert len({each.id for each in told}) == 2
 

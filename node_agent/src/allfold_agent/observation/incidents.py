@@ -77,14 +77,19 @@ class Incidents:
 
     def end(self, key: Hashable) -> None:
         """Note that an incident is over, if it was known."""
+        ended = self._close(key)
+        if ended is not None:
+            log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
+            self._tell(ended)
+
+    def _close(self, key: Hashable) -> Incident | None:
         with self._lock:
             known = self._own.pop(key, None)
             if known is None:
-                return
+                return None
             ended = replace(known, ended=time())
             self._ended.append(ended)
-        log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
-        self._tell(ended)
+            return ended
 
     def end_all(self, group: str, opening: int) -> None:
         """Note that a group is over on this node, and all that was wrong with it."""
@@ -106,7 +111,9 @@ class Incidents:
         """Note an incident that is over as soon as it is known."""
         key = object()
         self.open(key, incident)
-        self.end(key)
+        ended = self._close(key)
+        if ended is not None:
+            self._tell(ended)
 
     def hear(self, incident: Incident, now: float) -> None:
         """Take in what another agent of a group has found.
