@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allfold.cli._processes import Child, stop_all
+from allfold.cli._processes import Child
 from allfold_core.incident import (
     STORE,
     Cause,
@@ -21,12 +20,12 @@ from allfold_core.incident import (
     node_culprit,
     rank_culprit,
 )
+from benchmarks.diagnosis.burners import end_burners, start_burners
 from benchmarks.diagnosis.cluster import Cluster
 from benchmarks.diagnosis.scoring import Expected
 
 # Longer than the time in which a fault is to be named.
 LASTS_SECONDS = 4.0
-_BURN = "while True: pass"
 
 
 @dataclass
@@ -166,18 +165,13 @@ class SlowCpu(Fault):
         for pid in self._threads():
             os.sched_setaffinity(pid, {core})
         self._give_priority(10)
-        self.burners = [
-            Child(f"burner {number}", [sys.executable, "-c", _BURN], env=os.environ)
-            for number in range(2)
-        ]
+        self.burners = start_burners(2)
         for burner in self.burners:
             os.sched_setaffinity(burner.pid, {core})
         return self.of_rank(Cause.STARVED_RANK, self.chosen, "slow")
 
     def lift(self) -> None:
-        for burner in self.burners:
-            burner.signal(signal.SIGKILL)
-        stop_all(self.burners)
+        end_burners(self.burners)
         for pid in self._threads():
             os.sched_setaffinity(pid, os.sched_getaffinity(0))
         self._give_priority(0)

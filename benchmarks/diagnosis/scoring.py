@@ -37,6 +37,10 @@ class Expected:
         """Return True if the class of an incident is right: communication or not, hang or slow."""
         return report["communication"] == self.communication and report["effect"] in self.effects
 
+    def matches(self, report: Report) -> bool:
+        """Return True if culprit and class of an incident are right."""
+        return self.names(report) and self.has_class_of(report)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -56,12 +60,12 @@ class Trial:
     @property
     def is_found(self) -> bool:
         """True if class and culprit were reported at all."""
-        return any(self._is_right(each) for each in self.reports)
+        return any(self.expected.matches(each) for each in self.reports)
 
     @property
     def false_reports(self) -> list[Report]:
         """The incidents that blame somebody else, or something else."""
-        return [each for each in self.reports if not self._is_right(each)]
+        return [each for each in self.reports if not self.expected.matches(each)]
 
     @property
     def said(self) -> str:
@@ -70,9 +74,6 @@ class Trial:
             return NOTHING
         first = self.reports[0]
         return str(first["cause"]) + ("" if self.expected.names(first) else "?")
-
-    def _is_right(self, report: Report) -> bool:
-        return self.expected.names(report) and self.expected.has_class_of(report)
 
 
 @dataclass

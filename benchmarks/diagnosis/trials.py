@@ -10,7 +10,7 @@ from typing import Any
 from allfold.cli._processes import wait_for
 from benchmarks.diagnosis.cluster import Cluster
 from benchmarks.diagnosis.faults import FAULTS, LASTS_SECONDS
-from benchmarks.diagnosis.scoring import Expected, Trial
+from benchmarks.diagnosis.scoring import Trial
 
 _LOOK_AGAIN_SECONDS = 0.05
 # Of a training that goes on undisturbed, so that what is usual is known.
@@ -42,7 +42,7 @@ def _try(cluster: Cluster, kind: str, chance: random.Random) -> Trial:
     try:
         while time.monotonic() - began < LASTS_SECONDS:
             new = _new(cluster, known)
-            if delay is None and any(_is_right(expected, each) for each in new):
+            if delay is None and any(expected.matches(each) for each in new):
                 delay = time.monotonic() - began
             wait_for([], _LOOK_AGAIN_SECONDS)
     finally:
@@ -60,10 +60,6 @@ def _new(cluster: Cluster, known: set[str]) -> list[dict[str, Any]]:
     """Return the incidents that were not known before the fault, in the order of their finding."""
     found = [each for each in cluster.incidents() if each["id"] not in known]
     return sorted(found, key=lambda each: each["seen"])
-
-
-def _is_right(expected: Expected, report: dict[str, Any]) -> bool:
-    return expected.names(report) and expected.has_class_of(report)
 
 
 def _let_train(cluster: Cluster, seconds: float) -> None:

@@ -72,6 +72,27 @@ def test_once_shows_the_tables_and_ends(allfold: Commands, agent: str) -> None:
         assert text in out
 
 
+def test_no_text_of_others_controls_the_terminal(allfold: Commands) -> None:
+    """A group tells how its ranks have ended, in the words of their exceptions."""
+    what = "sum\x1b]0;other title\x07\x9b31m"
+    op = {
+        "seq": 7, "what": what, "strategy": "ring", "waiting_for": [1], "waiting_for_nodes": [],
+        "age": 3.0,
+    }  # fmt: skip
+    lost = GROUP | {"losses": [f"rank 1 failed: {what}"], "in_flight": [op]}
+    answers = ANSWERS | {
+        "/v1/status": {"node": "a\x1bc", "ready": True, "waiting_for": "", "groups": [lost]}
+    }
+    with service(answers) as url:
+        shown = [
+            allfold.run("top", "--once", "--agent-url", url).out,
+            allfold.run("status", "--agent-url", url).out,
+        ]
+    for out in shown:
+        assert "other title" in out
+        assert out.replace("\n", "").isprintable()
+
+
 def test_the_json_has_one_object_per_look(allfold: Commands, agent: str) -> None:
     seen = json.loads(allfold.run("top", "--once", "--json", "--agent-url", agent).out)
     assert seen["schema"] == 1

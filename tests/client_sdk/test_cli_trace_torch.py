@@ -11,7 +11,7 @@ import pytest
 from allfold.cli._trace.asking import Flight
 from allfold.cli._trace.clocks import OUR_CLOCK
 from allfold.cli._trace.torch_calls import profiling_name, sizes_of
-from allfold.cli._trace.torch_dump import GroupDump, group_dumps
+from allfold.cli._trace.torch_dump import GroupDump, group_dumps, write
 from tests.client_sdk.test_cli_trace import NOWHERE, run
 from tests.support.fakes.flights import agent, group, op, served
 
@@ -105,6 +105,23 @@ def test_of_a_name_the_newest_opening_with_ops_counts() -> None:
     empty = group([], [0], opening=3)
     both = Flight("http://a", "a", ANSWERED, OUR_CLOCK, 0.0, [old, empty, new])
     assert seqs(dump_of(both), 0) == [5]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../other", "a/b"])
+def test_no_name_of_a_group_leads_out_of_the_folder_and_no_file_of_others_is_removed(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trace"
+    others = [tmp_path / "rank_0", folder / "rank_0", tmp_path / "other" / "rank_0"]
+    dump = GroupDump(name, 1, {0: {}}, 0)
+    (place,) = write([dump], folder)
+    program = place / "rank_program.py"
+    for each in (*others, program):
+        each.parent.mkdir(exist_ok=True)
+        each.write_text("of somebody else")
+    write([dump], folder)
+    assert place.resolve().parent == folder.resolve()
+    assert [each.read_text() for each in (*others, program)] == ["of somebody else"] * 4
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ import json
 import pytest
 
 from allfold_core.incident import (
+    MAX_EVIDENCE_TEXT,
+    MAX_SENTENCE,
     STORE,
     Cause,
     Culprit,
     Effect,
     Incident,
+    bounded,
     from_dict,
     link_culprit,
     node_culprit,
@@ -49,6 +52,34 @@ def test_what_is_no_incident_is_refused(spoilt: str) -> None:
     data[spoilt] = "nonsense"
     with pytest.raises((ValueError, TypeError)):
         from_dict(data)
+
+
+@pytest.mark.parametrize("spoilt", ["began", "seen", "ended", "seq", "opening"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_numbers_that_are_none_are_refused_as_no_browser_reads_them(
+    spoilt: str, number: str
+) -> None:
+    data = Incident("1", Cause.LATE_RANK, Effect.HANG, STORE, "").to_dict()
+    data[spoilt] = json.loads(number)
+    with pytest.raises((ValueError, TypeError)):
+        from_dict(data)
+
+
+def test_texts_of_users_become_one_printable_line_of_a_bounded_length() -> None:
+    incident = Incident(
+        "1",
+        Cause.EXITED_RANK,
+        Effect.FAILED,
+        rank_culprit(3, "b"),
+        "rank 3 failed: \x1b]0;evil\x07\nERROR forged\ud800 " + "x" * MAX_SENTENCE,
+        evidence={"process": "is in " + "f" * MAX_EVIDENCE_TEXT, "ranks": 4},
+    )
+    found = bounded(incident)
+    assert found.sentence.startswith("rank 3 failed: ]0;evil ERROR forged x")
+    assert (len(found.sentence), found.sentence[-3:]) == (MAX_SENTENCE, "...")
+    assert len(found.evidence["process"]) == MAX_EVIDENCE_TEXT
+    assert found.evidence["ranks"] == 4
+    assert from_dict(incident.to_dict()) == found
 
 
 def test_culprits_are_called_by_what_people_know() -> None:

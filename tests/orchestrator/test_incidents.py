@@ -11,10 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from allfold_core.errors import ServiceError
-from allfold_core.incident import Cause, Effect, Incident, rank_culprit
+from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, rank_culprit
 from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.store import retention
-from allfold_orchestrator.store.incidents import LOST_SECONDS
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
@@ -176,3 +175,20 @@ async def test_an_outage_is_shown_by_this_replica_also_where_the_store_answers_n
     await known.store_works()
     (found,) = await known.latest(10)
     assert found["ended"] is not None
+
+
+async def test_an_outage_is_kept_until_the_store_has_taken_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> None:
+        raise ServiceError("the orchestrator cannot write to its state store")
+
+    known = IncidentLog(store.incidents)
+    known.store_failed("Redis is away")
+    monkeypatch.setattr(store.incidents, "note", lost)
+    await known.store_works()
+    assert await known.latest(10) == []
+    monkeypatch.undo()
+    await known.store_works()
+    (found,) = await known.latest(10)
+    assert (found["sentence"], found["ended"] is None) == ("Redis is away", False)

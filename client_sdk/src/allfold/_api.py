@@ -95,11 +95,7 @@ def init(
     """
     name = group_name(group)
     most = _settings.max_world(max_world)
-    if most is None:
-        info = _ranks.resolve(os.environ, rank=rank, world_size=world_size)
-    else:
-        opens_with = _settings.min_world(min_world)
-        info = _ranks.resolve_elastic(os.environ, rank, world_size, opens_with)
+    info = _numbered(rank, world_size, min_world, is_elastic=most is not None)
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
         warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
@@ -120,6 +116,16 @@ def init(
     if state is not None:
         _share(state, opened)
     return opened
+
+
+def _numbered(
+    rank: int | None, world_size: int | None, min_world: int | None, *, is_elastic: bool
+) -> _ranks.RankInfo:
+    """Return rank and world size: as given, else as a launcher has put them in the environment."""
+    if not is_elastic:
+        return _ranks.resolve(os.environ, rank=rank, world_size=world_size)
+    opens_with = _settings.min_world(min_world)
+    return _ranks.resolve_elastic(os.environ, rank, world_size, opens_with)
 
 
 def _share(state: State, group: Group) -> None:

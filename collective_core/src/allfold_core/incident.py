@@ -8,9 +8,20 @@ orchestrator, so that exceptions, ``allfold status``, the page, logs and metrics
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import isfinite
 from typing import Any
+
+REPEAT_SECONDS = 5.0
+"""The agent that has found an incident repeats it so often while it lasts."""
+
+LOST_SECONDS = 3 * REPEAT_SECONDS
+"""An incident that was not repeated for so long is over, or its reporter is gone."""
+
+MAX_SENTENCE = 4096
+MAX_EVIDENCE_TEXT = 512
+"""The most characters of a sentence, and of a text in the evidence: receivers refuse more."""
 
 
 class Effect(StrEnum):
@@ -179,34 +190,77 @@ class Incident:
         }
 
 
+def bounded(incident: Incident) -> Incident:
+    """Return an incident whose texts are single lines of printable characters, within the limits.
+
+    They quote what programs of users say: the exception of a rank, the names of its functions.
+    """
+    evidence = {
+        name: one_line(value, MAX_EVIDENCE_TEXT) if isinstance(value, str) else value
+        for name, value in incident.evidence.items()
+    }
+    return replace(incident, sentence=one_line(incident.sentence, MAX_SENTENCE), evidence=evidence)
+
+
+def printable(text: str) -> str:
+    """Return text with a space for each character that is not printable.
+
+    So text of others neither forges a line of a log nor controls a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return text as one line of printable characters, cut to at most ``most`` of them."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 def from_dict(data: Mapping[str, Any]) -> Incident:
-    """Return the incident of a JSON form.
+    """Return the incident of a JSON form, with its texts within the limits.
 
     Raises:
         KeyError, TypeError, ValueError: it is none.
     """
     culprit, seq, ended = data["culprit"], data["seq"], data["ended"]
     rank = culprit["rank"]
-    return Incident(
+    found = Incident(
         str(data["id"]),
         Cause(data["cause"]),
         Effect(data["effect"]),
         Culprit(
             str(culprit["kind"]),
             str(culprit["node"]),
-            None if rank is None else int(rank),
+            None if rank is None else _whole(rank),
             str(culprit["to"]),
         ),
         str(data["sentence"]),
         str(data["group"]),
-        int(data["opening"]),
-        None if seq is None else int(seq),
-        float(data["began"]),
-        float(data["seen"]),
-        None if ended is None else float(ended),
+        _whole(data["opening"]),
+        None if seq is None else _whole(seq),
+        _finite(data["began"]),
+        _finite(data["seen"]),
+        None if ended is None else _finite(ended),
         str(data["reporter"]),
         dict(data["evidence"]),
     )
+    return bounded(found)
+
+
+def _finite(value: Any) -> float:
+    """Return a time; JSON as Python reads it also has NaN and Infinity, which no browser reads."""
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError(f"expected a time, got {value!r}")
+    return number
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"expected an integer, got {value!r}")
+    return value
 
 
 def merged(told: Iterable[Mapping[str, Any]]) -> list[Incident]:

@@ -86,10 +86,10 @@ class Agent:
         self.settings = settings
         self.registry = Registry()
         self.recordings = Recordings()
-        token = settings.token or None
-        peers = PeerConnections(token, self.registry)
+        self._token = settings.token or None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Threads, memory, GPUs
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
         self._lane_thread = LaneThread("allfold-short-lane")
@@ -102,59 +102,30 @@ class Agent:
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = Retention(settings.retain_bytes)
+        peers = PeerConnections(self._token, self.registry)
         self._resources = self._node_resources(peers)
         self.errors = self._resources.errors
+        # Other nodes
         self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
-        bound = addresses.bound(control), addresses.bound(data)
-        self.registration = Registration(
-            self._orchestrator,
-            settings.name,
-            lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
-            self.registry.all,
-            lambda address: link_probe.measure(address, token),
-        )
+        self.registration = self._make_registration(control, data)
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
             settings.name, self.registration.incarnation, self._reactor, peers.dial_link
         )
         self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
         self.terms = GroupTerms(settings.name, self.registry, self.notices, self._reactor)
-        self.witness = Witness(
-            self.links,
-            self._reactor,
-            self,
-            heard_on_edges=self.group_links.last_heard,
-            awaited=self.group_links.awaited,
-        )
-        self.group_links.on_link_down = self.witness.look
+        self.witness = self._make_witness()
+        # The orchestrator
         self.draining = Draining(settings.name, self.registry.all, self._ask_ranks_to_leave)
-        listener = NodeOnControlLink(
-            self.terms, self.witness, self.registry.all, self._end_life, self.draining
-        )
-        self.control_link = ControlLink(
-            self._orchestrator, self.registration, listener, settings.token
-        )
+        self.control_link = self._make_control_link()
         self.seats = Seats(self._orchestrator, self.control_link, self.registration)
-        self._joins = Joins(
-            self.seats,
-            self.registry,
-            self._make_group,
-            self._opened,
-            lambda: self.terms.generation,
-            self.draining.refusing,
-        )
-        self.terms.let_in = self._joins.let_in
+        self._joins = self._make_joins()
+        # The data port, and the ranks of this node
         offers = Offers()
-        self._transfers = StateTransfers(offers, token)
-        self._data = DataPort(
-            data,
-            token=token,
-            open_edge=peers.open_edge,
-            open_link=self.links.open,
-            find_result=peers.find_result,
-            offers=offers,
-        )
+        self._transfers = StateTransfers(offers, self._token)
+        self._data = self._make_data_port(data, peers, offers)
         self.local_server = self._make_local_server()
+        # Observation
         self.incidents = Incidents(settings.name, self._tell_incident)
         self._exits = ExitObserver(self.incidents)
         self.observer = Observer(
@@ -169,11 +140,63 @@ class Agent:
             dial=peers.dial_edge,
             reactor=self._reactor,
             pins=self.gpus.pins,
-            fetch=partial(fetch_result, self.settings.token or None),
+            fetch=partial(fetch_result, self._token),
             retention=self.retention,
             avoid_slow_links=self.settings.slow_links == "avoid",
             lane_thread=self._lane_thread,
             short_lane=self.settings.short_lane == "on",
+        )
+
+    def _make_registration(self, control: socket.socket, data: socket.socket) -> Registration:
+        settings, token = self.settings, self._token
+        bound = addresses.bound(control), addresses.bound(data)
+        return Registration(
+            self._orchestrator,
+            settings.name,
+            lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
+            self.registry.all,
+            lambda address: link_probe.measure(address, token),
+        )
+
+    def _make_witness(self) -> Witness:
+        witness = Witness(
+            self.links,
+            self._reactor,
+            self,
+            heard_on_edges=self.group_links.last_heard,
+            awaited=self.group_links.awaited,
+        )
+        self.group_links.on_link_down = witness.look
+        return witness
+
+    def _make_control_link(self) -> ControlLink:
+        listener = NodeOnControlLink(
+            self.terms, self.witness, self.registry.all, self._end_life, self.draining
+        )
+        return ControlLink(self._orchestrator, self.registration, listener, self.settings.token)
+
+    def _make_joins(self) -> Joins:
+        joins = Joins(
+            self.seats,
+            self.registry,
+            self._make_group,
+            self._opened,
+            lambda: self.terms.generation,
+            self.draining.refusing,
+        )
+        self.terms.let_in = joins.let_in
+        return joins
+
+    def _make_data_port(
+        self, data: socket.socket, peers: PeerConnections, offers: Offers
+    ) -> DataPort:
+        return DataPort(
+            data,
+            token=self._token,
+            open_edge=peers.open_edge,
+            open_link=self.links.open,
+            find_result=peers.find_result,
+            offers=offers,
         )
 
     def _make_local_server(self) -> LocalServer:

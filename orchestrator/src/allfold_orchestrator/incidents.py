@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import replace
 from time import time
 from typing import Any
@@ -16,6 +16,7 @@ from allfold_orchestrator.store.incidents import IncidentStore
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
+_OUTAGES_KEPT = 64
 
 
 class IncidentLog:
@@ -30,7 +31,8 @@ class IncidentLog:
         self._outage: Incident | None = None
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self.found: Counter[str] = Counter()
-        self._over: list[Incident] = []  # outages that the store does not know of yet
+        # Outages that the store does not know of yet.
+        self._over: deque[Incident] = deque(maxlen=_OUTAGES_KEPT)
 
     async def note(self, incident: dict[str, Any]) -> None:
         """Keep what an agent reports; while the store takes nothing, it is lost."""
@@ -78,5 +80,9 @@ class IncidentLog:
         if self._outage is not None:
             self._over.append(replace(self._outage, ended=time()))
             self._outage = None
-        while self._over:
-            await self.note(self._over.pop().to_dict())
+        try:
+            while self._over:
+                await self._store.note(self._over[0].to_dict())
+                self._over.popleft()
+        except ServiceError as error:
+            log.debug("an outage is kept for later: %s", error.message)

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from allfold_core.incident import Cause, Effect
+from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
 from allfold_core.plan import Joins, LinkModel, OnLoss, Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
@@ -367,7 +367,7 @@ class GroupList(Page):
 
 
 _UnixSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Since 1970.")]
-_Figure = Annotated[str, Field(max_length=512)] | int | float | None
+_Figure = Annotated[str, Field(max_length=MAX_EVIDENCE_TEXT)] | int | float | None
 
 
 class IncidentCulprit(Given):
@@ -387,7 +387,7 @@ class IncidentReport(Given):
     communication: bool = Field(description="Links or agents are at fault, not ranks.")
     effect: Annotated[Effect, Field(strict=False)]
     culprit: IncidentCulprit
-    sentence: str = Field(max_length=4096, description="The evidence, for people.")
+    sentence: str = Field(max_length=MAX_SENTENCE, description="The evidence, for people.")
     group: str = Field(max_length=128)
     opening: int = Field(ge=0, le=MAX_EPOCH)
     seq: int | None = Field(ge=0, le=MAX_SEQ, description="The op that waits, or has failed.")

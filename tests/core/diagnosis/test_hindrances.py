@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allfold_core.diagnosis.hindrances import Hindrances
-from allfold_core.incident import Cause, Effect, Incident, link_culprit, rank_culprit
+from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, link_culprit, rank_culprit
 
 LATE = Incident(
     "b-1",
@@ -22,7 +22,7 @@ LINK = Incident("a-2", Cause.SLOW_LINK, Effect.SLOW, link_culprit("a", "b"), "th
 def test_ranks_are_quoted_with_what_their_processes_do_and_links_as_they_are() -> None:
     known = Hindrances()
     for each in (LATE, SLOW, LINK):
-        known.note(each)
+        known.note(each, 0.0)
     assert known.of_ranks() == {3: "its process is in load (train.py:3)"}
     assert known.of_links() == ["the link is slow"]
 
@@ -30,8 +30,19 @@ def test_ranks_are_quoted_with_what_their_processes_do_and_links_as_they_are() -
 def test_what_is_over_is_not_quoted() -> None:
     known = Hindrances()
     for each in (LATE, LINK):
-        known.note(each)
-    known.note(replace(LATE, ended=9.0))
+        known.note(each, 0.0)
+    known.note(replace(LATE, ended=9.0), 1.0)
     assert known.of_ranks() == {}
     known.clear()
     assert known.of_links() == []
+
+
+def test_what_nobody_repeats_is_not_quoted_as_its_reporter_may_be_dead() -> None:
+    known = Hindrances()
+    for each in (LATE, LINK):
+        known.note(each, 0.0)
+    known.note(LINK, 5.0)
+    known.forget_lost(LOST_SECONDS)
+    assert len(known.of_ranks()) == 1
+    known.forget_lost(LOST_SECONDS + 1.0)
+    assert (known.of_ranks(), known.of_links()) == ({}, ["the link is slow"])

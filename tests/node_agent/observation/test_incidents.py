@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from allfold_agent.membership import control_messages
 from allfold_agent.observation.incidents import Incidents
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
+from allfold_orchestrator.links.messages import Told, parse
 
 LATE = Incident(
     "",
@@ -45,6 +47,19 @@ def test_an_incident_is_told_once_as_long_as_it_stays_the_same(
     assert caplog.messages == ["op 7 waits for rank 3"]
 
 
+def test_what_a_rank_says_of_itself_is_told_in_a_form_that_the_orchestrator_takes(
+    incidents: Incidents, told: list[Incident]
+) -> None:
+    """It ends the link of an agent that sends anything else."""
+    long = replace(LATE, sentence="x" * 9999 + "\ud800", evidence={"process": "is in " + "f" * 999})
+    incidents.open(KEY, long)
+    incidents.open(KEY, long)
+    (found,) = told
+    message = parse(control_messages.incident(found))
+    assert isinstance(message, Told)
+    assert message.incident.seq == LATE.seq
+
+
 def test_what_changes_is_told_under_the_same_id(incidents: Incidents, told: list[Incident]) -> None:
     first = incidents.open(KEY, LATE)
     second = incidents.open(KEY, replace(LATE, cause=Cause.STOPPED_RANK, sentence="is stopped"))
@@ -70,10 +85,12 @@ def test_two_incidents_have_different_ids_also_after_a_restart(incidents: Incide
 
 
 def test_what_is_over_at_once_is_told_as_begun_and_ended(
-    incidents: Incidents, told: list[Incident]
+    incidents: Incidents, told: list[Incident], caplog: pytest.LogCaptureFixture
 ) -> None:
-    incidents.note(LATE)
-    incidents.note(LATE)
+    with caplog.at_level(logging.INFO):
+        incidents.note(LATE)
+        incidents.note(LATE)
+    assert caplog.messages == ["op 7 waits for rank 3"] * 2
     assert [each.is_open for each in told] == [True, False, True, False]
     assert len({each.id for each in told}) == 2
 

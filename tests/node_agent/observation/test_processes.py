@@ -102,3 +102,24 @@ def test_a_process_that_is_gone_has_ended(
     started[0].wait()
     assert look_at(pid).state == "X"
     assert stacks_of(pid) == ()
+
+
+def test_a_process_lives_also_where_the_kernel_does_not_count_its_cpu_time(tmp_path: Path) -> None:
+    """As gVisor's does not: a rank that is late must not be reported as ended there."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (python (x)) S 1 7 7 0")
+    found = look_at(7, tmp_path)
+    assert (found.state, found.ran, found.queued) == ("S", 0.0, 0.0)
+    assert explain(found, look_at(7, tmp_path), ()).cause is Cause.LATE_RANK
+
+
+def test_nothing_is_said_of_a_process_that_must_not_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    found = look_at(7, tmp_path)
+    assert found.state == ""
+    assert explain(found, found, ()).cause is Cause.LATE_RANK

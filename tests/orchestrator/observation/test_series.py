@@ -52,6 +52,13 @@ def test_ranks_on_several_nodes_are_as_far_apart_as_their_own_times() -> None:
     assert point["own"] == {0: 0.25, 1: 1.0}
 
 
+def test_a_node_whose_clock_is_set_back_is_asked_for_what_it_counts_from_then_on() -> None:
+    series = Series()
+    series.take("a", history_of("a", "train", NOW, sample(NOW - 1)), NOW)
+    series.take("a", history_of("a", "train", NOW - 3600), NOW + 1)
+    assert series.since("a", NOW) == NOW - 3600
+
+
 def test_a_clock_that_is_wrong_is_corrected() -> None:
     series = Series()
     series.take("a", history_of("a", "train", NOW + 3600, sample(NOW + 3595)), NOW)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from allfold_core.errors import AllfoldError, from_dict
+from allfold_core.incident import printable
 
 
 class NoAnswer(Exception):
@@ -104,10 +105,23 @@ def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[st
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:
-    data = json.loads(body)
+    data = _printable(json.loads(body))
     if not isinstance(data, dict):
         raise NoAnswer(f"{url} answers, but not as Allfold does")
     return data
+
+
+def _printable(data: Any) -> Any:
+    """Return JSON without control characters: it is for a terminal, and quotes users' programs."""
+    match data:
+        case str():
+            return printable(data)
+        case list():
+            return [_printable(each) for each in data]
+        case dict():
+            return {printable(name): _printable(each) for name, each in data.items()}
+        case _:
+            return data
 
 
 def _answered(url: str, status: int, body: bytes) -> AllfoldError | NoAnswer:

@@ -36,6 +36,7 @@ class IncidentWatch:
         self._token = env.get("ALLFOLD_TOKEN", "")
         self._group = group
         self._since = time()
+        self._before: set[str] | None = None  # ids of earlier incidents, known once one answers
         self._shown: set[str] = set()
         self._over: set[str] = set()
         self._notes: SimpleQueue[str] = SimpleQueue()
@@ -76,14 +77,17 @@ class IncidentWatch:
                 path = f"{url}/v1/incidents?limit=50"
                 answer = get_json(path, self._token, seconds=_ANSWER_SECONDS)
                 found = [from_dict(each) for each in answer["incidents"]]
-            except (NoAnswer, AllfoldError, KeyError, ValueError):
+            except (NoAnswer, AllfoldError, KeyError, TypeError, ValueError):
                 continue  # another replica, or another version; the ranks go on without any
+            if self._before is None:
+                self._before = {each.id for each in found if each.seen < self._since}
             return [each for each in found if self._concerns_us(each)]
         return []
 
     def _concerns_us(self, incident: Incident) -> bool:
+        # Not by its time alone: the clock of its node may be behind ours.
         return (
-            incident.seen >= self._since
+            incident.id not in (self._before or ())
             and incident.cause is not _KNOWN
             and self._group in ("", incident.group)
         )

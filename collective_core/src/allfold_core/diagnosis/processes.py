@@ -22,9 +22,10 @@ class ProcessLook:
 
     Attributes:
         at: when (monotonic).
-        state: of its main thread, as in ``/proc/<pid>/stat``; ``X`` where there is none any more.
-        ran: seconds for which its threads have had a CPU so far.
-        queued: seconds for which its threads were ready, but had none.
+        state: of its main thread, as in ``/proc/<pid>/stat``; ``X`` where there is none any more,
+            ``""`` where it is not known.
+        ran: seconds for which its main thread has had a CPU so far.
+        queued: seconds for which its main thread was ready, but had none.
         waits_in: the kernel's function in which its main thread sleeps, ``""`` if unknown.
     """
 

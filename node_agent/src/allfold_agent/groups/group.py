@@ -268,7 +268,7 @@ class Group(AgreeingGroup):
 
     def tell_others_of(self, incident: Incident) -> None:
         """Have the errors of this group quote an incident, on whichever node they are made."""
-        self.hindrances.note(incident)
+        self.hindrances.note(incident, monotonic())
         for node in self.agreement.term.voters:
             if node != self.node:
                 self.send(node, LinkMessageType.OBSERVED, {"incident": incident.to_dict()})

@@ -60,6 +60,7 @@ class GroupObserver:
             if (name, opening) == (self._group.name, self._group.opening)
         }
         self._take_in(now)
+        self._group.hindrances.forget_lost(now)
         self._sampler.look(now, wall)
         self._waits.look(now, wall, own)
         self._speeds.look(now, wall, own)
@@ -98,7 +99,7 @@ class GroupObserver:
 
     def _hear_incident(self, found: Incident, now: float) -> None:
         self._incidents.hear(found, now)
-        self._group.hindrances.note(found)
+        self._group.hindrances.note(found, now)
 
     def _look_at_nodes(self, wall: float) -> None:
         """As the leader, report the nodes that the group was left without since the last look."""

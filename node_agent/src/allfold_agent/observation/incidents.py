@@ -10,14 +10,18 @@ from itertools import count
 from time import time
 
 from allfold_agent.runtime.locks import make_lock
-from allfold_core.incident import Cause, Effect, Incident
+from allfold_core.incident import (
+    LOST_SECONDS,
+    REPEAT_SECONDS,
+    Cause,
+    Effect,
+    Incident,
+    bounded,
+)
 
 log = logging.getLogger(__name__)
 
 ENDED_KEPT = 256
-# Who has found an incident says so again as long as it lasts; else it is taken to be over.
-REPEAT_SECONDS = 5.0
-_LOST_SECONDS = 3 * REPEAT_SECONDS
 
 Tell = Callable[[Incident], None]
 
@@ -51,6 +55,7 @@ class Incidents:
             key: the same as long as it is the same incident.
             incident: without id, reporter and time of finding.
         """
+        incident = bounded(incident)  # the orchestrator would end the link for a longer text
         with self._lock:
             known = self._own.get(key)
             if known is not None and _says_the_same(known, incident):
@@ -72,14 +77,19 @@ class Incidents:
 
     def end(self, key: Hashable) -> None:
         """Note that an incident is over, if it was known."""
+        ended = self._close(key)
+        if ended is not None:
+            log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
+            self._tell(ended)
+
+    def _close(self, key: Hashable) -> Incident | None:
         with self._lock:
             known = self._own.pop(key, None)
             if known is None:
-                return
+                return None
             ended = replace(known, ended=time())
             self._ended.append(ended)
-        log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
-        self._tell(ended)
+            return ended
 
     def end_all(self, group: str, opening: int) -> None:
         """Note that a group is over on this node, and all that was wrong with it."""
@@ -101,7 +111,9 @@ class Incidents:
         """Note an incident that is over as soon as it is known."""
         key = object()
         self.open(key, incident)
-        self.end(key)
+        ended = self._close(key)
+        if ended is not None:
+            self._tell(ended)
 
     def hear(self, incident: Incident, now: float) -> None:
         """Take in what another agent of a group has found.
@@ -124,7 +136,7 @@ class Incidents:
         with self._lock:
             own = list(self._own.values())
             for key, (_, heard) in list(self._told.items()):
-                if now - heard > _LOST_SECONDS:
+                if now - heard > LOST_SECONDS:
                     del self._told[key]
         for incident in own:
             self._tell(incident)

@@ -41,7 +41,9 @@ class LinkObserver:
             if trouble.cause is Cause.SLOW_LINK and rate is not None:
                 self._slow[node] = rate
                 self._group.send(node, LinkMessageType.OBSERVED, {"link": {"rate": rate}})
-                if node not in before or self._is_slower_backwards(node, rate, now):
+                # Twice before it is reported, as the other node may say that it is its own link.
+                is_new = node not in before and node not in self._open
+                if is_new or self._is_slower_backwards(node, rate, now):
                     continue
             still_open.add(node)
             self._report(node, trouble, wall)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from time import monotonic, time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.group_observer import GroupObserver
@@ -40,7 +39,8 @@ class Observer:
         self._groups = groups
         self._pids = pids
         self._incidents = incidents
-        self._observers: WeakKeyDictionary[Group, GroupObserver] = WeakKeyDictionary()
+        self._observers: dict[Group, GroupObserver] = {}
+        self._failing: set[Group] = set()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="allfold-observer", daemon=True)
 
@@ -72,20 +72,35 @@ class Observer:
     def _run(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
             try:
-                self._look()
+                self.look(monotonic(), time())
             except Exception:
                 log.exception("the observer could not look at the groups; it goes on")
 
-    def _look(self) -> None:
-        now, wall = monotonic(), time()
+    def look(self, now: float, wall: float) -> None:
+        """Look at all groups once.
+
+        Args:
+            now: monotonic.
+            wall: seconds since 1970.
+        """
         groups, pids = self._groups(), self._pids()
         for group in groups:
+            self._look_at(group, now, wall, pids)
+        for group in self._observers.keys() - groups:
+            self._failing.discard(group)
+            self._observers.pop(group).close(wall)
+        self._incidents.repeat(now)
+
+    def _look_at(self, group: Group, now: float, wall: float, pids: Pids) -> None:
+        """Look at one group; where that fails, the others are looked at all the same."""
+        try:
             observer = self._observers.get(group)
             if observer is None:
                 observer = self._observers[group] = GroupObserver(group, self._incidents, now)
             observer.look(now, wall, pids)
-        for group, observer in list(self._observers.items()):
-            if group not in groups:
-                observer.close(wall)
-                del self._observers[group]
-        self._incidents.repeat(now)
+        except Exception:
+            if group not in self._failing:  # some times a second would fill the log
+                log.exception("the observer cannot look at group '%s'; it goes on", group.name)
+            self._failing.add(group)
+        else:
+            self._failing.discard(group)

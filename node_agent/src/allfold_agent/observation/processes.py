@@ -24,21 +24,31 @@ _STACK_SECONDS = 1.0
 _NANOSECOND = 1e-9
 
 
-def look_at(pid: int) -> ProcessLook:
-    """Return what the kernel says of a process; state ``X`` where there is none."""
-    proc = Path("/proc", str(pid))
+def look_at(pid: int, folder: Path = Path("/proc")) -> ProcessLook:
+    """Return what the kernel says of a process.
+
+    The state is ``X`` where there is no such process, and ``""`` where it must not be seen.
+    """
+    proc = folder / str(pid)
     try:
         state = (proc / "stat").read_text().rpartition(") ")[2][:1]
-        ran, queued = (proc / "schedstat").read_text().split()[:2]
     except (FileNotFoundError, ProcessLookupError):
         return ProcessLook(monotonic(), "X")
-    return ProcessLook(
-        monotonic(),
-        state,
-        int(ran) * _NANOSECOND,
-        int(queued) * _NANOSECOND,
-        _waits_in(proc),
-    )
+    except OSError:  # /proc is mounted with hidepid
+        return ProcessLook(monotonic(), "")
+    return ProcessLook(monotonic(), state, *_cpu_seconds(proc), _waits_in(proc))
+
+
+def _cpu_seconds(proc: Path) -> tuple[float, float]:
+    """Return the seconds for which the main thread has had a CPU, and was ready without one.
+
+    Some kernels do not count them (gVisor's, Linux without ``CONFIG_SCHED_INFO``): they are 0 then.
+    """
+    try:
+        ran, queued = (proc / "schedstat").read_text().split()[:2]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran) * _NANOSECOND, int(queued) * _NANOSECOND
 
 
 def _waits_in(proc: Path) -> str:

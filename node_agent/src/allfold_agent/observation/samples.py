@@ -108,7 +108,8 @@ class GroupSampler:
         if record.error or record.missing or not record.arrivals:
             return
         before, self._before = self._before, record
-        follows = before is not None and before.seq + 1 == record.seq
+        # In another epoch ranks have other numbers.
+        follows = before is not None and _follows(before, record)
         nbytes = _nbytes(record)
         for figures in (self._second, self._window):
             figures.latencies.append(record.seconds)
@@ -164,6 +165,10 @@ class GroupSampler:
                 for peer, (out, in_) in moved.items()
             },
         }
+
+
+def _follows(before: OpRecord, record: OpRecord) -> bool:
+    return (before.seq + 1, before.epoch) == (record.seq, record.epoch)
 
 
 def _own_time(before: OpRecord, record: OpRecord, rank: int) -> float:

@@ -37,6 +37,7 @@ class SpeedObserver:
         self._looks: dict[int, ProcessLook] = {}
         self._heard: dict[str, tuple[dict[int, OwnTime], float]] = {}
         self._named: int | None = None
+        self._epoch = group.current.ordinal
 
     @property
     def _window(self) -> float:
@@ -56,6 +57,7 @@ class SpeedObserver:
             return
         self._next = now + self._window
         group = self._group
+        self._note_epoch()
         times = self._with_starvation(self._sampler.take_window(now), pids)
         leader = group.agreement.term.leader
         if leader == group.node:
@@ -68,6 +70,15 @@ class SpeedObserver:
                 for rank, each in times.items()
             }
             group.send(leader, LinkMessageType.OBSERVED, {"own": body})
+
+    def _note_epoch(self) -> None:
+        """Begin anew where ranks have other numbers: what was measured is not theirs."""
+        epoch = self._group.current.ordinal
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._watch, self._looks = StragglerWatch(), {}
+            self._heard.clear()
+            self._end()
 
     def _with_starvation(
         self, times: dict[int, OwnTime], pids: Mapping[str, int]

@@ -100,6 +100,8 @@ export class Feed {
     } catch (error) {
       if (error instanceof Refused || outer.aborted || seen) throw error;
     } finally {
+      // However it ends: the orchestrator serves only so many streams at a time.
+      control.abort();
       clearTimeout(timer);
       outer.removeEventListener("abort", end);
     }

@@ -50,6 +50,9 @@ class Series:
                 second = round(sample["at"] + offset)
                 seconds.setdefault(second, {})[node] = _sample(sample, second)
                 self._seen[node] = max(self._seen.get(node, 0.0), sample["at"])
+        # After its clock was set back, what it counts from now on is older than what it has told.
+        if node in self._seen:
+            self._seen[node] = min(self._seen[node], history["now"])
 
     def settle(self, now: float) -> None:
         """Make a point of each second that is over; drop what is not needed any more."""

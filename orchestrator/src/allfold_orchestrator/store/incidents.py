@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from allfold_core.incident import LOST_SECONDS
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.redis_client import Client
-
-# Reporters repeat what lasts every 5 s; what nobody repeats is over, or its reporter is gone.
-LOST_SECONDS = 15.0
 
 
 class IncidentStore:

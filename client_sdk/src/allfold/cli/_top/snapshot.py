@@ -133,11 +133,11 @@ class Watcher:
             return [each for each in pool.map(self._history, urls) if each is not None]
 
     def _history(self, url: str) -> Json | None:
-        """An agent's latest samples; ``None`` if it keeps none, or has just ended."""
+        """Return an agent's latest samples; ``None`` if it keeps none, or has just ended."""
         since = max(0.0, self._clocks.get(url, 0.0) - self._window)
         try:
             history = get_json(f"{url}/v1/history?since={since}", self._token, seconds=_SECONDS)
-        except (NoAnswer, AllfoldError):
-            return None
-        self._clocks[url] = history["now"]
+            self._clocks[url] = float(history["now"])
+        except (NoAnswer, AllfoldError, KeyError, TypeError, ValueError):
+            return None  # or it is of another version
         return history

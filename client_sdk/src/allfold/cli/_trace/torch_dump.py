@@ -93,15 +93,22 @@ def write(dumps: Iterable[GroupDump], folder: Path) -> list[Path]:
     """Write the dumps of each group into a folder of its own; return these folders."""
     written = []
     for dump in dumps:
-        place = folder / Path(dump.group).name  # an answer names no folder elsewhere
+        place = folder / _folder_name(dump.group)
         place.mkdir(parents=True, exist_ok=True)
         for old in place.glob(f"{PREFIX}*"):
-            old.unlink()
+            if old.name.removeprefix(PREFIX).isdecimal():
+                old.unlink()
         for rank, content in dump.ranks.items():
             with (place / f"{PREFIX}{rank}").open("wb") as file:
                 pickle.dump(content, file)
         written.append(place)
     return written
+
+
+def _folder_name(group: str) -> str:
+    """Return the name of a group's folder: never a way out, though a group may be called ``..``."""
+    name = Path(group).name
+    return name if name.strip(".") else f"_{name}"
 
 
 def _dump(name: str, views: list[tuple[Flight, Json]], our_wall: float) -> GroupDump:
