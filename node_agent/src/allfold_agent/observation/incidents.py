@@ -78,7 +78,8 @@ class Incidents:
                 return
             ended = replace(known, ended=time())
             self._ended.append(ended)
-        log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
+        if ended.effect is not Effect.FAILED:  # that is over as soon as it is known
+            log.info("over after %.1f s: %s", time() - ended.began, ended.sentence)
         self._tell(ended)
 
     def end_all(self, group: str, opening: int) -> None:

@@ -62,6 +62,7 @@ class WaitObserver:
         self._sampler = sampler
         self._told: dict[str, tuple[_Wait, float]] = {}  # by node, and when it said so
         self._suspects: dict[int, _Suspect] = {}
+        self._stamp = group.current.stamp
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
         """Another node waits for this one."""
@@ -74,6 +75,7 @@ class WaitObserver:
         Args:
             pids: by session, the processes of this node's ranks of the group.
         """
+        self._begin_anew_with_other_ranks()
         waiting = waiting_ops(self._group)
         if waiting:
             self._tell_others(waiting[0], now)
@@ -84,6 +86,17 @@ class WaitObserver:
         for rank, wait in waits.items():
             if now - wait.since >= _LOOK_SECONDS:
                 self._look_at(rank, pids.get(self._session(rank)), wait, now, wall)
+
+    def _begin_anew_with_other_ranks(self) -> None:
+        """Forget what was said of ranks that have other numbers now, or none."""
+        stamp = self._group.current.stamp
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        self._told.clear()
+        for rank in self._suspects:
+            self._incidents.end(self._key(rank))
+        self._suspects.clear()
 
     def _tell_others(self, op: WaitingOp, now: float) -> None:
         """Tell the nodes for whose data the oldest op waits."""
