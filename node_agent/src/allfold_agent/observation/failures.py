@@ -30,6 +30,7 @@ class ExitObserver:
         """A rank is gone, and not in order.
 
         An exception of Allfold itself is the consequence of something else, which has its incident.
+        So is the end of the last rank of a group that does not go on without the others.
 
         Args:
             how: a phrase to follow its name.
@@ -38,7 +39,9 @@ class ExitObserver:
             return
         killed, self._killed = self._killed, _killed_for_memory()
         was_killed = self._killed > killed
-        sessions = group.current.plan.sessions
+        plan = group.current.plan
+        if group.current.ordinal and plan.on_loss == "raise" and len(plan.sessions) == 1:
+            return
         epoch = group.epoch_table.newest_with(session)
         if epoch is None:
             return
@@ -55,7 +58,7 @@ class ExitObserver:
                 group.name,
                 group.opening,
                 began=time(),
-                evidence={"ranks": len(sessions)},
+                evidence={"ranks": len(plan.sessions)},
             )
         )
 
