@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 import allfold
+from tests.support.processes import rank_worker
 
 
 def train(group: allfold.Group, seconds: float, compute_seconds: float) -> int:
@@ -23,6 +24,18 @@ def load_batch(group: allfold.Group, seconds: float) -> list[float]:
     """Keep the others waiting, then do what they do."""
     time.sleep(seconds)
     return all_reduce(group)
+
+
+def call_and_leave(
+    group: allfold.Group, numel: int = 4, timeout: float | None = None
+) -> list[float]:
+    """One all-reduce, and the end of the group for this rank, whatever comes of it."""
+    try:
+        return [
+            float(each) for each in group.all_reduce(np.ones(numel, np.float32), timeout=timeout)
+        ]
+    finally:
+        rank_worker.close_group(group.name)
 
 
 def all_reduce(group: allfold.Group, timeout: float | None = None) -> list[float]:

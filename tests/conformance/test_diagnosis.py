@@ -173,6 +173,39 @@ def test_a_wrong_call_is_an_incident_of_the_rank_that_made_it(job: Job, services
     assert incident["sentence"] in str(failed[0].error)
 
 
+def test_a_wrong_call_is_an_incident_also_where_all_ranks_end_with_its_error(
+    pool: RankPool, services: Services
+) -> None:
+    began = time.time()
+    with pool.unregistered(SHAPES["2x2"]) as job:
+        job.enter(services, timeout=OP_SECONDS)
+        job.run(diagnosis_programs.all_reduce)
+        wrong = (4, 5, 4, 4)
+        start = partial(job.start, program=diagnosis_programs.call_and_leave)
+        failures([start(rank, numel=numel) for rank, numel in enumerate(wrong)])
+        incident = await_incident(services, job, "wrong_call", began)
+        assert incident["culprit"] == rank_culprit(job, 1)
+        assert len(incidents(services, job)) == 1
+
+
+def test_a_stopped_rank_keeps_its_number_when_the_others_have_given_up(
+    pool: RankPool, services: Services
+) -> None:
+    began = time.time()
+    with pool.unregistered(SHAPES["3x1"]) as job:
+        job.enter(services, timeout=OP_SECONDS)
+        job.run(diagnosis_programs.all_reduce)
+        os.kill(job.ranks[1].pid, signal.SIGSTOP)
+        try:
+            start = partial(job.start, program=diagnosis_programs.call_and_leave)
+            failures([start(rank, timeout=3.0) for rank in (0, 2)])
+            await_end(services, job, await_incident(services, job, "stopped_rank", began))
+        finally:
+            os.kill(job.ranks[1].pid, signal.SIGCONT)
+        (incident,) = incidents(services, job)
+        assert incident["culprit"] == rank_culprit(job, 1)
+
+
 def test_a_killed_rank_is_an_incident_and_the_losses_that_follow_are_none(
     pool: RankPool, services: Services
 ) -> None:

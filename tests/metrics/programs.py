@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 import allfold
@@ -13,3 +15,19 @@ def all_reduces(group: allfold.Group, numel: int, times: int) -> float:
     for _ in range(times):
         total = float(group.all_reduce(np.ones(numel, np.float32))[0])
     return total
+
+
+def late_all_reduces(group: allfold.Group, late: int, until: float) -> int:
+    """All-reduces of 1 MiB to which one rank comes 0.1 s late; how many there were.
+
+    Args:
+        until: seconds since 1970.
+    """
+    done, goes_on = 0, np.ones(1 << 18, np.float32)
+    while goes_on.min() > 0:
+        if group.rank == late:
+            time.sleep(0.1)
+        goes_on[:] = time.time() < until
+        goes_on = group.all_reduce(goes_on, "min")
+        done += 1
+    return done

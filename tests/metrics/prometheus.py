@@ -23,8 +23,8 @@ CONFIGURATION = ALERTS.with_name("prometheus.yml")
 ALERT_SECONDS = 60.0
 _OFTEN = "500ms"
 _SOON = "1s"
-# Thresholds in seconds that a test would have to wait for.
-_SHORTER = {"> 30": "> 1"}
+# Thresholds and windows that a test would have to wait for.
+_SHORTER = {"> 30": "> 1", "> 15": "> 2", "[5m]": "[10s]", "[10m]": "[10s]"}
 
 
 class Prometheus:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from threading import Event, Thread
 from urllib.error import HTTPError
 
 import pytest
 
+from allfold.cli._http import post
 from allfold_core.metrics import MetricType
 from benchmarks.redis_server import RedisServer
 from tests import grafana_dashboard
+from tests.grafana_dashboard import Panel
 from tests.metrics import programs
 from tests.metrics.prometheus import Prometheus
 from tests.metrics_page import METRICS
-from tests.support.processes.ranks import RankPool
+from tests.support.processes.ranks import RankPool, results
 from tests.support.processes.services import Services
 from tests.support.require import requires
 from tests.support.waiting import wait_until
@@ -29,6 +36,7 @@ QUIET = {
     "allfold_orchestrator_incident_info",
 }
 FOUR_RANKS = (0, 0, 1, 1)
+ADMIN = "the-admins"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def services(redis: RedisServer) -> Iterator[Services]:
-    with Services(redis_url=redis.url) as services:
+    with Services(redis_url=redis.url, variables={"ALLFOLD_ADMIN_TOKEN": ADMIN}) as services:
         services.start_orchestrator()
         services.start_agents("node0", "node1")
         yield services
@@ -119,15 +127,19 @@ def check_panels(prometheus: Prometheus) -> None:
         return [name for name in names if not prometheus.query(name)]
 
     wait_until(lambda: not lacking(), f"all metrics have series: {lacking()}")
+    for panel, asked in queries():
+        found = partial(prometheus.query, asked)
+        if asked.endswith("> 0") or {each.name for each in panel.metrics} & QUIET:
+            found()
+        else:
+            wait_until(found, f"{panel.title} has data: {asked}")
+
+
+def queries() -> Iterator[tuple[Panel, str]]:
+    """The expressions of the dashboard, as Grafana asks them."""
     for panel in (panel for row in grafana_dashboard.ROWS.values() for panel in row):
         for expression, _ in panel.queries:
-            asked = expression.replace("$__rate_interval", "30s").replace("$group", ".*")
-            quiet = asked.endswith("> 0") or {each.name for each in panel.metrics} & QUIET
-            found = partial(prometheus.query, asked)
-            if quiet:
-                found()
-            else:
-                wait_until(found, f"{panel.title} has data: {asked}")
+            yield panel, expression.replace("$__rate_interval", "30s").replace("$group", ".*")
 
 
 def test_nobody_reads_metrics_without_the_token(services: Services) -> None:
@@ -140,7 +152,7 @@ def test_nobody_reads_metrics_without_the_token(services: Services) -> None:
 
 
 def test_ranks_that_wait_for_one_raise_alerts(pool: RankPool, prometheus: Prometheus) -> None:
-    assert prometheus.firing() == []
+    await_silence(prometheus)
     with pool.job(FOUR_RANKS, timeout=60.0) as job:
         waiting = [job.start(rank, programs.all_reduces, numel=4, times=1) for rank in range(3)]
         prometheus.await_alert("AllfoldOpWaits", group=job.name)
@@ -148,8 +160,51 @@ def test_ranks_that_wait_for_one_raise_alerts(pool: RankPool, prometheus: Promet
         prometheus.await_alert("AllfoldIncident", cause="late_rank", culprit=culprit)
         (found,) = prometheus.query(f'allfold_orchestrator_incident_info{{culprit="{culprit}"}}')
         assert f"of group '{job.name}'" in found["metric"]["sentence"]
+        for panel, asked in queries():
+            if "_incidents" in asked:
+                assert prometheus.query(asked), panel.title
         last = job.start(3, programs.all_reduces, numel=4, times=1)
         assert [call.result() for call in [*waiting, last]] == [4.0] * 4
+    await_silence(prometheus)
+
+
+def test_a_rank_that_is_always_late_raises_an_alert(pool: RankPool, prometheus: Prometheus) -> None:
+    with pool.job(FOUR_RANKS, timeout=60.0) as job:
+        until = time.time() + 8.0
+        calls = job.start_all(programs.late_all_reduces, late=1, until=until)
+        prometheus.await_alert("AllfoldRanksWaitForEachOther", group=job.name, node="node0")
+        assert len(set(results(calls))) == 1
+    await_silence(prometheus)
+
+
+def test_a_group_that_does_not_form_raises_an_alert(
+    services: Services, pool: RankPool, prometheus: Prometheus
+) -> None:
+    with pool.unregistered(FOUR_RANKS) as job:
+        calls = job.start_entering(services, ranks=range(3), init_timeout=60.0)
+        prometheus.await_alert("AllfoldGroupDoesNotForm")
+        job.entered([*calls, *job.start_entering(services, ranks=[3], init_timeout=60.0)])
+    await_silence(prometheus)
+
+
+def test_an_agent_that_does_not_answer_raises_alerts(
+    services: Services, prometheus: Prometheus
+) -> None:
+    pid = services.agents["node1"].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        prometheus.await_alert("AllfoldAgentDown", node="node1")
+        prometheus.await_alert("AllfoldNodeSilent", node="node1")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await_silence(prometheus)
+
+
+def test_an_agent_that_gets_no_cpu_raises_an_alert(
+    services: Services, prometheus: Prometheus
+) -> None:
+    with interrupted(services.agents["node1"].pid, 0.8):
+        prometheus.await_alert("AllfoldAgentLags", node="node1")
     await_silence(prometheus)
 
 
@@ -178,6 +233,23 @@ def test_a_store_that_is_down_raises_alerts_and_metrics_are_still_served(
     await_silence(prometheus)
 
 
+def test_a_slow_store_raises_an_alert(redis: RedisServer, prometheus: Prometheus) -> None:
+    with interrupted(redis.pid, 0.5):
+        prometheus.await_alert("AllfoldStoreSlow")
+    await_silence(prometheus)
+
+
+def test_a_node_that_drains_while_it_has_ranks_raises_an_alert(
+    services: Services, pool: RankPool, prometheus: Prometheus
+) -> None:
+    with pool.job((1,)):
+        post(f"{services.orchestrator_url}/v1/nodes/node1/drain", ADMIN)
+        prometheus.await_alert("AllfoldAgentDrains", node="node1")
+    services.kill_agent("node1")  # drains until its end
+    services.restart_dead_agents()
+    await_silence(prometheus)
+
+
 def test_a_lost_node_and_ops_that_fail_raise_alerts(
     services: Services, pool: RankPool, prometheus: Prometheus
 ) -> None:
@@ -194,3 +266,23 @@ def test_a_lost_node_and_ops_that_fail_raise_alerts(
 
 def await_silence(prometheus: Prometheus) -> None:
     wait_until(lambda: prometheus.firing() == [], "no alert fires any more", 60.0)
+
+
+@contextmanager
+def interrupted(pid: int, seconds: float) -> Iterator[None]:
+    """A process that stands still for so long, again and again."""
+    over = Event()
+
+    def interrupt() -> None:
+        while not over.wait(seconds / 4):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(pid, signal.SIGCONT)
+
+    interrupting = Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        interrupting.join()

@@ -10,6 +10,7 @@ This module alone needs torchft, which is none of Allfold's dependencies.
 """
 
 # No annotations as text here: DDP compares those of a hook with the types themselves.
+import secrets
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -119,7 +120,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
         opening = min(self._timeout, self._opening)
         store = torchft.process_group.create_store_client(store_addr, timeout=opening)
         if rank == 0:
-            store.set(_NAME_KEY, f"{_PREFIX}-{uuid.uuid4().hex}")
+            store.set(_NAME_KEY, f"{_PREFIX}-{secrets.token_hex(6)}")
         group = open_group(
             store.get(_NAME_KEY).decode(),
             rank,

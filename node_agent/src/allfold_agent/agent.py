@@ -128,6 +128,7 @@ class Agent:
         # Observation
         self.incidents = Incidents(settings.name, self._tell_incident)
         self._exits = ExitObserver(self.incidents)
+        self._observes = settings.observer == "on"
         self.observer = Observer(
             self.registry.all, self.local_server.processes_of_ranks, self.incidents
         )
@@ -217,7 +218,7 @@ class Agent:
         self._data.start()
         self._reactor.start()
         self.witness.start()
-        if self.settings.observer == "on":
+        if self._observes:
             self.observer.start()
         for meter in self.lags.values():
             meter.start()
@@ -373,6 +374,8 @@ class Agent:
         group = Group(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)
+        if self._observes:
+            self.observer.opened(group)
         return group
 
     def _opened(self, group: Group) -> None:

@@ -77,6 +77,17 @@ def test_the_end_is_told_and_remembered(incidents: Incidents, told: list[Inciden
     assert [each.id for each in incidents.recent()] == [first.id]
 
 
+def test_a_line_of_the_log_says_that_it_is_over_unless_it_was_over_at_once(
+    incidents: Incidents, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        incidents.note(replace(LATE, effect=Effect.FAILED, sentence="rank 3 has ended"))
+        assert caplog.messages == ["rank 3 has ended"]
+        incidents.open(KEY, LATE)
+        incidents.end(KEY)
+    assert caplog.messages[2].endswith(": op 7 waits for rank 3")
+
+
 def test_two_incidents_have_different_ids_also_after_a_restart(incidents: Incidents) -> None:
     first = incidents.open(KEY, LATE)
     incidents.end(KEY)

@@ -76,3 +76,15 @@ def test_a_group_that_is_over_is_closed_and_has_no_history_any_more(
     observer.look(3.0, 103.0)
     assert whole.is_closed
     assert observer.history(0.0) == []
+
+
+def test_a_group_that_is_over_before_the_next_look_is_looked_at_once_and_closed(
+    groups: list[Named], observer: Observer
+) -> None:
+    whole = groups.pop()
+    groups.clear()
+    observer.opened(cast(Group, whole))
+    for now in (1.0, 2.0):
+        observer.look(now, 100.0 + now)
+    assert whole.looks == [1.0]
+    assert whole.is_closed

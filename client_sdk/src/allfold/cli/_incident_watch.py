@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -27,7 +28,7 @@ class IncidentWatch:
 
     Args:
         env: in which ranks find Allfold; without an orchestrator's URL nobody is asked.
-        group: whose incidents are shown; of an Allfold of this run alone, ``""``: all.
+        group: of the run whose incidents are shown; of an Allfold of this run alone, ``""``: all.
     """
 
     def __init__(self, env: Mapping[str, str], group: str) -> None:
@@ -89,7 +90,7 @@ class IncidentWatch:
         return (
             incident.id not in (self._before or ())
             and incident.cause is not _KNOWN
-            and self._group in ("", incident.group)
+            and is_of_run(incident.group, self._group)
         )
 
     def _news_of(self, incident: Incident) -> list[str]:
@@ -104,3 +105,14 @@ class IncidentWatch:
                 seconds = incident.ended - incident.began
                 news.append(f"over after {seconds:.1f} s: {incident.culprit}")
         return news
+
+
+def is_of_run(group: str, run: str) -> bool:
+    """Whether a group is a run's: its own, one that torch makes in it, or a sub-group of these.
+
+    Args:
+        group: of an incident; ``""`` where it concerns all, as that of a store does.
+        run: the name of the run's group; ``""`` where all groups are of this run.
+    """
+    of_torch, of_new_group = r"(-(\d+-)?[0-9a-f]{12,})?", r"(\.[0-9a-f]{20})*"
+    return "" in (group, run) or bool(re.fullmatch(re.escape(run) + of_torch + of_new_group, group))

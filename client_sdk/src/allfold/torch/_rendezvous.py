@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -181,7 +182,7 @@ def name_prefix() -> str:
 
 
 def _new_name() -> str:
-    return f"{name_prefix()}-{uuid.uuid4().hex}"
+    return f"{name_prefix()}-{secrets.token_hex(6)}"
 
 
 def _visit_key(rank: int) -> str:

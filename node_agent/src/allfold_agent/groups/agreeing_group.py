@@ -330,7 +330,7 @@ class AgreeingGroup(OpAttempts):
         Args:
             withdraws: its process lives, and does not wait for its ops.
         """
-        log.info("rank of session %s of group '%s': %s", session, self.name, how)
+        log.debug("rank of session %s of group '%s': %s", session, self.name, how)
         self._ranks.ended(session)
         self.epoch_table.session_ended(session)
         self.deferred.difference_update(

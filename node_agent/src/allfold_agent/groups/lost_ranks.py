@@ -23,7 +23,6 @@ class LostRanks:
     """
 
     def __init__(self, plan: Plan, p2p: P2PEngine) -> None:
-        self._group = plan.group
         self._fail_any_source = plan.on_loss == "raise"
         self._p2p = p2p
 
@@ -34,7 +33,7 @@ class LostRanks:
         ways = {seat.number: how_lost(change, seat.session) for seat in gone}
         all_left = all(how == LEFT for how in ways.values())
         level = logging.INFO if all_left else logging.WARNING
-        log.log(level, "group '%s' epoch %d: %s", self._group, now.ordinal, change.message)
+        log.log(level, "epoch %d: %s", now.ordinal, change.message)
         for number, how in ways.items():
             if how == LEFT:
                 self._p2p.rank_left(number, how)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, record
@@ -17,6 +18,19 @@ log = logging.getLogger(__name__)
 
 RECORDED_OPS = 512
 _KEPT_FAILURES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOp:
+    """An op that has failed for the ranks of this node.
+
+    Attributes:
+        ranks: of this node, in the numbers that the error has.
+    """
+
+    seq: int
+    error: AllfoldError
+    ranks: tuple[int, ...]
 
 
 class Outcomes:
@@ -38,7 +52,7 @@ class Outcomes:
     def __init__(self, group: str, node: str, table: OpTable, errors: ErrorCounts) -> None:
         self.on_idle: Callable[[], None] = lambda: None
         self.recent: deque[OpRecord] = deque(maxlen=RECORDED_OPS)
-        self.failures: deque[tuple[int, AllfoldError]] = deque(maxlen=_KEPT_FAILURES)
+        self.failures: deque[FailedOp] = deque(maxlen=_KEPT_FAILURES)
         self.tally = Tally(errors)
         self._group = group
         self._node = node
@@ -68,7 +82,7 @@ class Outcomes:
     def refuse(self, op: Op) -> None:
         """Report to the local ranks that have called an op that it has failed."""
         assert op.error is not None
-        self.failures.append((op.seq, op.error))
+        self.failures.append(FailedOp(op.seq, op.error, tuple(op.ranks)))
         with self._table.lock:
             self.retire(op)
             calls = list(op.calls.values())

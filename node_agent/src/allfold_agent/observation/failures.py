@@ -7,8 +7,9 @@ from pathlib import Path
 from time import time
 
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.outcomes import FailedOp
 from allfold_agent.observation.incidents import Incidents
-from allfold_core.errors import AllfoldError, MismatchError, PeerLost, ServiceError
+from allfold_core.errors import MismatchError, PeerLost, ServiceError
 from allfold_core.incident import Cause, Culprit, Effect, Incident, node_culprit, rank_culprit
 from allfold_core.verdict import LEFT
 
@@ -29,6 +30,7 @@ class ExitObserver:
         """A rank is gone, and not in order.
 
         An exception of Allfold itself is the consequence of something else, which has its incident.
+        So is the end of the last rank of a group that does not go on without the others.
 
         Args:
             how: a phrase to follow its name.
@@ -37,7 +39,9 @@ class ExitObserver:
             return
         killed, self._killed = self._killed, _killed_for_memory()
         was_killed = self._killed > killed
-        sessions = group.current.plan.sessions
+        plan = group.current.plan
+        if group.current.ordinal and plan.on_loss == "raise" and len(plan.sessions) == 1:
+            return
         epoch = group.epoch_table.newest_with(session)
         if epoch is None:
             return
@@ -54,7 +58,7 @@ class ExitObserver:
                 group.name,
                 group.opening,
                 began=time(),
-                evidence={"ranks": len(sessions)},
+                evidence={"ranks": len(plan.sessions)},
             )
         )
 
@@ -71,8 +75,8 @@ class FailureObserver:
         """Report the failures since the last look."""
         failures = self._group.outcomes.failures
         while failures:
-            seq, error = failures.popleft()
-            found = self._culprit_of(error)
+            failed = failures.popleft()
+            found = self._culprit_of(failed)
             if found is not None:
                 cause, culprit = found
                 self._incidents.note(
@@ -81,25 +85,26 @@ class FailureObserver:
                         cause,
                         Effect.FAILED,
                         culprit,
-                        error.message.removesuffix("."),
+                        failed.error.message.removesuffix("."),
                         self._group.name,
                         self._group.opening,
-                        seq,
+                        failed.seq,
                         time(),
                     )
                 )
 
-    def _culprit_of(self, error: AllfoldError) -> tuple[Cause, Culprit] | None:
+    def _culprit_of(self, failed: FailedOp) -> tuple[Cause, Culprit] | None:
         """Return cause and culprit of a failed op, if it is for this node to report them."""
-        group = self._group
+        node, error = self._group.node, failed.error
         if isinstance(error, MismatchError):
             odd: Sequence[int] = error.details.get("odd_ranks", ())
-            return _wrong_call(group, odd[0]) if odd else None
+            is_ours = bool(odd) and odd[0] in failed.ranks  # else its own node reports it
+            return (Cause.WRONG_CALL, rank_culprit(odd[0], node)) if is_ours else None
         if isinstance(error, PeerLost):
             return self._departure(error)
-        is_ours = isinstance(error, ServiceError) and f"node {group.node}:" in error.message
+        is_ours = isinstance(error, ServiceError) and f"node {node}:" in error.message
         if is_ours and any(word in error.message for word in _NO_MEMORY):
-            return Cause.OUT_OF_MEMORY, node_culprit(group.node)
+            return Cause.OUT_OF_MEMORY, node_culprit(node)
         return None
 
     def _departure(self, error: PeerLost) -> tuple[Cause, Culprit] | None:
@@ -118,12 +123,6 @@ class FailureObserver:
             return None
         self._departed.add(session)
         return Cause.EXITED_RANK, rank_culprit(ranks[0], nodes[0])
-
-
-def _wrong_call(group: Group, rank: int) -> tuple[Cause, Culprit] | None:
-    if rank not in group.current.ranks:
-        return None  # its own node reports it
-    return Cause.WRONG_CALL, rank_culprit(rank, group.node)
 
 
 def _cause_of(how: str, otherwise: Cause) -> Cause:

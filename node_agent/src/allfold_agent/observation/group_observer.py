@@ -114,7 +114,7 @@ class GroupObserver:
                     Cause.SILENT_NODE if is_silent else Cause.LOST_NODE,
                     Effect.FAILED,
                     node_culprit(node),
-                    f"group '{self._group.name}' goes on without node {node}, which {how}",
+                    f"group '{self._group.name}' has lost node {node}, which {how}",
                     self._group.name,
                     self._group.opening,
                     began=wall,

@@ -7,6 +7,7 @@ accounts), so ops pay nothing for it. If it fails, it says so in the log, and no
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from time import monotonic, time
@@ -41,6 +42,7 @@ class Observer:
         self._incidents = incidents
         self._observers: dict[Group, GroupObserver] = {}
         self._failing: set[Group] = set()
+        self._opened: deque[Group] = deque()  # since the last look
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="allfold-observer", daemon=True)
 
@@ -53,6 +55,10 @@ class Observer:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
+
+    def opened(self, group: Group) -> None:
+        """Have a group looked at that may be over before the next look. From any thread."""
+        self._opened.append(group)
 
     def history(self, since: float) -> list[dict[str, Any]]:
         """Return the samples of each group, second by second.
@@ -83,8 +89,9 @@ class Observer:
             now: monotonic.
             wall: seconds since 1970.
         """
+        opened = [self._opened.popleft() for _ in range(len(self._opened))]
         groups, pids = self._groups(), self._pids()
-        for group in groups:
+        for group in dict.fromkeys([*opened, *groups]):
             self._look_at(group, now, wall, pids)
         for group in self._observers.keys() - groups:
             self._failing.discard(group)

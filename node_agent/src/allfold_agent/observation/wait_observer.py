@@ -52,6 +52,7 @@ class WaitObserver:
         self._messages = MessageWaits(group)
         self._told: dict[str, tuple[int, Wait, float]] = {}  # by node: op, wait, when it said so
         self._suspects: dict[int, _Suspect] = {}
+        self._stamp = group.current.stamp
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
         """An op of another node waits for this one."""
@@ -69,6 +70,7 @@ class WaitObserver:
         Args:
             pids: by session, the processes of this node's ranks of the group.
         """
+        self._begin_anew_with_other_ranks()
         waiting = waiting_ops(self._group)
         if waiting:
             self._tell_others(waiting[0], now)
@@ -80,6 +82,17 @@ class WaitObserver:
         for rank, wait in waits.items():
             if now - wait.since >= _LOOK_SECONDS:
                 self._look_at(rank, pids.get(self._session(rank)), wait, now, wall)
+
+    def _begin_anew_with_other_ranks(self) -> None:
+        """Forget what was said of ranks that have other numbers now, or none."""
+        stamp = self._group.current.stamp
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        self._told.clear()
+        for rank in self._suspects:
+            self._incidents.end(self._key(rank))
+        self._suspects.clear()
 
     def _tell_others(self, op: WaitingOp, now: float) -> None:
         """Tell the nodes for whose data the oldest op waits."""
