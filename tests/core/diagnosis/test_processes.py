@@ -114,10 +114,10 @@ def test_of_the_sdk_the_function_is_shown_that_the_user_has_called() -> None:
     )
 
 
-def test_a_method_of_a_group_is_called_a_collective() -> None:
+def test_a_method_of_a_group_is_a_call_of_allfold() -> None:
     made = Frame("collective.<locals>.call", "/x/site-packages/allfold/_collectives.py", 41)
     assert describe_frames([WAIT, made, STEP]) == (
-        "a collective of allfold, called from step (train.py:42)"
+        "a call of allfold, called from step (train.py:42)"
     )
 
 

@@ -18,6 +18,7 @@ from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.waiting import wait_until
 
 ZEROS = [0.0] * 3
+IN_OP = Wait("op 7,", 0.0, 7, patience=3.0)
 
 
 class Watched:
@@ -26,10 +27,10 @@ class Watched:
     def __init__(self, local: LocalGroups) -> None:
         self.ranks = local.ranks
         self._links = local.links
-        self._waits = [MessageWaits(group) for group in local.groups]
+        self._waits = [(MessageWaits(group), group.current.ranks) for group in local.groups]
         self._heard = 0
         self._later = 0.0
-        for group, waits in zip(local.groups, self._waits, strict=True):
+        for group, (waits, _) in zip(local.groups, self._waits, strict=True):
             group.on_observed = partial(self._hear, waits)
 
     def _hear(self, waits: MessageWaits, node: str, body: dict[str, Any]) -> None:
@@ -37,16 +38,32 @@ class Watched:
         self._heard += 1
 
     def look(
-        self, node: int, seconds: float = 12.0, in_ops: tuple[int, ...] = ()
+        self,
+        node: int,
+        seconds: float = 12.0,
+        in_ops: tuple[int, ...] = (),
+        awaited: tuple[int, ...] = (),
     ) -> dict[int, Wait]:
-        """Return who is waited for on a node, so many seconds from now."""
+        """Return who is waited for on a node, so many seconds from now.
+
+        Args:
+            in_ops: the ranks that wait in an op.
+            awaited: the ranks that the op waits for.
+        """
         self._later = seconds
         now = monotonic() + seconds
-        for waits in self._waits:
-            waits.look(now, in_ops)
-        sent = sum(kind is LinkMessageType.OBSERVED for *_, kind in self._links.sent)
-        wait_until(lambda: self._heard == sent, "the observers have told each other")
-        return self._waits[node].look(now, in_ops)
+        found: dict[int, Wait] = {}
+        for _ in self.ranks:  # so that they hear of what others have heard
+            for index, (waits, ranks) in enumerate(self._waits):
+                op_waits = {rank: IN_OP for rank in awaited if rank in ranks}
+                seen = waits.look(now, set(in_ops) & set(ranks), op_waits)
+                found = seen if index == node else found
+            wait_until(self._have_heard, "the observers have told each other")
+        return found
+
+    def _have_heard(self) -> bool:
+        kinds = [kind for *_, kind in self._links.sent]
+        return self._heard == kinds.count(LinkMessageType.OBSERVED)
 
 
 @pytest.fixture
@@ -116,6 +133,41 @@ def test_ranks_that_wait_for_each_other_are_named_with_both_calls(
         f"recv(float32[3], from rank {other}, tag 1) of rank {one} in group 'test', while rank "
         f"{other} waits in recv(float32[3], from rank {one}, tag 2),"
     )
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_where_an_op_waits_for_a_receiver_the_sender_is_late_as_soon(
+    watched: Watched, last: int
+) -> None:
+    """An op waits for rank 0, which waits for another one, on its node or elsewhere."""
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, last)
+    in_op = 3 - last
+    found = watched.look(last // 2, in_ops=(in_op,), awaited=(0, last))
+    assert found == {last: IN_OP}
+    found = watched.look(last // 2, in_ops=(in_op,), awaited=(0,))
+    assert list(found) == [last]
+    assert found[last].subject.startswith(f"recv(float32[3], from rank {last}, tag 0) of rank 0")
+    assert found[last].patience < 10.0
+
+
+def test_the_last_of_a_chain_over_nodes_is_late_where_an_op_waits_for_the_first(
+    watched: Watched,
+) -> None:
+    """Rank 0 waits for 1, which waits for 2."""
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
+    watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 2)
+    assert isinf(watched.look(0, awaited=(0,))[1].patience)
+    assert watched.look(1, awaited=(0,))[2].patience < 10.0
+
+
+def test_ranks_that_wait_for_each_other_while_an_op_waits_for_both_are_late_as_soon(
+    watched: Watched,
+) -> None:
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
+    watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 0)
+    found = watched.look(0, in_ops=(2,), awaited=(0, 1))
+    assert sorted(found) == [0, 1]
+    assert all("while rank" in wait.subject and wait.patience < 10.0 for wait in found.values())
 
 
 def test_what_another_node_says_no_more_is_forgotten(watched: Watched) -> None:

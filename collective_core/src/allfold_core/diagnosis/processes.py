@@ -183,4 +183,4 @@ def describe_frames(frames: Sequence[Frame]) -> str:
 def _name_of_ours(frame: Frame) -> str:
     """Return what the user has called; methods of groups are made by a function."""
     is_made = "<locals>" in frame.function
-    return f"a collective of {_OUR_PACKAGE}" if is_made else f"{_OUR_PACKAGE}.{frame.function}"
+    return f"a call of {_OUR_PACKAGE}" if is_made else f"{_OUR_PACKAGE}.{frame.function}"

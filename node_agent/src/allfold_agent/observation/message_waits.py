@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -22,6 +22,7 @@ _NEWS_SECONDS = 1.0
 _MOST_TOLD = 64
 # The stages of a pipeline, and servers, wait for messages as a matter of course.
 _LATE_SECONDS = 10.0
+_URGENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class _MessageWait:
         peer: the rank that is waited for.
         what: the call, for people.
         since: when it was made (monotonic).
+        is_urgent: a collective op waits for the caller, maybe over others that wait for it.
     """
 
     caller: int
     peer: int
     what: str
     since: float
+    is_urgent: bool = False
 
 
 class MessageWaits:
@@ -52,44 +55,64 @@ class MessageWaits:
         """Take in which messages of another node wait for ranks of this one."""
         waits = [
             _MessageWait(
-                int(each["caller"]), int(each["peer"]), str(each["what"]), now - float(each["age"])
+                int(each["caller"]),
+                int(each["peer"]),
+                str(each["what"]),
+                now - float(each["age"]),
+                bool(each["urgent"]),
             )
             for each in body
         ]
         self._told[node] = waits, now
 
-    def look(self, now: float, in_ops: Collection[int]) -> dict[int, Wait]:
-        """Return by local rank the oldest call that waits for it; tell other nodes of theirs.
+    def forget(self) -> None:
+        """Forget what other nodes have said: the ranks have other numbers."""
+        self._told.clear()
 
-        A rank that waits for something itself is not late, unless it waits for the caller.
+    def look(
+        self, now: float, in_ops: Collection[int], op_waits: Mapping[int, Wait]
+    ) -> dict[int, Wait]:
+        """Return the op or message that waits for each local rank; tell other nodes of theirs.
+
+        A rank that waits for a message itself is not late, unless it waits for the caller: who is
+        late is the rank that owes the message. That is so as soon as an op waits for it in the end.
 
         Args:
             in_ops: the local ranks that wait in collective ops.
+            op_waits: by local rank, the op that waits for it.
         """
         ranks = self._group.current.ranks
         own = [each for each in map(self._wait_of, self._group.p2p.unmatched_calls()) if each]
+        heard = self._heard(now)
+        own = _with_urgency(own, heard, op_waits)
         self._tell_others([each for each in own if each.peer not in ranks], now)
-        awaited = [each for each in [*own, *self._heard(now)] if each.peer in ranks]
         callers = self._callers()
-        found: dict[int, Wait] = {}
-        for each in sorted(awaited, key=lambda each: each.since):
+        blocked = {each.caller for each in own}
+        found = {rank: wait for rank, wait in op_waits.items() if rank not in blocked}
+        patience = max((wait.patience for wait in op_waits.values()), default=_URGENT_SECONDS)
+        for each in sorted([*own, *heard], key=lambda each: each.since):
+            if each.peer not in ranks or each.peer in found:
+                continue
             back = next((o for o in own if (o.caller, o.peer) == (each.peer, each.caller)), None)
-            waits_itself = each.peer in in_ops or each.peer in callers
-            found.setdefault(each.peer, self._describe(each, back, waits_itself=waits_itself))
+            wait = self._describe(each, back)
+            if back is None and (each.peer in in_ops or each.peer in callers):
+                wait = replace(wait, patience=inf)
+            elif each.is_urgent:
+                wait = replace(wait, patience=patience)
+            found[each.peer] = wait
         return found
 
-    def _describe(
-        self, wait: _MessageWait, back: _MessageWait | None, *, waits_itself: bool
-    ) -> Wait:
-        group = self._group.name
-        subject = f"{wait.what} of rank {wait.caller} in group '{group}'"
-        if back is not None:  # they wait for each other, so neither goes on
-            return Wait(
-                f"{subject}, while rank {back.caller} waits in {back.what},",
-                max(wait.since, back.since),
-                patience=_LATE_SECONDS,
-            )
-        return Wait(subject, wait.since, patience=inf if waits_itself else _LATE_SECONDS)
+    def _describe(self, wait: _MessageWait, back: _MessageWait | None) -> Wait:
+        """Return a wait for people.
+
+        Args:
+            back: the peer's call that waits for the caller: then neither goes on.
+        """
+        subject = f"{wait.what} of rank {wait.caller} in group '{self._group.name}'"
+        if back is None:
+            return Wait(subject, wait.since, patience=_LATE_SECONDS)
+        both = f"{subject}, while rank {back.caller} waits in {back.what},"
+        return Wait(both, max(wait.since, back.since), patience=_LATE_SECONDS)
 
     def _heard(self, now: float) -> list[_MessageWait]:
         """Return what other nodes have said of late."""
@@ -118,7 +141,13 @@ class MessageWaits:
             age = now - each.since
             if age >= _TELL_SECONDS:
                 told[self._node_of(each.peer)].append(
-                    {"caller": each.caller, "peer": each.peer, "what": each.what, "age": age}
+                    {
+                        "caller": each.caller,
+                        "peer": each.peer,
+                        "what": each.what,
+                        "age": age,
+                        "urgent": each.is_urgent,
+                    }
                 )
         for node, of_node in told.items():
             body = {"messages": of_node[:_MOST_TOLD]}
@@ -132,3 +161,18 @@ class MessageWaits:
 def _number(epoch: Epoch, seat: int) -> int | None:
     """Return the rank of a seat, ``None`` if it is gone or has just come."""
     return epoch.seats.index(seat) if seat in epoch.seats else None
+
+
+def _with_urgency(
+    own: Sequence[_MessageWait], heard: Sequence[_MessageWait], awaited: Collection[int]
+) -> list[_MessageWait]:
+    """Return the waits of this node; urgent are those of ranks that an op waits for in the end.
+
+    Args:
+        heard: the waits of other nodes.
+        awaited: the local ranks that ops wait for.
+    """
+    urgent = {*awaited, *(each.peer for each in heard if each.is_urgent)}
+    for _ in own:  # a chain has no more links than there are waits
+        urgent |= {each.peer for each in own if each.caller in urgent}
+    return [replace(each, is_urgent=each.caller in urgent) for each in own]

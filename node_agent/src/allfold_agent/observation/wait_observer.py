@@ -74,8 +74,8 @@ class WaitObserver:
         waiting = waiting_ops(self._group)
         if waiting:
             self._tell_others(waiting[0], now)
-        waits = self._messages.look(now, _ranks_that_wait(waiting, self._group.current.ranks))
-        waits |= self._op_waits(waiting, now)
+        in_ops = _ranks_that_wait(waiting, self._group.current.ranks)
+        waits = self._messages.look(now, in_ops, self._op_waits(waiting, now))
         for rank in self._suspects.keys() - waits.keys():
             del self._suspects[rank]
             self._incidents.end(self._key(rank))
@@ -90,6 +90,7 @@ class WaitObserver:
             return
         self._stamp = stamp
         self._told.clear()
+        self._messages.forget()
         for rank in self._suspects:
             self._incidents.end(self._key(rank))
         self._suspects.clear()
