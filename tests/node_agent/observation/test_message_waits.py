@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import isinf
 from time import monotonic
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from allfold_agent.observation.message_waits import MessageWaits
 from allfold_agent.observation.waits import Wait
+from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.local_wire import Message
 from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups
@@ -82,7 +82,8 @@ def test_a_receive_waits_for_the_rank_that_has_not_sent(
     assert found[peer].subject == (
         f"recv(float32[3], from rank {peer}, tag 7) of rank {caller} in group 'test'"
     )
-    assert not isinf(found[peer].patience)
+    assert not found[peer].waits_itself
+    assert found[peer].patience == 10.0
 
 
 @pytest.mark.parametrize(("caller", "peer", "node"), [(0, 1, 0), (0, 2, 1), (2, 1, 0)])
@@ -111,13 +112,13 @@ def test_a_rank_that_waits_for_another_one_is_not_late(watched: Watched) -> None
     """Rank 0 waits for 1, and 1 for 2: only rank 2 can go on."""
     watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
     watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 2)
-    assert isinf(watched.look(0)[1].patience)
-    assert not isinf(watched.look(1)[2].patience)
+    assert watched.look(0)[1].waits_itself
+    assert not watched.look(1)[2].waits_itself
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_late(watched: Watched) -> None:
     watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
-    assert isinf(watched.look(0, in_ops=(1,))[1].patience)
+    assert watched.look(0, in_ops=(1,))[1].waits_itself
 
 
 @pytest.mark.parametrize(("one", "other", "node"), [(0, 1, 0), (0, 2, 1)])
@@ -128,7 +129,7 @@ def test_ranks_that_wait_for_each_other_are_named_with_both_calls(
     watched.ranks[one].exchange(Message.RECV, 0, ZEROS, other, tag=1)
     watched.ranks[other].exchange(Message.RECV, 0, ZEROS, one, tag=2)
     wait = watched.look(node)[other]
-    assert not isinf(wait.patience)
+    assert not wait.waits_itself
     assert wait.subject == (
         f"recv(float32[3], from rank {other}, tag 1) of rank {one} in group 'test', while rank "
         f"{other} waits in recv(float32[3], from rank {one}, tag 2),"
@@ -142,10 +143,9 @@ def test_where_an_op_waits_for_a_receiver_the_sender_is_late_as_soon(
     """An op waits for rank 0, which waits for another one, on its node or elsewhere."""
     watched.ranks[0].exchange(Message.RECV, 0, ZEROS, last)
     in_op = 3 - last
-    found = watched.look(last // 2, in_ops=(in_op,), awaited=(0, last))
-    assert found == {last: IN_OP}
+    assert watched.look(0, in_ops=(in_op,), awaited=(0, last))[0].waits_itself
+    assert watched.look(last // 2, in_ops=(in_op,), awaited=(0, last))[last] == IN_OP
     found = watched.look(last // 2, in_ops=(in_op,), awaited=(0,))
-    assert list(found) == [last]
     assert found[last].subject.startswith(f"recv(float32[3], from rank {last}, tag 0) of rank 0")
     assert found[last].patience < 10.0
 
@@ -156,8 +156,9 @@ def test_the_last_of_a_chain_over_nodes_is_late_where_an_op_waits_for_the_first(
     """Rank 0 waits for 1, which waits for 2."""
     watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 1)
     watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 2)
-    assert isinf(watched.look(0, awaited=(0,))[1].patience)
-    assert watched.look(1, awaited=(0,))[2].patience < 10.0
+    assert watched.look(0, awaited=(0,))[1].waits_itself
+    last = watched.look(1, awaited=(0,))[2]
+    assert (last.waits_itself, last.patience < 10.0) == (False, True)
 
 
 def test_ranks_that_wait_for_each_other_while_an_op_waits_for_both_are_late_as_soon(
@@ -167,7 +168,24 @@ def test_ranks_that_wait_for_each_other_while_an_op_waits_for_both_are_late_as_s
     watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 0)
     found = watched.look(0, in_ops=(2,), awaited=(0, 1))
     assert sorted(found) == [0, 1]
-    assert all("while rank" in wait.subject and wait.patience < 10.0 for wait in found.values())
+    for wait in found.values():
+        assert "while rank" in wait.subject
+        assert (wait.waits_itself, wait.patience < 10.0) == (False, True)
+
+
+def test_a_rank_that_receives_from_any_other_is_kept_by_nobody(watched: Watched) -> None:
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, ANY_SOURCE)
+    assert watched.look(0, awaited=(0,)) == {0: IN_OP}
+    watched.ranks[1].exchange(Message.RECV, 0, ZEROS, 0)
+    watched.ranks[2].exchange(Message.RECV, 0, ZEROS, 0)
+    assert not watched.look(0)[0].waits_itself
+
+
+def test_a_receive_and_an_op_that_wait_for_each_other_are_found_out(watched: Watched) -> None:
+    """Rank 0 receives from 2, which waits in an op that rank 0 has not called."""
+    watched.ranks[0].exchange(Message.RECV, 0, ZEROS, 2)
+    wait = watched.look(1, in_ops=(1, 2), awaited=(0,))[2]
+    assert (wait.waits_itself, wait.patience) == (False, 10.0)
 
 
 def test_what_another_node_says_no_more_is_forgotten(watched: Watched) -> None:

@@ -91,10 +91,16 @@ Stacks = Sequence[Thread]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What hinders a rank: its cause, and a phrase to follow "its process"."""
+    """What hinders a rank.
+
+    Attributes:
+        phrase: to follow "its process".
+        may_be_in_call: it waits in a call of Allfold, or for something that cannot be seen.
+    """
 
     cause: Cause
     phrase: str
+    may_be_in_call: bool = False
 
 
 def explain(first: ProcessLook, last: ProcessLook, stacks: Stacks, again: Stacks = ()) -> Finding:
@@ -114,7 +120,11 @@ def explain(first: ProcessLook, last: ProcessLook, stacks: Stacks, again: Stacks
     holder = lock_holder(stacks)
     if holder is not None and (now := lock_holder(again)) is not None and now == holder:
         return Finding(Cause.LOCKED_RANK, _describe_lock(holder))
-    return Finding(Cause.LATE_RANK, _describe_position(last, stacks))
+    main = next((thread for thread in stacks if thread.is_main and thread.frames), None)
+    if main is not None:
+        in_call = any(frame.is_ours for frame in main.frames)
+        return Finding(Cause.LATE_RANK, f"is in {describe_frames(main.frames)}", in_call)
+    return Finding(Cause.LATE_RANK, _describe_state(last), last.state not in ("D", "R"))
 
 
 def lock_holder(stacks: Stacks) -> Thread | None:
@@ -152,10 +162,7 @@ def _describe_lock(holder: Thread) -> str:
     return f"cannot run Python: {who} keeps the interpreter lock{place}"
 
 
-def _describe_position(last: ProcessLook, stacks: Stacks) -> str:
-    main = next((thread for thread in stacks if thread.is_main), None)
-    if main is not None and main.frames:
-        return f"is in {describe_frames(main.frames)}"
+def _describe_state(last: ProcessLook) -> str:
     if last.state == "D":
         where = f" ({last.waits_in})" if last.waits_in else ""
         return f"waits for a disk or a network file system{where}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from allfold_agent.groups.epoch import Epoch
@@ -69,37 +68,31 @@ class MessageWaits:
         """Forget what other nodes have said: the ranks have other numbers."""
         self._told.clear()
 
-    def look(
-        self, now: float, in_ops: Collection[int], op_waits: Mapping[int, Wait]
-    ) -> dict[int, Wait]:
+    def look(self, now: float, in_ops: Set[int], op_waits: Mapping[int, Wait]) -> dict[int, Wait]:
         """Return the op or message that waits for each local rank; tell other nodes of theirs.
-
-        A rank that waits for a message itself is not late, unless it waits for the caller: who is
-        late is the rank that owes the message. That is so as soon as an op waits for it in the end.
 
         Args:
             in_ops: the local ranks that wait in collective ops.
             op_waits: by local rank, the op that waits for it.
         """
-        ranks = self._group.current.ranks
+        ranks, heard = self._group.current.ranks, self._heard(now)
         own = [each for each in map(self._wait_of, self._group.p2p.unmatched_calls()) if each]
-        heard = self._heard(now)
         own = _with_urgency(own, heard, op_waits)
         self._tell_others([each for each in own if each.peer not in ranks], now)
-        callers = self._callers()
-        blocked = {each.caller for each in own}
-        found = {rank: wait for rank, wait in op_waits.items() if rank not in blocked}
+        calling = self._callers()
+        found = {r: replace(wait, waits_itself=r in calling) for r, wait in op_waits.items()}
         patience = max((wait.patience for wait in op_waits.values()), default=_URGENT_SECONDS)
         for each in sorted([*own, *heard], key=lambda each: each.since):
-            if each.peer not in ranks or each.peer in found:
-                continue
             back = next((o for o in own if (o.caller, o.peer) == (each.peer, each.caller)), None)
-            wait = self._describe(each, back)
-            if back is None and (each.peer in in_ops or each.peer in callers):
-                wait = replace(wait, patience=inf)
-            elif each.is_urgent:
-                wait = replace(wait, patience=patience)
-            found[each.peer] = wait
+            if each.peer not in ranks or (each.peer in found and back is None):
+                continue
+            # Neither of two ranks goes on that wait for each other, in messages or with an op.
+            is_cycle = back is not None or (each.is_urgent and each.peer in in_ops)
+            found[each.peer] = replace(
+                self._describe(each, back),
+                patience=patience if each.is_urgent and each.peer not in in_ops else _LATE_SECONDS,
+                waits_itself=each.peer in calling | in_ops and not is_cycle,
+            )
         return found
 
     def _describe(self, wait: _MessageWait, back: _MessageWait | None) -> Wait:
@@ -110,9 +103,9 @@ class MessageWaits:
         """
         subject = f"{wait.what} of rank {wait.caller} in group '{self._group.name}'"
         if back is None:
-            return Wait(subject, wait.since, patience=_LATE_SECONDS)
+            return Wait(subject, wait.since)
         both = f"{subject}, while rank {back.caller} waits in {back.what},"
-        return Wait(both, max(wait.since, back.since), patience=_LATE_SECONDS)
+        return Wait(both, max(wait.since, back.since))
 
     def _heard(self, now: float) -> list[_MessageWait]:
         """Return what other nodes have said of late."""
@@ -122,9 +115,14 @@ class MessageWaits:
         return [wait for waits, _ in self._told.values() for wait in waits]
 
     def _callers(self) -> set[int | None]:
-        """Return the local ranks that wait in a send or a receive."""
-        epoch = self._group.current
-        return {_number(epoch, call.rank) for call in self._group.p2p.waiting_calls()}
+        """Return the local ranks that wait for another one, or for the content of a message.
+
+        Not those that receive from any rank: nobody else keeps these.
+        """
+        epoch, p2p = self._group.current, self._group.p2p
+        from_any = {c.rank for c in p2p.unmatched_calls() if c.message.peer == ANY_SOURCE}
+        callers = {call.rank for call in p2p.waiting_calls()}
+        return {_number(epoch, seat) for seat in callers - from_any}
 
     def _wait_of(self, call: PendingCall) -> _MessageWait | None:
         """Return what a call waits for, ``None`` if that is not one rank of the current epoch."""

@@ -147,7 +147,10 @@ class WaitObserver:
             finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=True)
         suspect.look_at = monotonic() + _LOOK_AGAIN_SECONDS
         suspect.first = look_at(pid) if pid else None
-        self._open(rank, wait, finding, wall - age)
+        if wait.waits_itself and finding.may_be_in_call:
+            self._incidents.end(self._key(rank))  # another rank keeps this one
+        else:
+            self._open(rank, wait, finding, wall - age)
 
     def _finding(
         self,
@@ -162,7 +165,7 @@ class WaitObserver:
         if self._waits_for_gpu(session, wait):
             return Finding(Cause.LATE_RANK, _BUSY_GPU)
         if not pid or first is None:
-            return Finding(Cause.LATE_RANK, _NOT_VISIBLE)
+            return Finding(Cause.LATE_RANK, _NOT_VISIBLE, may_be_in_call=True)
         last = look_at(pid)
         stacks = stacks_of(pid) if reads_stacks else ()
         again = stacks_of(pid) if lock_holder(stacks) is not None else ()

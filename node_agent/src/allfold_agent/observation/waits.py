@@ -14,9 +14,12 @@ class Wait:
         since: when that was called first (monotonic).
         seq: the op; ``None`` for a message.
         patience: for how many seconds it may wait before a rank whose process runs is late.
+        waits_itself: the rank has called something else that is not done, so it is late only if its
+            process does not wait for that.
     """
 
     subject: str
     since: float
     seq: int | None = None
     patience: float = 0.0
+    waits_itself: bool = False
