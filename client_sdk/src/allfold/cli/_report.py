@@ -155,7 +155,7 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
 
 
 def _known_incidents(orchestrator: str, token: str) -> list[Json]:
-    """Those that the orchestrator keeps; none where it is of a version that keeps none."""
+    """Return the incidents that the orchestrator keeps; an earlier version keeps none."""
     url = f"{orchestrator}/v1/incidents?limit={_LATEST}"
     try:
         return list(get_json(url, token, seconds=_SECONDS).get("incidents", ()))

@@ -91,7 +91,7 @@ Stacks = Sequence[Thread]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What hinders a rank: its cause, and a phrase to follow "its process"."""
+    """The reason why a rank is late: a cause, and a phrase to follow "its process"."""
 
     cause: Cause
     phrase: str

@@ -69,7 +69,7 @@ class GroupObserver:
         self._failures.look()
 
     def close(self, wall: float) -> None:
-        """The group is over here, and with it what was wrong with it."""
+        """End all incidents of the group, which is over on this node."""
         self._look_at_nodes(wall)  # it may be over because of them
         self._incidents.end_all(self._group.name, self._group.opening)
         self._failures.look()

@@ -133,7 +133,7 @@ def _gpu(node: str, gpu: Json) -> Finding:
 
 
 def _versions(diagnosis: Diagnosis) -> Finding:
-    """All services must have one version; of others it is good to know."""
+    """Judge versions: those of Allfold must be the same everywhere."""
     services = {f"node {node}": facts["versions"] for node, facts in diagnosis.nodes.items()}
     ours = {HERE: version("allfold")}
     ours |= {where: found["allfold"] for where, found in services.items()}
