@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.asking import (
+    AGENT,
     Answer,
     ask,
     is_older,
@@ -31,7 +32,7 @@ def ask_agents(urls: Iterable[str], token: str) -> dict[str, Outcome]:
 
     def attempt(url: str) -> Outcome:
         try:
-            return ask(url, token)
+            return ask(url, token, AGENT)
         except (NoAnswer, AllfoldError) as error:
             return error
 
