@@ -87,7 +87,7 @@ class GroupObserver:
                     self._links.hear(node, body["link"], now)
                 if "incident" in body:
                     self._hear_incident(incident.from_dict(body["incident"]), now)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 log.error(
                     "group '%s': what node %s has observed cannot be read: %r",
                     self._group.name,
