@@ -38,6 +38,25 @@ def test_the_token_is_asked_for_and_a_wrong_one_explained(
     expect(headline(page)).to_have_text("No node has registered yet.")
 
 
+NO_STORAGE = """
+for (const name of ["localStorage", "sessionStorage"]) {
+  const get = () => { throw new DOMException("denied", "SecurityError"); };
+  Object.defineProperty(window, name, { get });
+}
+"""
+
+
+def test_a_browser_that_keeps_nothing_shows_the_dashboard_all_the_same(
+    services: Services, open_page: OpenPage
+) -> None:
+    page = open_page(services.orchestrator_url)
+    page.add_init_script(NO_STORAGE)
+    page.reload()
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(headline(page)).to_have_text("No node has registered yet.")
+
+
 def test_the_token_is_kept_for_the_tab_and_forgotten_when_asked(
     services: Services, open_page: OpenPage
 ) -> None:

@@ -77,6 +77,17 @@ def test_secrets_and_passwords_are_not_shown(allfold: Commands) -> None:
         assert "****" in out
 
 
+def test_no_password_is_shown_where_a_value_cannot_be_used(allfold: Commands) -> None:
+    env = {
+        "ALLFOLD_REDIS_URL": "http://me:hu@hush@redis?password=hush",
+        "ALLFOLD_ORCHESTRATOR_URL": "ftp://me:hu@hush@host",
+    }
+    for options in ((), ("--json",)):
+        out = allfold.run("config", *options, status=1, env=env).out
+        assert "hush" not in out
+        assert "must be 'embedded' or a redis://" in out
+
+
 def test_a_token_may_come_from_a_file(allfold: Commands, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("hush\n")
@@ -155,6 +166,10 @@ def test_without_the_services_the_settings_of_ranks_are_shown() -> None:
 
 def test_urls_keep_all_but_their_password() -> None:
     assert masked("redis://user:pw@h:1/0", secret=False) == "redis://****@h:1/0"
+    assert masked("redis://user:p@w@h:1/0", secret=False) == "redis://****@h:1/0"
+    assert masked("redis://h?db=1&password=pw&x=y", secret=False) == (
+        "redis://h?db=1&password=****&x=y"
+    )
     assert masked("http://10.0.0.1:7400", secret=False) == "http://10.0.0.1:7400"
     assert masked(None, secret=True) is None
 

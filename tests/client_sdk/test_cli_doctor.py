@@ -110,6 +110,20 @@ def test_what_is_no_url_is_wrong_usage(allfold: Commands) -> None:
     assert "--agent-url is an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
 
 
+def test_an_orchestrator_in_the_place_of_an_agent_is_told_from_one_and_the_other_way_round(
+    allfold: Commands,
+) -> None:
+    facts = {"service": "allfold-orchestrator", "version": "0", "now": time.time()}
+    with service({"/v1/facts": facts}) as url:
+        report = diagnose(allfold, "--agent-url", url, status=1)
+    (told,) = found(report, "agent", "fail")
+    assert "leads to allfold-orchestrator, not to allfold-agent" in told
+    with service({"/v1/facts": facts | {"service": "allfold-agent"}}) as url:
+        report = diagnose(allfold, status=1, ALLFOLD_ORCHESTRATOR_URL=url)
+    (told,) = found(report, "orchestrator", "fail")
+    assert "leads to allfold-agent, not to allfold-orchestrator" in told
+
+
 def test_a_state_store_that_is_down_is_told_from_an_orchestrator_that_is(
     allfold: Commands,
 ) -> None:

@@ -72,6 +72,13 @@ def test_once_shows_the_tables_and_ends(allfold: Commands, agent: str) -> None:
         assert text in out
 
 
+@pytest.mark.parametrize("command", [["top", "--once"], ["status"]])
+def test_what_is_no_agent_is_named_as_such(allfold: Commands, command: list[str]) -> None:
+    with service({"/v1/status": {"status": "ok"}}) as url:
+        err = allfold.run(*command, "--agent-url", url, status=3).err
+    assert f"{url} answers, but not as an agent does" in err
+
+
 def test_no_text_of_others_controls_the_terminal(allfold: Commands) -> None:
     """A group tells how its ranks have ended, in the words of their exceptions."""
     what = "sum\x1b]0;other title\x07\x9b31m"

@@ -302,6 +302,15 @@ def test_an_agent_of_an_earlier_version_is_named_with_the_remedy() -> None:
     assert "install the version of this command" in done.stderr
 
 
+@pytest.mark.parametrize("clock", [{"monotonic": 1.0}, {"monotonic": 1.0, "wall": "noon"}])
+def test_a_flight_recorder_of_another_form_is_told(clock: Json) -> None:
+    answer = {"node": "a", "clock": clock, "groups": []}
+    with served(lambda _: answer) as other:
+        done = run("--agent-url", other)
+    assert done.exit_code == 3
+    assert "answers, but not as Allfold does" in done.stderr
+
+
 @pytest.mark.parametrize("answer", [["no object"], {"clock": 7}, {"clock": {"monotonic": "x"}}])
 def test_something_else_at_the_address_is_told(answer: Any) -> None:
     with served(lambda _: answer) as other:

@@ -195,6 +195,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             "unix:// URL, got 'localhost:6379'",
         ),
         (
+            ["--redis-url", "me:hush@localhost:6379"],
+            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss:// or "
+            "unix:// URL, got one with a password, which is not shown",
+        ),
+        (
             ["--lease-seconds", "0"],
             "--lease-seconds (ALLFOLD_LEASE_SECONDS): must be greater than 0, got '0'",
         ),

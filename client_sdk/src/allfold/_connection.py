@@ -73,10 +73,10 @@ class GroupListener(Protocol):
         """A new epoch was announced, which a later outcome will carry."""
 
     def hold(self, body: Mapping[str, Any]) -> None:
-        """The group recovers, and its deadlines are suspended."""
+        """Suspend the deadlines of ops, as the group recovers."""
 
     def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
-        """An op of the short lane has an outcome of the agent; false if there is no such op."""
+        """Settle an op of the short lane by the agent's outcome; return False if unknown."""
 
 
 class Connection:

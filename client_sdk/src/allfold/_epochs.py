@@ -75,7 +75,7 @@ class Epochs:
         return monotonic() < self.held_at + _HELD_SECONDS
 
     def enter(self, ordinal: int) -> None:
-        """The program has waited for an outcome that carries this epoch, or an older one."""
+        """Enter the epoch of an outcome that was waited for, unless the current one is newer."""
         if ordinal <= self.view.epoch or self._fixed:
             return
         with self._entering:

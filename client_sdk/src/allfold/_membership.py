@@ -237,5 +237,5 @@ class Membership:
         self._subgroups[self._numbered(members)] += 1
 
     def _numbered(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """The members and the epoch that they are numbers of: in another one, they are others."""
+        """Return the key of a sub-group: the epoch whose ranks these are, and the ranks."""
         return (self.view.epoch, *members)

@@ -217,7 +217,7 @@ class Progress(ABC):
         return self._in_hand is not None and self._in_hand.split != self._split()
 
     def _warn_of_repeats(self, batch: Batch) -> None:
-        """Warn of a loop that does not call :meth:`commit`: it would never end."""
+        """Warn if the same samples are handed out again and again, for want of :meth:`commit`."""
         before = self._in_hand
         if before is None or before.split != batch.split or before.start != batch.start:
             self._repeats = 0

@@ -68,12 +68,12 @@ class TensorView:
 
     @property
     def host_address(self) -> int:
-        """Its address, if this process can touch it there; 0 otherwise."""
+        """The address of the data in host memory; 0 for a tensor on a device."""
         return self.address if self.gpu is None else 0
 
     @property
     def place(self) -> str:
-        """Its device, in words."""
+        """The name of the device, for messages."""
         if self.gpu is not None:
             return f"cuda:{self.gpu}"
         return str(self.tensor.device) if self.is_torch else "the host"

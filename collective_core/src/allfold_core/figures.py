@@ -112,7 +112,7 @@ def _samples(histories: Iterable[Json], window: float) -> Iterator[tuple[str, Js
 
 
 def _merged(opening: Opening, nodes: Mapping[str, Sequence[Json]]) -> GroupFigures:
-    """All nodes do the same ops, so that the one that has counted most has seen most."""
+    """Return the figures of a group; of rates the highest counts, as all nodes do the same ops."""
     rates = {
         node: (_rate(samples, "ops"), _rate(samples, "bytes")) for node, samples in nodes.items()
     }

@@ -81,7 +81,7 @@ _COMMUNICATION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Who causes an incident: a rank, a node, a link or the orchestrator's store.
+    """The rank, node, link or store that causes an incident.
 
     Attributes:
         kind: ``rank``, ``node``, ``link`` or ``store``.

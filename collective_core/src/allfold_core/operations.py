@@ -127,7 +127,7 @@ def reduce_op_from_code(code: int) -> ReduceOp | None:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """All that must agree between the ranks of one op, in the order a reader compares it.
+    """The properties of a call on which all ranks of an op must agree.
 
     Attributes:
         shape: of the tensor; of one rank's block for kinds with blocks; of one row of it, its
@@ -170,11 +170,11 @@ class Fingerprint:
         return replace(self, counts=()) if self.kind is Kind.ALL_TO_ALL else self
 
     def sent(self) -> tuple[int, ...]:
-        """Of an all-to-all: the rows that the caller sends to each rank."""
+        """Return the number of rows that the caller of an all-to-all sends to each rank."""
         return self.counts[: len(self.counts) // 2]
 
     def received(self) -> tuple[int, ...]:
-        """Of an all-to-all: the rows that the caller receives from each rank."""
+        """Return the number of rows that the caller of an all-to-all receives from each rank."""
         return self.counts[len(self.counts) // 2 :]
 
     def pack(self) -> bytes:

@@ -75,8 +75,10 @@ class Settings(BaseSettings):
     @classmethod
     def _is_store(cls, value: str) -> str:
         if value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
+            has_password = "@" in value or "password=" in value
+            got = "one with a password, which is not shown" if has_password else repr(value)
             raise ValueError(
-                f"must be 'embedded' or a redis://, rediss:// or unix:// URL, got {value!r}"
+                f"must be 'embedded' or a redis://, rediss:// or unix:// URL, got {got}"
             )
         return value
 

@@ -8,6 +8,7 @@ import pytest
 
 from allfold_core.incident import Cause, Effect, Incident, node_culprit, rank_culprit
 from allfold_orchestrator.observation.agents import AgentAnswer
+from allfold_orchestrator.observation.drawing import MAX_DRAWN_NODES, MAX_LISTED_LINKS
 from allfold_orchestrator.observation.overview import Facts, picture
 from allfold_orchestrator.observation.series import Series
 from tests.orchestrator.observations import (
@@ -189,3 +190,23 @@ def test_the_last_op_is_told_with_its_age() -> None:
         "seq": 7, "what": "barrier()", "strategy": "ring", "state": "completed", "seconds": 0.25,
         "error": "", "age": 3,
     }  # fmt: skip
+
+
+def test_the_traffic_of_a_node_is_that_of_all_its_links_also_of_those_that_are_not_drawn() -> None:
+    names = [f"n{number}" for number in range(MAX_DRAWN_NODES + 1)]
+    series = Series()
+    for name in names:
+        edges = {peer: {"out": 10, "in": 10} for peer in names if peer != name}
+        series.take(name, history_of(name, "train", NOW, sample(NOW - 3, edges=edges)), NOW)
+    shown = overview(
+        series,
+        nodes=[node_view(name) for name in names],
+        groups=[group_view("train", names)],
+        answers={name: AgentAnswer(status_of(name, "train", names)) for name in names},
+    )
+    assert len(shown["groups"][0]["drawing"]["edges"]) == MAX_LISTED_LINKS
+    traffic = {
+        (node["bytes_sent_per_second"], node["bytes_received_per_second"])
+        for node in shown["nodes"]
+    }
+    assert traffic == {(10 * MAX_DRAWN_NODES, 10 * MAX_DRAWN_NODES)}

@@ -55,8 +55,14 @@ def test_ranks_on_several_nodes_are_as_far_apart_as_their_own_times() -> None:
 def test_a_node_whose_clock_is_set_back_is_asked_for_what_it_counts_from_then_on() -> None:
     series = Series()
     series.take("a", history_of("a", "train", NOW, sample(NOW - 1)), NOW)
-    series.take("a", history_of("a", "train", NOW - 3600), NOW + 1)
+    counted_before, counted_since = sample(NOW), sample(NOW - 3601)
+    answer = history_of("a", "train", NOW - 3600, counted_before, counted_since)
+    series.take("a", answer, NOW + 1)
     assert series.since("a", NOW) == NOW - 3600
+    series.settle(NOW + 5)
+    assert [point["at"] for point in series.points(KEY, 0.0)] == [NOW - 1, NOW]
+    series.settle(NOW + 3700)
+    assert series.points(KEY, 0.0) == [], "no figures of an hour ago appear"
 
 
 def test_a_clock_that_is_wrong_is_corrected() -> None:

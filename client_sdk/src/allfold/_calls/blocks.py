@@ -54,7 +54,9 @@ class Blocks:
 
     @classmethod
     def _listed(cls, seat: Seat, block: TensorView, whole: Sequence[Any]) -> Blocks:
-        """Those of a list may differ without counts: a row is one element then."""
+        """Return the blocks of a list of tensors.
+
+        They may differ in size without ``counts``: a row is one element then."""
         _check_list(seat, whole)
         numels = tuple(_tensors.view(each, written=False, folded=False).numel for each in whole)
         if len(set(numels)) == 1:

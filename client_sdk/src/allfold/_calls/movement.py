@@ -18,7 +18,7 @@ from allfold_core.verdict import counted
 
 
 def barrier() -> CollectiveCall:
-    """Nothing at all is moved."""
+    """Return the call of a barrier, which moves no data."""
     return CollectiveCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
 
 

@@ -36,7 +36,7 @@ class CudaArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
+        """The shape of the array."""
         return tuple(self.__cuda_array_interface__["shape"])
 
     @property

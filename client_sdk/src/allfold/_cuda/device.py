@@ -213,7 +213,7 @@ class Device:
 
 
 def _uuid(handle: Any) -> str:
-    """That of the GPU, or of the part of one (MIG) that this process sees as one."""
+    """Return the UUID of a GPU, or of the MIG instance that this process sees as one, in hex."""
     newest = "cuDeviceGetUuid_v2" if hasattr(load(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     uuid = call(newest, handle)
     return string_at(uuid.getPtr(), _UUID_BYTES).hex()

@@ -80,7 +80,7 @@ class DeviceMemory:
             log.error(_IS_KEPT, error.message)
 
     def close(self) -> None:
-        """Nothing: it is freed with the last array in it."""
+        """Do nothing: the segment is freed with the last array in it."""
 
 
 def pinned_memory(device: Device, share: Share) -> Grow:

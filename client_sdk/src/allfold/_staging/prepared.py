@@ -10,7 +10,7 @@ from allfold._lane.slot_plan import SlotPlan
 
 
 class Prepared:
-    """What is looked up once for repeated calls of the same kind, options, dtypes and shapes.
+    """The prepared form of calls of one kind, with the same options, dtypes and shapes.
 
     Attributes:
         view: the epoch in which they are called.

@@ -345,7 +345,7 @@ class State:
             )
 
     def _check_arrays(self, manifest: Manifest, places: Sequence[Any | None]) -> None:
-        """Arrays and tensors that the program has at hand must be overwritten, not replaced."""
+        """Raise ``InvalidArgument`` if a received array does not fit the one to be overwritten."""
         for name, node in named_nodes(manifest).items():
             value = self._values[name]
             if not is_tensor(value):

@@ -33,5 +33,5 @@ def line(incident: Incident, now: float) -> str:
 
 
 def _matter(incident: Incident) -> tuple[object, ...]:
-    """What an incident is about: it may end and begin again."""
+    """Return the key by which repetitions of one incident are recognised."""
     return incident.cause, incident.culprit, incident.group, incident.opening

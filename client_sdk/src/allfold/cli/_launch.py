@@ -266,7 +266,7 @@ class Launch:
             self._obey()
 
     def _kill_all(self) -> None:
-        """Nobody is left here, unless something went wrong in this very class."""
+        """Kill the ranks that still run: only after an error of the launcher itself."""
         stop_all([rank.child for rank in self._running], grace=0)
         for rank in self._running:
             rank.child.close_streams()

@@ -155,7 +155,7 @@ def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
 
 
 def _known_incidents(orchestrator: str, token: str) -> list[Json]:
-    """Those that the orchestrator keeps; none where it is of a version that keeps none."""
+    """Return the incidents that the orchestrator keeps; an earlier version keeps none."""
     url = f"{orchestrator}/v1/incidents?limit={_LATEST}"
     try:
         return list(get_json(url, token, seconds=_SECONDS).get("incidents", ()))
@@ -200,11 +200,13 @@ def _with_advice(error: ServiceError) -> ServiceError:
 def _ask_agents(report: Report, urls: Iterable[str], token: str) -> None:
     def ask(url: str) -> Json | str:
         try:
-            return get_json(f"{url}/v1/status", token, seconds=_SECONDS)
+            answer = get_json(f"{url}/v1/status", token, seconds=_SECONDS)
         except NoAnswer as error:
             return str(error)
         except ServiceError as error:
             return f"{url}: {error.message}"
+        is_agent = "node" in answer and isinstance(answer.get("groups"), list)
+        return answer if is_agent else f"{url} answers, but not as an agent does"
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for url, answer in zip(urls, pool.map(ask, urls), strict=True):

@@ -63,7 +63,7 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True)
 class LinkTrouble:
-    """What is wrong with a link: its cause, and a phrase to follow its name."""
+    """A problem of a link: its cause, and a phrase to follow the link's name."""
 
     cause: Cause
     phrase: str

@@ -91,7 +91,7 @@ Stacks = Sequence[Thread]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What hinders a rank.
+    """The reason why a rank is late.
 
     Attributes:
         phrase: to follow "its process".

@@ -105,7 +105,7 @@ def _is_long(links: LinkModel) -> bool:
 
 
 def _over_parallel_connections(op: PricedOp) -> PricedOp:
-    """The same op where the connections of a node add up, and none is in another's way."""
+    """Return the op priced for links whose parallel connections add up their bandwidths."""
     # Agents cut by the links of the plan, whatever several connections carry.
     chunks = op.pieces(op.nbytes / op.nodes)
     per_byte = op.beta / min(op.nodes - 1, CONNECTIONS)

@@ -50,7 +50,7 @@ def shared_seconds(
 
 @lru_cache(maxsize=1024)
 def _traffic(kind: Kind, strategy: str, nodes: int, numel: int) -> tuple[tuple[Fraction, int], ...]:
-    """All messages: which share of the tensor goes in how many of them.
+    """Return the messages of a schedule by size: (share of the tensor, number of messages).
 
     The shares are exact, so that a slice of some whole chunks is not rounded up to one more.
     """

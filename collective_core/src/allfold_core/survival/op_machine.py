@@ -139,7 +139,7 @@ class OpMachine:
             self.called[session] = max(seq, self.called.get(session, -1))
 
     def passed_by_ranks(self, seq: int) -> Instructions:
-        """All ops up to this one are done that the machine has not heard of.
+        """Note that all ops up to ``seq`` are done, also those that the machine has not heard of.
 
         The local ranks have done them by themselves (the short lane).
         """

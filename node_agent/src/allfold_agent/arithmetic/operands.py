@@ -89,7 +89,7 @@ class Operands:
         self.arithmetic.finish(outputs, kept)
 
     def without_inputs(self) -> Operands:
-        """The same without the memory of any rank."""
+        """Return operands of the same layout and arithmetic that refer to no rank's memory."""
         return Operands(self.layout, self.arithmetic, {}, {}, self.wire)
 
 
@@ -103,7 +103,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _ranges(
     tensors: Mapping[int, torch.Tensor], ends: Sequence[End], skipped: int, numel: int
 ) -> list[torch.Tensor]:
-    """So many elements of each end. To make a view of a small tensor takes longer than its fold."""
+    """Return ``numel`` elements of each end, from the element ``skipped`` on.
+
+    Whole tensors are returned as they are: making a view takes longer than a small fold."""
     ranges = []
     for end in ends:
         tensor = tensors[end.rank]

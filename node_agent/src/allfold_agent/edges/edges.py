@@ -73,11 +73,11 @@ class Edges:
         return f"{self._group}-{source}-{destination}{lane}"
 
     def kick(self, destination: str) -> None:
-        """Something for a node may have become ready."""
+        """Look for frames to a node that have become ready, and send them."""
         self._out[destination].kick()
 
     def wake(self, destination: str) -> None:
-        """An op has failed; later ones may go on."""
+        """Wake the sending thread of a node, because an op has failed and later ones may go on."""
         self._out[destination].wake()
 
     def open_in(self, source: str) -> InEdge:
@@ -113,7 +113,7 @@ class Edges:
             self._lives[node] = life
 
     def resume_all(self) -> None:
-        """An op has begun or failed: frames of it, and those behind them, may go on."""
+        """Receive again on all edges that waited for an op, because one has begun or failed."""
         for edge in list(self._in.values()):
             edge.resume()
 

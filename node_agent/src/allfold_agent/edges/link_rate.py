@@ -41,12 +41,12 @@ class LinkRate:
         self._missing = 0
 
     def begin(self, connection: InConnection, missing: int) -> None:
-        """A payload begins to be received, of which so many bytes were not read yet."""
+        """Start timing a payload, of which ``missing`` bytes are still to be received."""
         is_telling = missing >= _LEAST_BYTES and connection.crosses_a_wire
         self._began, self._missing = monotonic() if is_telling else None, missing
 
     def end(self) -> None:
-        """All of it is here."""
+        """Stop timing: the payload has been received completely."""
         if self._began is not None:
             self.note(self._missing, monotonic() - self._began)
 

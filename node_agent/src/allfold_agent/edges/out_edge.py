@@ -90,7 +90,7 @@ class OutEdge:
             return source.cancel()
 
     def kick(self) -> None:
-        """Something may have become ready: send it, here if that is quick."""
+        """Send what has become ready: in this thread if that is quick, else in the edge's own."""
         with self._lock:
             if self._busy:
                 # The busy thread looks again before it rests, so nothing is forgotten.
@@ -102,7 +102,7 @@ class OutEdge:
         self._send_small(connection)
 
     def wake(self) -> None:
-        """An op has failed: what is queued behind it may be ready. Sends nothing here and now."""
+        """Wake the sending thread, because an op has failed and those behind it may be ready."""
         with self._lock:
             self._ready.notify_all()
 

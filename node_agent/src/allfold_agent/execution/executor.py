@@ -110,7 +110,7 @@ class Executor(SendingOp, ReceivingOp):
         self.contributed(task, problem)
 
     def contributed(self, task: Task, error: Exception | None) -> None:
-        """The local inputs are folded into the task's range, or cannot be.
+        """Complete a task whose local inputs are folded into its range, or fail the op.
 
         After an error of a GPU nobody may use the work buffer, because the GPU may still write to
         it.
@@ -191,7 +191,7 @@ class Executor(SendingOp, ReceivingOp):
         self._handed_out(len(tasks), error)
 
     def _handed_out(self, count: int, error: Exception | None) -> None:
-        """The local ranks have the results of so many tasks, or cannot get them."""
+        """Count tasks whose results the local ranks have, or fail the op."""
         if error is not None:
             log.error("the result of an op cannot be handed out", exc_info=error)
         if not isinstance(error, GpuFailed):  # else a GPU may still read it

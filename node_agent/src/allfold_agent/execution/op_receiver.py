@@ -77,7 +77,7 @@ class OpReceiver:
         return f"{self._executor.nbytes(task)} bytes at element {task.start}"
 
     def retract(self, landing: SliceLanding) -> None:
-        """The payload of an admitted frame broke off; it will come again."""
+        """Take back an admitted frame whose payload broke off; it will be sent again."""
         self._next -= 1
         landing.release()
 

@@ -65,7 +65,7 @@ class OpState:
         buffer.release()
 
     def lower_floor(self, floor: int) -> None:
-        """A frame has come whose sender knows ops as final up to this one only."""
+        """Lower the floor to that of a frame's sender: the last op that it knows to be final."""
         if floor < self.floor:
             with self._lock:
                 self.floor = min(floor, self.floor)

@@ -93,7 +93,7 @@ class ReceivingOp(OpState):
         return all(self._waits_for[fold] == 1 for fold in task.successors)
 
     def received(self, landing: SliceLanding) -> None:
-        """The payload has landed: go on."""
+        """Take in a payload that has been received completely."""
         task = landing.task
         if task.kind is TaskKind.RECEIVE_OPERAND:
             assert landing.buffer is not None

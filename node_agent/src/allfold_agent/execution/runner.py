@@ -36,13 +36,13 @@ class OpOutcomes(Protocol):
     """Decides on the outcome of ops: the group."""
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
-        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
 
     def end(self, op: Op, error: Exception | None) -> None:
-        """Every local rank has its result, or this node failed to give it to them."""
+        """End an op whose results are written to the local ranks, or could not be written."""
 
     def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
-        """This node cannot do its part of an attempt."""
+        """Fail an attempt of which this node cannot do its part."""
 
 
 class Runner:
@@ -153,7 +153,7 @@ class Runner:
         return self._residuals.of(series, layout.held, dtype, blocks).attempt(op.seq)
 
     def _nobody(self, op: Op, rank: int) -> Arrival:
-        """The call of a rank that is dead: what it would get is written to memory of nobody."""
+        """Return a call in place of a dead rank's, with memory that no rank reads."""
         other = next(iter(op.arrivals.values()))
         memory: Callable[[int], torch.Tensor | Nowhere] = Nowhere if op.on_gpu else _unused_bytes
         source = memory(other.spec.input_bytes[rank])

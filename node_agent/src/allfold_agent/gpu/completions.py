@@ -84,7 +84,7 @@ class Completions:
         return any(not _is_over(each.point) for each in late)
 
     def _advance(self, error: Exception | None) -> None:
-        """The first one is over, or some are late."""
+        """Report the points that are reached, in their order, and give up those that are late."""
         more = True
         over = error is not None and not isinstance(error, TimeoutError)
         while more:

@@ -83,7 +83,7 @@ class FencePoller:
             running = self._look_at_all()
 
     def _look_at_all(self) -> bool:
-        """False where the thread has to end."""
+        """Poll all fences once; return False if the thread has to end."""
         if not (watched := self._next()):
             return False
         now = monotonic()

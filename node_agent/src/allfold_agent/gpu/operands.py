@@ -379,12 +379,12 @@ def folding(arithmetic: Arithmetic, inputs: int) -> Variant:
 
 
 def contributing(arithmetic: Arithmetic, inputs: int) -> Variant:
-    """From what ranks bring to what is exchanged with other nodes."""
+    """Return the kernel variant that folds the ranks' inputs into what nodes exchange."""
     given, kept, op = arithmetic.given, arithmetic.kept_type, arithmetic.reduce_op
     return Variant(given, kept, kept, op, inputs, arithmetic.factor != 1.0)
 
 
 def finishing(arithmetic: Arithmetic) -> Variant:
-    """From what was exchanged to the results of ranks."""
+    """Return the kernel variant that turns the exchanged values into the ranks' results."""
     given, kept = arithmetic.given, arithmetic.kept_type
     return Variant(kept, kept, given, None, 1, divided=bool(arithmetic.divisor))

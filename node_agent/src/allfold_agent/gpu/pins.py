@@ -38,6 +38,6 @@ def _release(memory: mmap.mmap, address: int, gpu: Device) -> None:
 
 
 def _unlock(_memory: mmap.mmap, address: int, gpu: Device) -> None:
-    """Unlock what is about to be unmapped; has the memory, so that it is not unmapped before."""
+    """Unlock page-locked memory; the reference to it keeps it mapped until then."""
     with gpu.current():
         device.unregister(address)

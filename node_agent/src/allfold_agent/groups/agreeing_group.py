@@ -217,7 +217,7 @@ class AgreeingGroup(OpAttempts):
         self._tell(partial(self.agreement.receive, node, message.type, message.body))
 
     def link_up(self, node: str) -> None:
-        """The link to a node is there (again)."""
+        """Send a node what it may have missed, as its link is up."""
         self._tell(partial(self.agreement.link_up, node))
 
     def registers(self) -> Mapping[str, Any]:
@@ -228,11 +228,11 @@ class AgreeingGroup(OpAttempts):
             return with_seats(self.record, epoch, self.node, self._ranks.present)
 
     def registered(self, generation: int) -> None:
-        """The node has registered with a store: it takes no term that older ones announced."""
+        """Note the store's generation: terms that older ones announced are refused from now on."""
         self._tell(partial(self.agreement.registered, generation))
 
     def take_term(self, record: Mapping[str, Any], announced: int) -> None:
-        """A record of a term was announced; ``FrameError`` where it is none.
+        """Take in the announced record of a term; ``FrameError`` if it is not valid.
 
         Args:
             announced: the generation of the store that has announced it.
@@ -283,11 +283,11 @@ class AgreeingGroup(OpAttempts):
         self.event(join)
 
     def wish_to_leave(self, session: str) -> None:
-        """A local rank wants to leave at the next edge, where the group has such."""
+        """Have a local rank leave at the next edge, if the group has edges."""
         self.event(partial(self.agreement.wish_to_leave, session))
 
     def at_edge(self, session: str, seq: int, edge: int, go_on: GoOn) -> None:
-        """A local rank has come to an edge, before an op.
+        """Let a local rank wait at an edge, before an op.
 
         Args:
             edge: its number.
@@ -315,7 +315,9 @@ class AgreeingGroup(OpAttempts):
         return self._has_joined_in_vain or (epoch is not NO_EPOCH and not epoch.seats)
 
     def give_up_joining(self) -> None:
-        """All ranks have left before this node was in any epoch; with the lock held."""
+        """Give up joining, because all ranks have left before this node was in any epoch.
+
+        With the lock held."""
         if self.agreement.machine.epoch is not NO_EPOCH or self._has_joined_in_vain:
             return
         self._has_joined_in_vain = True
@@ -325,7 +327,7 @@ class AgreeingGroup(OpAttempts):
                 self.send(node, LinkMessageType.CLOSED, codec.pack_closed(all_left=True))
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
-        """A local rank is dead or has left; ``how`` is a phrase that says so.
+        """Remove a local rank that is dead or has left; ``how`` is a phrase to follow its name.
 
         Args:
             withdraws: its process lives, and does not wait for its ops.
@@ -426,13 +428,13 @@ class AgreeingGroup(OpAttempts):
     # The end
 
     def edge_failed(self, node: str, error: AllfoldError) -> None:
-        """Nothing more can be received from a live node: the others go on without this node."""
+        """Withdraw the local ranks, because this node can receive nothing more from a live one."""
         for session in self._sessions_here():
             how = f"cannot receive from node {node}: {error.message}"
             self.rank_ended(session, how, withdraws=True)
 
     def evict(self, error: PeerLost) -> None:
-        """The group goes on without this node: fail what is in flight, and whatever comes."""
+        """Fail the ops in flight and all later calls: the group goes on without this node."""
         self.event(partial(self._evict, error))
 
     def _evict(self, error: PeerLost) -> None:

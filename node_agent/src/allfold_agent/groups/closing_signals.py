@@ -59,12 +59,12 @@ class ClosingSignals:
             self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
 
     def note(self, node: str, seq: int, stamp: Stamp) -> None:
-        """Another node holds its part of the result of an op in the epoch of a stamp."""
+        """Note that another node holds its part of an op's result, in the epoch of a stamp."""
         self.heard[seq, stamp].add(node)
         self._close_if_complete(seq, stamp)
 
     def forget(self, floor: int) -> None:
-        """Every op up to this one is final on all nodes."""
+        """Forget all ops up to ``floor``, which are final on all nodes."""
         for key in [each for each in self.heard if each[0] <= floor]:
             del self.heard[key]
 

@@ -106,7 +106,7 @@ class LaneExchange:
         return min((self.published, *self._far.values()))
 
     def note_message(self, seq: int) -> bool:
-        """A local rank has sent an op as a message; return True if other nodes do it here."""
+        """Note an op that a local rank sent as a message; return True if others do it here."""
         if len(self._messages) >= _MOST_MESSAGES:
             self._messages = {each for each in self._messages if each in self._table.in_flight}
         self._messages.add(seq)  # first: a frame that comes now is looked up there

@@ -104,7 +104,7 @@ class LaneKeeper:
         self._end = 0  # of the ops that ranks have done
 
     def entered(self, epoch: Epoch) -> None:
-        """The group goes on in this epoch, whose ranks need a page of their own."""
+        """Make the lane of a new epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
@@ -257,7 +257,7 @@ class LaneKeeper:
         return max(*called, *(record.since_of(session) for session in lane.sessions))
 
     def open_across(self, first: int) -> None:
-        """The nodes have agreed that ops go by the lane from this one on."""
+        """Open the lane from an op on, as the nodes have agreed."""
         lane = self.lane
         if lane is None or lane.exchange is None:
             self.withdraw("there is no lane")
@@ -272,12 +272,12 @@ class LaneKeeper:
         lane.open(first)
 
     def handed(self, lane: ShortLane) -> None:
-        """A rank was sent the page of a lane."""
+        """Note that a rank was sent the page of a lane; the last one may open it."""
         if lane is self.lane:
             self.consider_opening()
 
     def _links_changed(self) -> None:
-        """A connection to another node is there, or has ended."""
+        """Open or close the lane after a connection to another node was made, or has ended."""
         lane = self.lane
         if lane is None or lane.exchange is None:
             return
@@ -378,13 +378,15 @@ class LaneKeeper:
         return lane is not None and lane.has_unfinished_before(seq, dead)
 
     def _op_published(self) -> None:
-        """The ranks have the result of an op; in the lane's thread, without the lock."""
+        """Begin ops that were held back until the ranks had a result.
+
+        In the lane's thread, without the lock."""
         if self._holds_back:
             self._holds_back = False
             self._resources.reactor.later(0.0, lambda: self._group.event(self.on_advance))
 
     def end(self) -> None:
-        """The group is over on this node."""
+        """Close the lane for good, as the group is over on this node."""
         self.lane = None
         if self._links is not None:
             self._links.close()
@@ -392,7 +394,7 @@ class LaneKeeper:
     # News of the ranks
 
     def message_came(self, seq: int, *, is_short: bool) -> None:
-        """A rank has sent an op as a message.
+        """Take in that a rank has sent an op as a message.
 
         If others may have posted the same op, nobody can finish it but the agent.
         """
@@ -416,12 +418,12 @@ class LaneKeeper:
                 self.on_advance()
 
     def messages_read(self, session: str, seq: int) -> None:
-        """All messages of a rank were read, up to that of an op: it may post what comes behind."""
+        """Let a rank post ops after ``seq``, as all its messages up to that were read."""
         if self.lane is not None:
             self.lane.note_read(session, seq)
 
     def look(self, seq: int) -> None:
-        """A rank waits for an op that it has posted: see whether the ranks can finish it."""
+        """Close the lane if the ranks cannot finish an op that one of them waits for."""
         self._take_over_late(seq)
         lane = self.lane
         if lane is not None and lane.is_stuck(seq, self._group.submitted):

@@ -42,7 +42,7 @@ class Post(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """False if the rank is writing a later call to this slot: all have finished this op."""
+        """True unless the rank has begun to reuse the slot, as all have finished this op."""
         return self.header.seq == self.seq
 
 

@@ -79,7 +79,7 @@ class LaneProgram:
         return self._arithmetic.elements(page.bytes[start : start + nbytes])
 
     def payload(self, slot: int) -> Payload:
-        """What this node sends: it stays as it is until the op is done."""
+        """Return the bytes that this node sends for an op; they do not change until it is done."""
         inputs = self._inputs[slot]
         match self._kind:
             case Kind.ALL_REDUCE:

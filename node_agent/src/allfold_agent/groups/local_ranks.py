@@ -43,16 +43,16 @@ class LocalRanks:
         return self.sessions - self._ended
 
     def joins(self, session: str, admitted: Admitted) -> None:
-        """A rank is ready to join."""
+        """Register a rank that is ready to join."""
         self.sessions.add(session)
         self._joining[session] = admitted
 
     def waits_at_edge(self, session: str, go_on: GoOn) -> None:
-        """A rank has come to an edge."""
+        """Keep a rank waiting at an edge, until :meth:`leave_edge`."""
         self._at_edge[session] = go_on
 
     def ended(self, session: str) -> None:
-        """A rank is dead or has left. From any thread."""
+        """Note that a rank is dead or has left. From any thread."""
         self._ended.add(session)
 
     def leave_edge(self, epoch: Epoch, sessions: Iterable[str] | None = None) -> None:

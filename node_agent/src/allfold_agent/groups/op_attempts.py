@@ -45,10 +45,10 @@ class OpAttempts(ABC):
 
     @abstractmethod
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
-        """A local rank is dead or has left; ``how`` is a phrase that says so."""
+        """Remove a local rank that is dead or has left; ``how`` is a phrase to follow its name."""
 
     def watermark(self) -> int:
-        """All ops up to this one are final on this node."""
+        """Return the last op up to which all are final on this node."""
         return self.agreement.machine.watermark
 
     def enter(self, op: Op, stamp: Stamp) -> Epoch:
@@ -58,7 +58,7 @@ class OpAttempts(ABC):
         return epoch
 
     def resume_frames(self) -> None:
-        """An op has begun: frames of it, and those behind them, may go on."""
+        """Receive frames again that waited for an op, because one has begun."""
         self.edges.resume_all()
 
     def cancel(self, op: Op, forward: bool) -> None:
@@ -67,21 +67,21 @@ class OpAttempts(ABC):
         self.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
-        """Every task of an attempt is done; all ops up to ``floor`` are final on all nodes."""
+        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
         self.event(partial(self.agreement.completed, seq, stamp, floor))
 
     def take_completion(self, seq: int, stamp: Stamp) -> None:
-        """Nothing of an attempt is left to do but to write its result; with the lock held."""
+        """Note that an attempt is done but for writing its result; with the lock held."""
         self.agreement.completed(seq, stamp, -1)
 
     def take_result(self, seq: int, stamp: Stamp) -> None:
-        """A result is here, or cannot be got. With the table's lock held."""
+        """Note that the result of an op was fetched, or cannot be. With the table's lock held."""
         self.agreement.fetched(seq, stamp)
 
     def end(self, op: Op, error: Exception | None) -> None:
-        """The results are written to the local ranks, or could not be.
+        """End an op whose results are written to the local ranks, or could not be.
 
-        Ranks of other nodes have the result then, and these ranks cannot go on beside them.
+        If they could not, these ranks leave the group, as those of other nodes have the result.
         """
         has_others = error is not None and len(self.epoch_table.of(op.stamp).record.nodes) > 1
         self.outcomes.end(op, error)
@@ -90,7 +90,7 @@ class OpAttempts(ABC):
                 self.rank_ended(session, f"could not be given the result of op {op.seq}")
 
     def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
-        """This node cannot do its part of an op, or only of one attempt: no other can finish it."""
+        """Have an op judged of which this node cannot do its part, or only not in one attempt."""
         refusal = (
             error
             if isinstance(error, PeerSentIncoherentTensor)

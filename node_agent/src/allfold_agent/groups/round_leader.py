@@ -25,10 +25,10 @@ class Voter(Protocol):
     """This node's own part in the rounds that it leads."""
 
     def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
-        """The leader asks for a report (FREEZE)."""
+        """Answer the leader's request for a report (FREEZE)."""
 
     def install(self, install: Install) -> None:
-        """The leader has decided (INSTALL)."""
+        """Carry out the leader's decision (INSTALL)."""
 
     def teach(self, node: str) -> None:
         """Send a node the term (TERM), which it may not know."""
@@ -87,7 +87,7 @@ class RoundLeader:
         return () if machine is None else machine.missing
 
     def begin_term(self, term: Term, epoch: Epoch) -> None:
-        """Another term is the group's: its round 0 gathers reports.
+        """Begin a new term, whose round 0 gathers reports.
 
         Args:
             epoch: the current one on this node.
@@ -116,19 +116,19 @@ class RoundLeader:
             self._act(machine, machine.down(dead))
 
     def doubt(self, doubt: Doubt) -> None:
-        """An op is to be judged (DOUBT)."""
+        """Start a round that judges an op (DOUBT)."""
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.doubt(doubt))
 
     def wish(self, node: str, wishes: Wishes) -> None:
-        """Ranks of a node want to join or to leave, or have come to an edge (WISHES)."""
+        """Take in the wishes of a node's ranks to join, to leave or to pass an edge (WISHES)."""
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.wish(node, wishes))
 
     def arrange(self, layout: Layout) -> None:
-        """The nodes are to stand in another order."""
+        """Start a round that puts the nodes into another order."""
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.arrange(layout))

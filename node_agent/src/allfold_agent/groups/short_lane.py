@@ -123,7 +123,7 @@ class ShortLane:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the page's file, and of what wakes the thread that serves it, where there is one."""
+        """The descriptors for ranks: the page's file, and the serving thread's eventfd, if any."""
         exchange = self.exchange
         return [self.page.descriptor, *([] if exchange is None else [exchange.wake_descriptor])]
 
@@ -138,7 +138,7 @@ class ShortLane:
         }
 
     def hand_to(self, session: str, connection: RankEndpoint, number: int) -> None:
-        """A rank has been sent the page. From any thread.
+        """Note that a rank has been sent the page. From any thread.
 
         Args:
             number: what it calls the group.
@@ -172,7 +172,7 @@ class ShortLane:
         self.page.open(first)
 
     def note_misfit(self, seq: int) -> None:
-        """A rank has sent a short op as a message: it may do so again."""
+        """Keep the lane closed for some ops, as a rank has sent a short op as a message."""
         if seq > self._opened_at + 8 * self._pause:
             self._pause = _FIRST_PAUSE
         self._closed_until = seq + self._pause

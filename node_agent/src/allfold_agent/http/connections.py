@@ -58,7 +58,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of a port, by stage. A stranger never keeps another connection out."""
+    """The open connections of a port, by stage; unauthenticated ones never displace others."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -122,6 +122,6 @@ class Connections:
             self._stages[connection.stage].pop(connection.sock, None)
 
     def all(self) -> list[Connection]:
-        """Those that are the port's."""
+        """Return all connections that the port still owns."""
         with self._lock:
             return [each for stage in self._stages.values() for each in stage.values()]

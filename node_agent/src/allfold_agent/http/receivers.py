@@ -49,7 +49,7 @@ class Sink(Protocol[LandingT]):
         """An admitted frame broke off; it will come again. Lets go of the memory."""
 
     def received(self, landing: LandingT, /) -> None:
-        """The payload is there. Lets go of the memory."""
+        """Take in a payload that has been received completely, and release its memory."""
 
     def all_received(self) -> bool:
         """Return True if the node has sent its last frame of it."""
@@ -66,10 +66,10 @@ class Receiver(Protocol):
         """
 
     def edge_lost(self, source: str, error: AllfoldError) -> None:
-        """The edge is gone for good."""
+        """Act on the permanent loss of an edge."""
 
     def incoherent(self, header: FrameHeader, error: AllfoldError, /) -> None:
-        """A frame does not fit its op."""
+        """Fail the op of a frame that does not fit it."""
 
 
 @dataclass(slots=True)
@@ -94,6 +94,6 @@ class Arriving:
         self.received = len(begun)
 
     def retract(self) -> None:
-        """The rest does not come on this connection."""
+        """Take the frame back: its connection ended before the whole payload had come."""
         if self.sink is not None and self.landing is not None:
             self.sink.retract(self.landing)

@@ -43,7 +43,7 @@ Dial = Callable[[str, str], Dialled]
 
 
 class LinkListener:
-    """Whoever uses the links. Its methods are called in the reactor's thread, and must not wait.
+    """The callbacks of the links' user, called in the reactor's thread; they must not block.
 
     ``on_up`` and ``on_down`` are about wanted nodes; the others about any that has a link with
     this one, since the peer may have opened a group a moment earlier.
@@ -168,7 +168,7 @@ class PeerLink:
         return sum(life.users for life in self._lives.values())
 
     def want(self, address: str, incarnation: str) -> None:
-        """One more group has the node among its members, in this life of it."""
+        """Add a user of the link: a group with this incarnation of the node among its members."""
         self.times_wanted += 1
         is_first = not self._lives
         others = {each: life for each, life in self._lives.items() if each != incarnation}
@@ -280,7 +280,7 @@ class PeerLink:
     # What comes on its connections
 
     def on_hello(self, connection: LinkConnection, hello: Hello) -> None:
-        """A connection has said that it is the node's."""
+        """Take in the HELLO of a connection, which names the node and its incarnation."""
         if self.incarnation not in ("", hello.incarnation) and not self._follow(hello.incarnation):
             connection.end("another incarnation is wanted")
             return

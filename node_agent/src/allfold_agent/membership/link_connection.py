@@ -23,7 +23,7 @@ OUTBOX_BYTES = 2 * MAX_BODY
 
 
 class ConnectionOwner(Protocol):
-    """Whoever is told of a connection, in the reactor's thread."""
+    """The callbacks of a connection's owner, called in the reactor's thread."""
 
     def on_bytes(self, connection: LinkConnection) -> None:
         """Something has come from the peer."""

@@ -115,11 +115,11 @@ class Redial:
         self._dial_after(after)
 
     def done(self) -> None:
-        """The last dial has led to a link, or is not needed any more."""
+        """Stop dialling: there is a link, or none is needed any more."""
         self._is_dialling = False
 
     def failed(self) -> None:
-        """The last dial has led to nothing: try again, if it is needed still."""
+        """Dial again after a failed dial, if a link is still needed."""
         self._is_dialling = False
         if self._user.needs_dial():
             self._dial_after(0.0)

@@ -126,7 +126,7 @@ class PeerLinks:
 
     @property
     def listener(self) -> LinkListener:
-        """Whoever is told of what happens."""
+        """The callbacks of the links' user."""
         return self._context.listener
 
     @listener.setter

@@ -99,7 +99,7 @@ class Witness:
         return max(0.0, news.lag, self._clock() - news.next_tick)
 
     def cleared(self, node: str, incarnation: str, patience: float) -> None:
-        """The orchestrator has acquitted a node, which may be silent for so long from now on."""
+        """Clear a node that the orchestrator acquitted; ``patience``: seconds it may be silent."""
         self._reactor.call(lambda: self._clear((node, incarnation), patience))
 
     def again(self) -> None:

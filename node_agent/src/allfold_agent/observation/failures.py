@@ -27,7 +27,7 @@ class ExitObserver:
         self._killed = _killed_for_memory()
 
     def note(self, group: Group, session: str, how: str) -> None:
-        """A rank is gone, and not in order.
+        """Report a rank that has ended without leaving the group first.
 
         An exception of Allfold itself is the consequence of something else, which has its incident.
         So is the end of the last rank of a group that does not go on without the others.

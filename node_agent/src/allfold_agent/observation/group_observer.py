@@ -69,7 +69,7 @@ class GroupObserver:
         self._failures.look()
 
     def close(self, wall: float) -> None:
-        """The group is over here, and with it what was wrong with it."""
+        """End all incidents of the group, which is over on this node."""
         self._look_at_nodes(wall)  # it may be over because of them
         self._incidents.end_all(self._group.name, self._group.opening)
         self._failures.look()
@@ -89,7 +89,7 @@ class GroupObserver:
                     self._links.hear(node, body["link"], now)
                 if "incident" in body:
                     self._hear_incident(incident.from_dict(body["incident"]), now)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 log.error(
                     "group '%s': what node %s has observed cannot be read: %r",
                     self._group.name,

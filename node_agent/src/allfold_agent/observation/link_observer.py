@@ -28,7 +28,7 @@ class LinkObserver:
         self._open: set[str] = set()
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
-        """Another node says that its link to this one is slow."""
+        """Take in that another node's link to this one is slow."""
         self._heard[node] = float(body["rate"]), now
 
     def look(self, now: float, wall: float) -> None:

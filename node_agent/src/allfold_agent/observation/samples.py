@@ -17,7 +17,7 @@ SAMPLES_KEPT = 600
 
 @dataclass
 class _RankFigures:
-    """Of one rank: its calls, and the seconds before and after them."""
+    """The sums over one rank's calls: number, own time, lateness (seconds)."""
 
     ops: int = 0
     own: float = 0.0
@@ -27,7 +27,7 @@ class _RankFigures:
 
 @dataclass
 class Figures:
-    """What was seen in a window of time.
+    """The ops that were recorded in a window of time.
 
     Attributes:
         latencies: seconds of the ops that were recorded.

@@ -44,7 +44,7 @@ class SpeedObserver:
         return WINDOW_SECONDS * max(1.0, len(self._group.agreement.term.voters) / _NODES_AT_ONCE)
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
-        """Another node says how long its ranks take."""
+        """Take in the own times of another node's ranks."""
         times = {
             int(rank): OwnTime(int(ops), float(seconds), float(window), float(starved))
             for rank, (ops, seconds, window, starved) in body.items()

@@ -1,15 +1,17 @@
 // The question for the token. It is kept until the tab is closed, and sent to this orchestrator alone.
 
 import { h, show } from "./dom.js";
+import { SafeStorage } from "./storage.js";
 
 const KEY = `allfold-token:${location.pathname}`;
+const storage = new SafeStorage(() => sessionStorage);
 
 export function token() {
-  return sessionStorage.getItem(KEY) ?? "";
+  return storage.get(KEY) ?? "";
 }
 
 export function forget() {
-  sessionStorage.removeItem(KEY);
+  storage.remove(KEY);
 }
 
 /** Ask for the token in `main`; `problem` says what is wrong with the last one, if there was one. */
@@ -25,7 +27,7 @@ export function askForToken(main, problem, onToken) {
     h("p", { class: "small" }, "It is kept in this tab until you close it."));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    sessionStorage.setItem(KEY, input.value.trim());
+    storage.set(KEY, input.value.trim());
     onToken();
   });
   main.replaceChildren();

@@ -80,11 +80,13 @@ def picture(facts: Facts, series: Series) -> Picture:
     told = [*facts.incidents, *(each for status in statuses for each in _incidents(status))]
     incidents = merged(told)
     nodes = [_node(node, facts.answers.get(node["node"])) for node in facts.nodes]
-    groups = [
-        _group(view, known.get(view["group"]), ops, facts, series)
-        for view in sorted(facts.groups, key=lambda each: (each["phase"] == "gone", each["group"]))
-    ]
-    _add_traffic(nodes, groups)
+    by_name = {node["node"]: node for node in nodes}
+    groups = []
+    for view in sorted(facts.groups, key=lambda each: (each["phase"] == "gone", each["group"])):
+        membership = known.get(view["group"])
+        measured = _measured(view["group"], membership, facts.at, series)
+        groups.append(_group(view, membership, ops, facts, measured))
+        _add_traffic(by_name, measured.rates)
     body = {
         "at": facts.at,
         "is_complete": facts.is_complete,
@@ -117,21 +119,36 @@ def _node(view: Json, answer: AgentAnswer | None) -> Json:
     }
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a group's nodes have counted in the last seconds.
+
+    Attributes:
+        rates: by source and target, the bytes per second over each link.
+    """
+
+    figures: GroupFigures | None
+    rates: Mapping[tuple[str, str], float]
+
+
+def _measured(name: str, known: Membership | None, now: float, series: Series) -> _Measured:
+    key = name, known.opening if known else 0
+    recent = series.recent(key, now)
+    links = link_figures(recent, RECENT_SECONDS)
+    rates = {(each.source, each.target): each.bytes for each in links}
+    return _Measured(figures_of(key, recent), rates)
+
+
 def _group(
     view: Json,
     known: Membership | None,
     ops: Sequence[OpInFlight],
     facts: Facts,
-    series: Series,
+    measured: _Measured,
 ) -> Json:
     name, opening = view["group"], known.opening if known else 0
-    key = name, opening
     own_ops = [op for op in ops if op.group == name]
-    recent = series.recent(key, facts.at)
-    figures = figures_of(key, recent)
-    rates = {
-        (each.source, each.target): each.bytes for each in link_figures(recent, RECENT_SECONDS)
-    }
+    figures = measured.figures
     nodes = _order(view, name, opening, facts)
     last = _last_op(name, opening, facts.answers)
     root = _root_node(view, last)
@@ -144,7 +161,7 @@ def _group(
         "changes": list(known.losses) if known else [],
         "links": list(known.links) if known else [],
         "lanes": list(known.lanes) if known else [],
-        "drawing": draw(nodes, view["tree_order"], last, root, rates),
+        "drawing": draw(nodes, view["tree_order"], last, root, measured.rates),
         "last_op": None if last is None else _op(last, facts.at),
         "figures": _figures(figures),
         "stragglers": [asdict(each) for each in figures.ranks[:MAX_RANKED]] if figures else [],
@@ -215,11 +232,13 @@ def _figures(figures: GroupFigures | None) -> Json:
     }
 
 
-def _add_traffic(nodes: Sequence[Json], groups: Sequence[Json]) -> None:
-    """Add to each node what it sends and receives, over all groups."""
-    by_name = {node["node"]: node for node in nodes}
-    for edge in (edge for group in groups for edge in group["drawing"]["edges"]):
-        rate = edge["bytes_per_second"] or 0.0
-        for end, field in (("source", "sent"), ("target", "received")):
-            if edge[end] in by_name:
-                by_name[edge[end]][f"bytes_{field}_per_second"] += rate
+def _add_traffic(nodes: Mapping[str, Json], rates: Mapping[tuple[str, str], float]) -> None:
+    """Add to nodes, by name, what they send and receive in a group.
+
+    Not from its drawing, which leaves out most links of a large group.
+    """
+    for (source, target), rate in rates.items():
+        if source in nodes:
+            nodes[source]["bytes_sent_per_second"] += rate
+        if target in nodes:
+            nodes[target]["bytes_received_per_second"] += rate

@@ -48,6 +48,8 @@ class Series:
             seconds = self._samples.setdefault((group["name"], group["opening"]), {})
             for sample in group["samples"]:
                 second = round(sample["at"] + offset)
+                if second > received + 1:  # counted before its clock was set back
+                    continue
                 seconds.setdefault(second, {})[node] = _sample(sample, second)
                 self._seen[node] = max(self._seen.get(node, 0.0), sample["at"])
         # After its clock was set back, what it counts from now on is older than what it has told.

@@ -121,7 +121,7 @@ def settings(environment: Mapping[str, str]) -> Iterator[Setting]:
         shown = masked(value, secret=each.secret)
         yield Setting(
             each.reader, each.variable, each.argument, shown, source, each.default,
-            each.description, problem,
+            each.description, masked(problem, secret=False) or "",
         )  # fmt: skip
 
 

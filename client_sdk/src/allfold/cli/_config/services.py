@@ -62,7 +62,7 @@ def settings(
             source,
             masked(defaults[each.name], secret=secret),
             each.description,
-            problems.get(each.name, ""),
+            masked(problems.get(each.name), secret=False) or "",
         )
 
 

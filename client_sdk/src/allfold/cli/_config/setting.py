@@ -10,7 +10,8 @@ from typing import Any
 
 PREFIX = "ALLFOLD_"
 _LIKE = 0.7
-_PASSWORD = re.compile(r"(?<=//)[^/@]*@")
+# Up to the last @ before the path, as a password may have one; and what redis takes as a query.
+_PASSWORD = re.compile(r"(?<=//)[^/\s]*(?=@)|(?<=[?&]password=)[^&#\s]*")
 
 DEFAULT, ENVIRONMENT, FILE, FLAG = "default", "environment", "file", "flag"
 
@@ -48,7 +49,7 @@ def masked(value: str | None, *, secret: bool) -> str | None:
     """Return what may be shown of a value: nothing of a secret, no password of a URL."""
     if not value:
         return value
-    return "****" if secret else _PASSWORD.sub("****@", value)
+    return "****" if secret else _PASSWORD.sub("****", value)
 
 
 def problem_of(check: Callable[[str], object], value: str) -> str:

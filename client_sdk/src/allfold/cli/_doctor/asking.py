@@ -35,11 +35,17 @@ class Answer:
     uncertainty: float
 
 
-def ask(url: str, token: str) -> Answer:
-    """Return the facts of an agent or orchestrator; the clock is that of the shortest round trip.
+AGENT, ORCHESTRATOR = "allfold-agent", "allfold-orchestrator"
+
+
+def ask(url: str, token: str, service: str) -> Answer:
+    """Return the facts of a service; the clock is that of the shortest round trip.
+
+    Args:
+        service: :data:`AGENT` or :data:`ORCHESTRATOR`.
 
     Raises:
-        NoAnswer: nothing answers there, or not what Allfold would answer.
+        NoAnswer: nothing answers there, or not what this service would answer.
         AllfoldError: the refusal of the service.
     """
     best: Answer | None = None
@@ -49,6 +55,8 @@ def ask(url: str, token: str) -> Answer:
         ended = time.time()
         if not isinstance(facts.get("now"), float):
             raise NoAnswer(f"{url} answers /v1/facts, but not as Allfold does")
+        if facts.get("service") != service:
+            raise NoAnswer(f"{url} leads to {facts.get('service')}, not to {service}")
         answer = Answer(facts, facts["now"] - (began + ended) / 2, (ended - began) / 2)
         if best is None or answer.uncertainty < best.uncertainty:
             best = answer

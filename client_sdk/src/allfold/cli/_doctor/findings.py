@@ -81,7 +81,7 @@ class LinkSpeed:
 
 @dataclass
 class Diagnosis:
-    """All that was found.
+    """The findings of all checks, and the facts behind them.
 
     Attributes:
         orchestrators: the facts of every replica that has answered, by URL.

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.asking import (
+    AGENT,
     Answer,
     ask,
     is_older,
@@ -31,7 +32,7 @@ def ask_agents(urls: Iterable[str], token: str) -> dict[str, Outcome]:
 
     def attempt(url: str) -> Outcome:
         try:
-            return ask(url, token)
+            return ask(url, token, AGENT)
         except (NoAnswer, AllfoldError) as error:
             return error
 
@@ -133,7 +134,7 @@ def _gpu(node: str, gpu: Json) -> Finding:
 
 
 def _versions(diagnosis: Diagnosis) -> Finding:
-    """All services must have one version; of others it is good to know."""
+    """Judge versions: those of Allfold must be the same everywhere."""
     services = {f"node {node}": facts["versions"] for node, facts in diagnosis.nodes.items()}
     ours = {HERE: version("allfold")}
     ours |= {where: found["allfold"] for where, found in services.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from allfold.cli._doctor.asking import (
+    ORCHESTRATOR,
     Answer,
     ask,
     is_older,
@@ -40,7 +41,7 @@ def check_orchestrators(
     clock: Answer | None = None
     for url in urls:
         try:
-            answer = ask(url, token)
+            answer = ask(url, token, ORCHESTRATOR)
         except NoAnswer as error:
             diagnosis.add([_silent(url, error, expected=expected)])
             continue

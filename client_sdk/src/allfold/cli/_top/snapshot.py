@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen.
+    """The state of an Allfold at one time.
 
     Attributes:
         at: when, in seconds since 1970.

@@ -58,7 +58,7 @@ def _incidents(snapshot: Snapshot) -> list[str]:
 
 
 def _waits(snapshot: Snapshot) -> list[str]:
-    """What ops wait for, and who does not answer.
+    """Return lines on what ops wait for, and on services that do not answer.
 
     Without ops that have just begun, and those that an incident speaks of.
     """

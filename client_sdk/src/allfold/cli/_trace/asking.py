@@ -158,8 +158,12 @@ def _clock(connection: Connection) -> Offset:
 
 
 def _groups(connection: Connection, path: str) -> Json:
+    """Return an agent's flight recorder; ``KeyError`` or ``TypeError`` where it is none."""
     answer = connection.get_json(path)
-    if not isinstance(answer["groups"], list):
+    clock = answer["clock"]
+    if not all(isinstance(clock[each], int | float) for each in ("monotonic", "wall")):
+        raise TypeError("clock")
+    if not isinstance(answer["groups"], list) or not isinstance(answer["node"], str):
         raise TypeError("groups")
     return answer
 

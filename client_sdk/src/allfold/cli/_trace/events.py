@@ -18,7 +18,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """Where slices are drawn: a process and a thread of it."""
+    """A thread of the trace, by its process and thread number."""
 
     pid: int
     tid: int

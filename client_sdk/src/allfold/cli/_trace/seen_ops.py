@@ -41,7 +41,7 @@ class SeenOp:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What the op is known by on all nodes."""
+        """The identity of the op on all nodes: group, opening and sequence number."""
         return (*self.opening, self.seq)
 
     @property

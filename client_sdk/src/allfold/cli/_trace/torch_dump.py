@@ -50,7 +50,7 @@ class GroupDump:
 
 @dataclass(frozen=True, slots=True)
 class _NodeView:
-    """What one node knows of a group in one epoch.
+    """One node's records of a group in one epoch.
 
     Attributes:
         last_seq: the last op that each of its ranks has called; empty where that is not known.

@@ -125,7 +125,7 @@ def _half(share: Share, node: int, distance: int) -> list[Slice]:
 
 
 def _joined(slices: Sequence[Slice]) -> list[Slice]:
-    """The same elements in as few slices as possible, without empty ones."""
+    """Return slices with adjacent ones merged and empty ones dropped."""
     joined: list[Slice] = []
     for part in filter(None, slices):
         if joined and joined[-1].stop == part.start:
@@ -135,7 +135,7 @@ def _joined(slices: Sequence[Slice]) -> list[Slice]:
 
 
 def _without(slices: Sequence[Slice], hole: Slice) -> list[Slice]:
-    """The same elements but those of ``hole``, which lies in one of the slices."""
+    """Return slices without the elements of ``hole``, which lies in one of them."""
     parts: list[Slice] = []
     for part in slices:
         if part.start <= hole.start and hole.stop <= part.stop:
@@ -168,7 +168,7 @@ def seconds(op: PricedOp) -> float:
 
 
 def senders(kind: Kind, nodes: int) -> int:
-    """Of blocks as many as partners: one for the next partner does not wait for the one before."""
+    """Return the number of sends that overlap: for kinds with blocks, one per partner."""
     return halvings(nodes) if kind.has_blocks else 0
 
 
