@@ -86,8 +86,8 @@ def test_a_running_job_is_shown_with_its_ring_and_figures(page: Page) -> None:
 
 def test_a_rank_that_is_late_is_named_in_the_op_that_waits(page: Page, folder: Path) -> None:
     awaited = re.compile(
-        r"Op \d+ all_reduce\(sum, float32\[300000\]\) of group train "
-        r"waits for rank 3 on node node3, \d+\.\d s"
+        r"Op \d+ of group 'train', all_reduce\(sum, float32\[300000\]\), "
+        r"waits for rank 3 on node node3, for \d+\.\d s"
     )
     with held(folder, 3):
         expect(section(page, "Ops in flight")).to_contain_text(awaited)

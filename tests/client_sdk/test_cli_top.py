@@ -169,7 +169,7 @@ def test_what_ops_wait_for_is_shown_once_it_lasts(allfold: Commands) -> None:
         for age, shown in ((0.1, False), (3.0, True)):
             answers["/v1/status"] = ANSWERS["/v1/status"] | {"groups": [in_flight(age)]}
             out = allfold.run("top", "--once", "--agent-url", agent).out
-            assert ("op 7 barrier() of group dp waits for rank 1 on node a" in out) == shown
+            assert ("op 7 of group 'dp', barrier(), waits for rank 1 on node a" in out) == shown
 
 
 def test_an_op_of_which_an_incident_speaks_is_not_shown_twice(allfold: Commands) -> None:

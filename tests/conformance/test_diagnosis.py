@@ -179,7 +179,6 @@ def test_a_wrong_call_is_an_incident_also_where_all_ranks_end_with_its_error(
     began = time.time()
     with pool.unregistered(SHAPES["2x2"]) as job:
         job.enter(services, timeout=OP_SECONDS)
-        job.run(diagnosis_programs.all_reduce)
         wrong = (4, 5, 4, 4)
         start = partial(job.start, program=diagnosis_programs.call_and_leave)
         failures([start(rank, numel=numel) for rank, numel in enumerate(wrong)])

@@ -58,39 +58,44 @@ def agent(
     [
         pytest.param(
             [agent("a", {0: 7, 1: 7}, op(7, 1.2)), agent("b", {2: 7, 3: 6}, op(7, 0.9))],
-            "waits for rank 3 on node b, 1.2 s",
+            "waits for rank 3 on node b, for 1.2 s",
             id="one rank",
         ),
         pytest.param(
             [agent("a", {0: 7, 1: 6}, op(7, 1.2)), agent("b", {2: 6, 3: 6})],
-            "waits for rank 1 on node a and ranks 2, 3 on node b, 1.2 s",
+            "waits for rank 1 on node a and ranks 2, 3 on node b, for 1.2 s",
             id="a node where nobody came does not know of the op",
         ),
         pytest.param(
             [agent("a", {0: 7, 1: 7}, op(7, 1.2), epoch=3), agent("b", {2: 7, 3: 6}, op(7, 1.0))],
-            "is being worked on, 1.2 s",
+            "is being worked on, for 1.2 s",
             id="a node that does not know yet that a rank is lost has old numbers",
         ),
         pytest.param(
             [agent("a", {0: 7}, op(7, 1.2, "b")), agent("b", {1: 7}, op(7, 1.0))],
-            "waits for data from node b, 1.2 s",
+            "waits for data from node b, for 1.2 s",
             id="all came, data is on its way",
         ),
         pytest.param(
+            [agent("a", {0: 7}, op(7, 1.2, "b", "c")), agent("b", {1: 7}, op(7, 1.0))],
+            "waits for data from nodes b, c, for 1.2 s",
+            id="data of several nodes is on its way",
+        ),
+        pytest.param(
             [agent("a", {0: 7}, op(7, 1.2), nodes="ac")],
-            "waits for data from node c, 1.2 s",
+            "waits for data from node c, for 1.2 s",
             id="an agent does not answer",
         ),
         pytest.param(
             [agent("a", {0: 7} | dict.fromkeys(range(1, 12), 6), op(7, 1.2))],
-            "waits for ranks 1, 2, 3, 4, 5, 6, 7, 8 on node a and 3 more, 1.2 s",
+            "waits for ranks 1, 2, 3, 4, 5, 6, 7, 8 on node a and 3 more, for 1.2 s",
             id="many ranks",
         ),
     ],
 )
 def test_an_op_in_flight_says_what_it_waits_for(statuses: list[dict[str, Any]], waits: str) -> None:
     (found,) = ops_in_flight(statuses)
-    assert found.sentence() == f"op 7 all_reduce(sum, float32[1024]) of group dp {waits}"
+    assert found.sentence() == f"op 7 of group 'dp', all_reduce(sum, float32[1024]), {waits}"
 
 
 def test_ops_in_flight_are_listed_oldest_first() -> None:
@@ -136,8 +141,8 @@ def test_nodes_that_keep_results_for_others_are_named() -> None:
     groups = [{"name": "dp", "retained_bytes": 3 << 19}, {"name": "tp", "retained_bytes": 0}]
     groups.append({"name": "ep", "retained_bytes": 4096})
     assert kept_results([{"node": "a", "groups": groups}]) == [
-        "node a keeps 1.5 MiB of results of group dp, until every node has them",
-        "node a keeps 4.0 KiB of results of group ep, until every node has them",
+        "node a keeps 1.5 MiB of results of group 'dp', until every node has them",
+        "node a keeps 4.0 KiB of results of group 'ep', until every node has them",
     ]
 
 
@@ -149,8 +154,8 @@ def test_a_message_in_flight_says_who_waits_for_whom() -> None:
     sends = status("a", (0, "send(int8[1], to rank 3, tag 0)", 1.0))
     statuses = [sends, status("b", (3, "r", 2.5))]
     assert [message.sentence() for message in messages_in_flight(statuses)] == [
-        "rank 3 on node b waits in r in group dp, 2.5 s",
-        "rank 0 on node a waits in send(int8[1], to rank 3, tag 0) in group dp, 1.0 s",
+        "rank 3 of group 'dp' on node b waits in r, for 2.5 s",
+        "rank 0 of group 'dp' on node a waits in send(int8[1], to rank 3, tag 0), for 1.0 s",
     ]
 
 
@@ -162,7 +167,7 @@ def test_the_json_form_has_the_sentence_too() -> None:
     status["groups"][0]["messages"] = [call]
     (message,) = messages_in_flight([status])
     assert message.to_dict()["sentence"] == (
-        "rank 1 on node a waits in recv(float32[12], from rank 0, tag 0) in group dp, 2.0 s"
+        "rank 1 of group 'dp' on node a waits in recv(float32[12], from rank 0, tag 0), for 2.0 s"
     )
 
 

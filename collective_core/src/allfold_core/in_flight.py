@@ -41,8 +41,12 @@ class OpInFlight:
     silent_nodes: tuple[str, ...]
 
     def sentence(self) -> str:
-        """``op 7 barrier() of group dp waits for rank 3 on node b, 1.2 s``."""
-        return f"op {self.seq} {self.what} of group {self.group} {self._waits()}, {self.age:.1f} s"
+        """``op 7 of group 'dp', barrier(), waits for rank 3 on node b, for 1.2 s``.
+
+        Up to the culprit this is what an incident says.
+        """
+        op = f"op {self.seq} of group '{self.group}', {self.what}"
+        return f"{op}, {self._waits()}, for {self.age:.1f} s"
 
     def to_dict(self) -> Json:
         return {**asdict(self), "sentence": self.sentence()}
@@ -51,7 +55,8 @@ class OpInFlight:
         if self.missing:
             return f"waits for {_places(self.missing)}"
         if self.silent_nodes:
-            return f"waits for data from node {', '.join(self.silent_nodes)}"
+            nodes = "nodes" if len(self.silent_nodes) > 1 else "node"
+            return f"waits for data from {nodes} {', '.join(self.silent_nodes)}"
         return "is being worked on"
 
 
@@ -71,9 +76,9 @@ class MessageInFlight:
     age: float
 
     def sentence(self) -> str:
-        """``rank 3 on node b waits in send(...) in group dp, 1.2 s``."""
-        place = f"rank {self.rank} on node {self.node}"
-        return f"{place} waits in {self.what} in group {self.group}, {self.age:.1f} s"
+        """``rank 3 of group 'dp' on node b waits in send(...), for 1.2 s``."""
+        place = f"rank {self.rank} of group '{self.group}' on node {self.node}"
+        return f"{place} waits in {self.what}, for {self.age:.1f} s"
 
     def to_dict(self) -> Json:
         return {**asdict(self), "sentence": self.sentence()}
@@ -107,10 +112,10 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
 
 
 def kept_results(statuses: Iterable[Json]) -> list[str]:
-    """Results kept for other nodes: ``node a keeps 12.0 MiB of results of group dp, until ...``."""
+    """Results kept for others: ``node a keeps 12.0 MiB of results of group 'dp', until ...``."""
     return [
         f"node {status['node']} keeps {_size(group['retained_bytes'])} of results of "
-        f"group {group['name']}, until every node has them"
+        f"group '{group['name']}', until every node has them"
         for status in statuses
         for group in status["groups"]
         if group["retained_bytes"]

@@ -60,9 +60,8 @@ def test_when_all_is_well_it_says_so() -> None:
 
 def test_an_op_that_waits_says_for_whom_in_the_words_of_the_command() -> None:
     shown = overview(answers=waiting(1.25))
-    sentence = (
-        "Op 7 all_reduce(sum, float32[1024]) of group train waits for rank 1 on node b, 1.2 s"
-    )
+    op = "Op 7 of group 'train', all_reduce(sum, float32[1024])"
+    sentence = f"{op}, waits for rank 1 on node b, for 1.2 s"
     assert shown["headline"] == {"mood": "waiting", "text": f"{sentence}."}
     assert shown["groups"][0]["sentence"] == sentence
     assert list(shown["ops"][0]["missing"]) == [{"rank": 1, "node": "b"}]

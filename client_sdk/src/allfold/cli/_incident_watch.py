@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from threading import Event, Thread
 from time import time
@@ -17,8 +17,6 @@ from allfold_core.incident import Cause, Effect, Incident, from_dict
 
 _INTERVAL_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
-# The end of a rank is reported by who has started it.
-_KNOWN = Cause.EXITED_RANK
 
 
 class IncidentWatch:
@@ -27,13 +25,12 @@ class IncidentWatch:
     ``fileno`` is readable while there is something to be shown.
 
     Args:
-        env: in which ranks find Allfold; without an orchestrator's URL nobody is asked.
+        env: in which ranks find Allfold.
         group: of the run whose incidents are shown; of an Allfold of this run alone, ``""``: all.
     """
 
     def __init__(self, env: Mapping[str, str], group: str) -> None:
         self._urls = orchestrators(env.get("ALLFOLD_ORCHESTRATOR_URL"))
-        self._is_known = bool(env.get("ALLFOLD_ORCHESTRATOR_URL"))
         self._token = env.get("ALLFOLD_TOKEN", "")
         self._group = group
         self._since = time()
@@ -46,15 +43,16 @@ class IncidentWatch:
         self._thread = Thread(target=self._run, name="allfold-incidents", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._is_known:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=2 * _ANSWER_SECONDS)
+        self._stop()
         os.close(self._ready)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=2 * _ANSWER_SECONDS)
 
     def fileno(self) -> int:
         return self._ready
@@ -64,9 +62,27 @@ class IncidentWatch:
         os.eventfd_read(self._ready)
         return [self._notes.get() for _ in range(self._notes.qsize())]
 
+    def finish(self, reported: int) -> list[str]:
+        """Ask for the last time, after a failure; return what is still to be shown.
+
+        Args:
+            reported: the rank that is known to have failed. If another one has ended before it,
+                that is shown, too: it may be the cause, and end later, or on another machine.
+        """
+        self._stop()
+        if self._thread.is_alive():
+            return []
+        found = self._incidents()
+        notes = [self._notes.get() for _ in range(self._notes.qsize())] + self._news(found)
+        exits = [each for each in found if each.cause is Cause.EXITED_RANK]
+        first = min(exits, key=lambda each: each.began, default=None)
+        if first is not None and first.culprit.rank != reported:
+            notes.append(f"before that, {first.sentence}")
+        return notes
+
     def _run(self) -> None:
         while not self._stopping.wait(_INTERVAL_SECONDS):
-            notes = [note for each in reversed(self._incidents()) for note in self._news_of(each)]
+            notes = self._news(self._incidents())
             for note in notes:
                 self._notes.put(note)
             if notes and not self._stopping.is_set():
@@ -87,11 +103,15 @@ class IncidentWatch:
 
     def _concerns_us(self, incident: Incident) -> bool:
         # Not by its time alone: the clock of its node may be behind ours.
-        return (
-            incident.id not in (self._before or ())
-            and incident.cause is not _KNOWN
-            and is_of_run(incident.group, self._group)
-        )
+        return incident.id not in (self._before or ()) and is_of_run(incident.group, self._group)
+
+    def _news(self, incidents: Sequence[Incident]) -> list[str]:
+        """Return what is new, the oldest first.
+
+        Without the ends of ranks, which are reported by who has started them.
+        """
+        others = [each for each in reversed(incidents) if each.cause is not Cause.EXITED_RANK]
+        return [note for each in others for note in self._news_of(each)]
 
     def _news_of(self, incident: Incident) -> list[str]:
         """Return what is new of an incident: that it was found, and that it is over."""

@@ -72,6 +72,7 @@ class Launch:
         self._incidents: IncidentWatch
         self._running: list[RankProcess] = []
         self._ended_well: set[int] = set()
+        self._failed_first: int | None = None
         self._ask_at: float | None = None
 
     def run(self, env: Mapping[str, str]) -> int:
@@ -83,6 +84,7 @@ class Launch:
                     self._start(number)
                 while self._running or self._restarts.waiting:
                     self._step()
+                self._note_rest()
                 self._flush_output()
         except BrokenPipeError:
             # Nobody reads any more: end as what writes to a closed pipe does.
@@ -112,6 +114,12 @@ class Launch:
             raise ServiceError(f"cannot start rank {number}: {error.strerror}") from error
         self._restarts.started(number, time.monotonic())
         self._running.append(rank)
+
+    def _note_rest(self) -> None:
+        """After a failure: the incidents since the last look, and who was the first to end."""
+        if self._failed_first is not None:
+            for note in self._incidents.finish(self._failed_first):
+                self._note(note)
 
     # --- what happens while ranks run
 
@@ -180,6 +188,8 @@ class Launch:
             spent = f"; no restart is left of {most}" if most else ""
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
         if ends_the_run or (status and not self._ending.begun):
+            if self._failed_first is None:
+                self._failed_first = rank.number
             rank.show_unshown()
             then = self._consequence(ends_the_run)
             self._note(f"{rank.child.name} {rank.child.ending}{spent}{then}")

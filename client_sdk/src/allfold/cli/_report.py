@@ -62,6 +62,11 @@ class Report:
     problems: dict[str, str] = field(default_factory=dict)
     failure: ServiceError | None = None
 
+    def other_ops(self) -> list[OpInFlight]:
+        """The ops in flight of which no open incident speaks."""
+        spoken_of = {(each.group, each.seq) for each in self.incidents if each.is_open}
+        return [op for op in self.ops if (op.group, op.seq) not in spoken_of]
+
     def to_dict(self) -> Json:
         failed = {} if self.failure is None else {self.orchestrator: self.failure.message}
         return {

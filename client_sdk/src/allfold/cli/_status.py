@@ -71,9 +71,10 @@ def _show(report: Report) -> None:
         console.print(_agent_table(report.agents.values()))
     for line in incident_lines(report.incidents, time.time()):
         console.print(line, soft_wrap=True, style="bold")
-    lines = [op.sentence() for op in report.ops]
+    lines = [op.sentence() for op in report.other_ops()]
     lines += [message.sentence() for message in report.messages]
-    lines = lines or ["no op is in flight"]
+    if not report.ops and not report.messages:
+        lines = ["no op is in flight"]
     lines += kept_results(report.agents.values())
     lines += [line for group in report.groups for line in _about_term(group)]
     lines += [loss for group in report.memberships for loss in group.losses]

@@ -25,6 +25,8 @@ POLICY, RESTART = 1008, 1012
 # Our own: the node is to register first. No other end of a link makes it register again, as that
 # would bring an evicted life back.
 UNKNOWN = 4404
+# RFC 6455: of a reason.
+MOST_BYTES = 123
 
 router = APIRouter(prefix="/v1")
 
@@ -88,6 +90,15 @@ async def _text(socket: WebSocket, seconds: float) -> str:
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
     try:
-        await socket.close(code, reason[:120])
+        await socket.close(code, fitting(reason))
     except RuntimeError:
         return  # it is closed already
+
+
+def fitting(reason: str) -> str:
+    """Return as many words of a reason as a closing frame has room for."""
+    encoded = reason.encode()
+    if len(encoded) <= MOST_BYTES:
+        return reason
+    words = encoded[: MOST_BYTES - len(" ...")].decode(errors="ignore")
+    return f"{words.rpartition(' ')[0]} ..."

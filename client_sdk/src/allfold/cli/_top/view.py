@@ -63,9 +63,7 @@ def _waits(snapshot: Snapshot) -> list[str]:
     Without ops that have just begun, and those that an incident speaks of.
     """
     report = snapshot.report
-    spoken_of = {(each.group, each.seq) for each in report.incidents if each.is_open}
-    old = [op for op in report.ops if op.age > _YOUNG_SECONDS]
-    lines = [op.sentence() for op in old if (op.group, op.seq) not in spoken_of]
+    lines = [op.sentence() for op in report.other_ops() if op.age > _YOUNG_SECONDS]
     lines += [each.sentence() for each in report.messages if each.age > _YOUNG_SECONDS]
     lines = lines[:_SHOWN_LINES]
     lines += [f"no answer: {problem}" for problem in report.problems.values()][:_SHOWN_LINES]
@@ -110,7 +108,7 @@ def _groups(snapshot: Snapshot) -> Table:
 
 def _ranks(groups: Iterable[GroupFigures]) -> Table:
     """The ranks that compute longest between two ops."""
-    columns = ("group", "rank", "node", "between ops", "others wait for it", "than the median")
+    columns = ("group", "rank", "node", "between ops", "its node waits", "to the median")
     table = _table("Slowest ranks", *columns)
     for group in groups:
         for each in group.ranks[:_SHOWN_RANKS]:
