@@ -27,7 +27,9 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 
 
-def late(number: int, seen: float = 1000.0, ended: float | None = None) -> Json:
+def late(
+    number: int, seen: float = 1000.0, ended: float | None = None, reporter: str = "b"
+) -> Json:
     return Incident(
         f"b-{number}",
         Cause.LATE_RANK,
@@ -40,7 +42,7 @@ def late(number: int, seen: float = 1000.0, ended: float | None = None) -> Json:
         began=seen - 1,
         seen=seen,
         ended=ended,
-        reporter="b",
+        reporter=reporter,
         evidence={"process": "is in load"},
     ).to_dict()
 
@@ -90,10 +92,10 @@ async def test_the_api_shows_what_an_agent_has_said_on_its_link(make_store: Make
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(replica(make_store()))
         (agent,) = await agents(stack, served, "a")
-        await agent.send("incident", incident=late(1))
+        await agent.send("incident", incident=late(1, reporter="a"))
 
         found = await until_found(partial(shown, served), "the incident is known")
-        assert found == [late(1)]
+        assert found == [late(1, reporter="a")]
 
 
 async def shown(served: Replica) -> list[Json]:
@@ -105,7 +107,13 @@ async def shown(served: Replica) -> list[Json]:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("cause", "bad_luck"), ("sentence", "x" * 5000), ("evidence", {"a": [1]}), ("seen", -1.0)],
+    [
+        ("cause", "bad_luck"),
+        ("sentence", "x" * 5000),
+        ("evidence", {"a": [1]}),
+        ("seen", -1.0),
+        ("reporter", "b"),
+    ],
 )
 async def test_nonsense_ends_the_link_and_is_not_kept(
     make_store: MakeStore, field: str, value: object
@@ -113,7 +121,7 @@ async def test_nonsense_ends_the_link_and_is_not_kept(
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(replica(make_store()))
         (agent,) = await agents(stack, served, "a")
-        await agent.send("incident", incident=late(1) | {field: value})
+        await agent.send("incident", incident=late(1, reporter="a") | {field: value})
         await agent.closed()
         assert (await served.http.get("/v1/incidents")).json()["incidents"] == []
 

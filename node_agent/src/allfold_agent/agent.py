@@ -46,6 +46,7 @@ from allfold_agent.membership.witness import Witness
 from allfold_agent.observation.failures import ExitObserver
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.observer import Observer
+from allfold_agent.observation.tcp import Retransmits
 from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lag import LagMeter
@@ -127,6 +128,7 @@ class Agent:
         self.local_server = self._make_local_server()
         # Observation
         self.incidents = Incidents(settings.name, self._tell_incident)
+        self.retransmits = Retransmits()
         self._exits = ExitObserver(self.incidents)
         self._observes = settings.observer == "on"
         self.observer = Observer(

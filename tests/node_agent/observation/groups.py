@@ -23,11 +23,14 @@ def observed_group(nodes: Mapping[int, str], node: str = "a") -> Any:
         node=node,
         sent=[],
         sockets=[],
+        deferred=[],
         outcomes=SimpleNamespace(recent=deque()),
         agreement=SimpleNamespace(
             term=SimpleNamespace(leader=node, voters=sorted(set(nodes.values())))
         ),
-        p2p=SimpleNamespace(edges=SimpleNamespace(counters=list, sending=list)),
+        p2p=SimpleNamespace(
+            edges=SimpleNamespace(counters=list, sending=list), unmatched_calls=list
+        ),
         lanes=SimpleNamespace(
             counters=list,
             sending=list,
@@ -44,6 +47,7 @@ def enter_epoch(group: Any, ordinal: int, nodes: Mapping[int, str]) -> None:
     """Give the group's ranks new numbers."""
     group.current = SimpleNamespace(
         ordinal=ordinal,
+        stamp=(1, ordinal),
         ranks=[rank for rank, node in nodes.items() if node == group.node],
         plan=SimpleNamespace(sessions=[f"session {rank}" for rank in nodes]),
         record=SimpleNamespace(seats=[SimpleNamespace(node=node) for node in nodes.values()]),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import socket
 from threading import Thread
 
-from allfold_agent.observation.tcp import sample
+import pytest
+
+from allfold_agent.observation import tcp
+from allfold_agent.observation.tcp import Retransmits, sample
+from allfold_core.diagnosis.links import LinkSample
 
 SENT = 8 << 20
 
@@ -44,3 +48,25 @@ def test_what_is_no_tcp_connection_or_is_closed_has_no_counters() -> None:
     with one, other:
         assert sample(one) is None
     assert sample(one) is None
+
+
+def test_what_was_sent_again_stays_counted_when_its_connection_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = socket.socket(), socket.socket()
+    lost: dict[socket.socket, int] = {}
+
+    def sampled(connected: socket.socket) -> LinkSample | None:
+        if connected not in lost:
+            return None
+        return LinkSample(0.0, 0.0, 0.0, 9, lost[connected], 0.0, False, 0.0, 0.0)
+
+    monkeypatch.setattr(tcp, "sample", sampled)
+    retransmits = Retransmits()
+    with first, second:
+        lost |= {first: 3, second: 4}
+        assert retransmits.count([first, second]) == 7
+        lost[second] = 6
+        assert retransmits.count([second]) == 9
+        del lost[second]  # closed while it was looked at
+        assert retransmits.count([second]) == 9

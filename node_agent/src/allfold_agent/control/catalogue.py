@@ -110,7 +110,7 @@ PEERS = gauge(
 )
 RETRANSMITTED = counter(
     "allfold_agent_retransmitted_segments_total",
-    "TCP segments sent again on edges, over the connections that are open now.",
+    "TCP segments sent again on edges; of closed connections up to the last scrape.",
 )
 LAG = gauge(
     "allfold_agent_event_loop_lag_seconds",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import socket
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from time import monotonic
 
 from fastapi import FastAPI, Response
@@ -16,7 +18,6 @@ from allfold_agent.control.health import problem_of
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.waiting import waiting_ops
-from allfold_agent.observation.tcp import sample
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.metrics import Values
@@ -46,7 +47,8 @@ def look_at(agent: Agent) -> Values:
         _look_at_groups(values, label, members)
     for code in sorted(error_classes().keys() | errors.keys()):
         values.put(catalogue.ERRORS, errors[code], code)
-    values.put(catalogue.RETRANSMITTED, sum(map(_sent_again, groups)))
+    connections = chain.from_iterable(map(_sending, groups))
+    values.put(catalogue.RETRANSMITTED, agent.retransmits.count(connections))
     _look_at_peers(values, agent)
     _look_at_incidents(values, agent)
     return values
@@ -113,13 +115,11 @@ def _look_at_edges(values: Values, label: str, group: Group) -> None:
             values.add(catalogue.EDGE_BYTES, moved, label, direction, lane.value)
 
 
-def _sent_again(group: Group) -> int:
-    connections = (
-        connected
-        for edges in (group.edges, group.p2p.edges, group.lanes)
-        for _, connected in edges.sending()
-    )
-    return sum(found.lost for found in map(sample, connections) if found is not None)
+def _sending(group: Group) -> Iterator[socket.socket]:
+    """The open connections on which this node sends."""
+    for edges in (group.edges, group.p2p.edges, group.lanes):
+        for _, connected in edges.sending():
+            yield connected
 
 
 def _look_at_peers(values: Values, agent: Agent) -> None:

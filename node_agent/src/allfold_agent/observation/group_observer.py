@@ -41,6 +41,7 @@ class GroupObserver:
         self._links = LinkObserver(group, incidents)
         self._failures = FailureObserver(group, incidents)
         self._lost = group.lost_before
+        self._unreadable = set[str]()  # nodes
         group.on_observed = self.hear
 
     @property
@@ -90,12 +91,14 @@ class GroupObserver:
                 if "incident" in body:
                     self._hear_incident(incident.from_dict(body["incident"]), now)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                log.error(
-                    "group '%s': what node %s has observed cannot be read: %r",
-                    self._group.name,
-                    node,
-                    error,
-                )
+                self._note_unreadable(node, error)
+
+    def _note_unreadable(self, node: str, error: Exception) -> None:
+        """Log it, once for each node: it says something some times a second."""
+        if node not in self._unreadable:
+            self._unreadable.add(node)
+            text = "group '%s': what node %s has observed cannot be read: %r"
+            log.error(text, self._group.name, node, error)
 
     def _hear_incident(self, found: Incident, now: float) -> None:
         self._incidents.hear(found, now)

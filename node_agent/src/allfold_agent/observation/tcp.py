@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterable
 from time import monotonic
 
+from allfold_agent.runtime.locks import make_lock
 from allfold_core.diagnosis.links import LinkSample
 
 _MICROSECOND = 1e-6
@@ -48,3 +50,24 @@ def sample(connected: socket.socket) -> LinkSample | None:
         # all ones until there was one
         shortest=0.0 if shortest == 0xFFFFFFFF else shortest * _MICROSECOND,
     )
+
+
+class Retransmits:
+    """Counts the segments that were sent again, also over connections that are closed by now.
+
+    What a connection has sent again between the last count and its end is not known.
+    """
+
+    def __init__(self) -> None:
+        self._lock = make_lock("retransmits")
+        self._total = 0
+        self._counted: dict[socket.socket, int] = {}
+
+    def count(self, connections: Iterable[socket.socket]) -> int:
+        """Return the total, once the open connections are looked at."""
+        taken = {each: sample(each) for each in connections}
+        with self._lock:
+            before = self._counted
+            self._counted = {each: now.lost for each, now in taken.items() if now is not None}
+            self._total += sum(n - before.get(each, 0) for each, n in self._counted.items())
+            return self._total

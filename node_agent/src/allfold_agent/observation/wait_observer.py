@@ -29,6 +29,8 @@ _FIRST_CALL_SECONDS = 10.0
 _UNUSUAL = 3.0
 _NEWS_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 1.0
+# For which the stacks of ranks are read in one look; the others have their turn in the next.
+_STACKS_SECONDS = 0.5
 _BUSY_GPU = "has called it, but its GPU is busy with what it was given before"
 _NOT_VISIBLE = "runs in another container, so that its agent cannot see what it does"
 _CERTAIN = frozenset({Cause.STOPPED_RANK, Cause.EXITED_RANK})
@@ -53,6 +55,7 @@ class WaitObserver:
         self._told: dict[str, tuple[int, Wait, float]] = {}  # by node: op, wait, when it said so
         self._suspects: dict[int, _Suspect] = {}
         self._stamp = group.current.stamp
+        self._stacks_until = 0.0
 
     def hear(self, node: str, body: Mapping[str, Any], now: float) -> None:
         """An op of another node waits for this one."""
@@ -79,6 +82,7 @@ class WaitObserver:
         for rank in self._suspects.keys() - waits.keys():
             del self._suspects[rank]
             self._incidents.end(self._key(rank))
+        self._stacks_until = monotonic() + _STACKS_SECONDS
         for rank, wait in waits.items():
             if now - wait.since >= _LOOK_SECONDS:
                 self._look_at(rank, pids.get(self._session(rank)), wait, now, wall)
@@ -142,7 +146,7 @@ class WaitObserver:
             return
         finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=False)
         if finding.cause not in _CERTAIN:
-            if age < wait.patience:
+            if age < wait.patience or monotonic() > self._stacks_until:
                 return
             finding = self._finding(rank, pid, wait, suspect.first, reads_stacks=True)
         suspect.look_at = monotonic() + _LOOK_AGAIN_SECONDS

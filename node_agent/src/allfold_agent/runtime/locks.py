@@ -34,6 +34,7 @@ ORDER = {
     "group": "the ops of a group, their outcomes, and the members of its epochs",
     "incidents": "the incidents that this agent knows of",
     "errors": "the number of ops that have failed",
+    "retransmits": "how many segments each connection has sent again",
     "retention": "how many groups keep results for other nodes",
     "p2p": "the sends and receives of a group",
     "out edge": "what waits to be sent over one edge, and what is not acknowledged",

@@ -31,6 +31,7 @@ from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
+from allfold_orchestrator.wire import IncidentReport
 
 log = logging.getLogger(__name__)
 
@@ -143,10 +144,16 @@ class ControlLinks:
             case messages.Accuse():
                 await self._accuse(link, message)
             case messages.Told():
-                await self._orchestrator.incidents.note(message.incident.model_dump(mode="json"))
+                await self._note(link, message.incident)
             case messages.Withdraw():
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
                 self._runner.jury.withdrawn(link.life, accused, charge)
+
+    async def _note(self, link: Link, incident: IncidentReport) -> None:
+        """Keep an incident; ``ValueError`` if it is another node's, whose it would replace."""
+        if incident.reporter != link.life[0]:
+            raise ValueError(f"node {link.life[0]} reports an incident of node {incident.reporter}")
+        await self._orchestrator.incidents.note(incident.model_dump(mode="json"))
 
     async def _register(self, link: Link, request: messages.Register) -> None:
         """Take in what the agent holds, with the generation of the store of this very moment."""
