@@ -29,7 +29,9 @@ def observed_group(nodes: Mapping[int, str], node: str = "a") -> Any:
             term=SimpleNamespace(leader=node, voters=sorted(set(nodes.values())))
         ),
         p2p=SimpleNamespace(
-            edges=SimpleNamespace(counters=list, sending=list), unmatched_calls=list
+            edges=SimpleNamespace(counters=list, sending=list),
+            unmatched_calls=list,
+            waiting_calls=list,
         ),
         lanes=SimpleNamespace(
             counters=list,
