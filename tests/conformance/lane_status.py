@@ -28,6 +28,18 @@ def await_lane(services: Services, job: Job, ranks: Sequence[int] | None = None)
     wait_until(do_some, "short ops go by the lane")
 
 
+def assert_same_bits(services: Services, job: Job, numel: int) -> None:
+    """A sum has the same bits in the short lane and in the long one, once it has gone by each."""
+
+    def went_by_both() -> bool:
+        await_lane(services, job)
+        found = job.run(lane_programs.same_bits, numel=numel)
+        assert [same for same, _ in found] == [True] * job.world_size
+        return all(posted for _, posted in found)
+
+    wait_until(went_by_both, "a short op between long ones goes by the lane")
+
+
 def frames(services: Services, node: str, group: str) -> int:
     """Return how many frames of the lane a node has sent."""
     edges = services.group_status(node, group)["edges"]

@@ -9,7 +9,7 @@ import pytest
 from allfold_core.errors import MismatchError, PeerLost
 from tests.conformance import lane_programs, programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.conformance.lane_status import await_lane
+from tests.conformance.lane_status import assert_same_bits, await_lane
 from tests.support.processes.ranks import Job, RankPool, await_called, failures, results
 from tests.support.processes.services import Services
 
@@ -39,9 +39,9 @@ def test_short_and_long_ops_may_follow_each_other(lane: Job) -> None:
     assert lane.run(lane_programs.all_kinds, first=0, count=40, numel=100) == [40] * 3
 
 
-def test_the_bits_do_not_depend_on_the_lane(lane: Job) -> None:
+def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> None:
     for numel in (1, 1000, 16_000):
-        assert lane.run(lane_programs.same_bits, numel=numel) == [True] * 3
+        assert_same_bits(services, lane, numel)
 
 
 def test_more_async_ops_than_there_are_slots_are_right_and_the_lane_opens_again(

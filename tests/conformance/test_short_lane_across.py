@@ -11,7 +11,7 @@ import pytest
 from allfold_core.errors import MismatchError, PeerLost, PeerMissing
 from tests.conformance import lane_programs, programs, survival_programs
 from tests.conformance.conftest import OP_SECONDS
-from tests.conformance.lane_status import SHAPES, await_lane, frames, is_open
+from tests.conformance.lane_status import SHAPES, assert_same_bits, await_lane, frames, is_open
 from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures, results
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
@@ -56,9 +56,9 @@ def test_short_and_long_ops_may_follow_each_other(lane: Job, services: Services)
     assert is_open(services, lane, lane.node_names)
 
 
-def test_the_bits_do_not_depend_on_the_lane(lane: Job) -> None:
+def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> None:
     for numel in (1, 1000, 16_000):
-        assert lane.run(lane_programs.same_bits, numel=numel) == [True] * lane.world_size
+        assert_same_bits(services, lane, numel)
 
 
 def test_kinds_of_whose_result_each_node_has_a_part_alone_are_no_ops_of_the_lane(

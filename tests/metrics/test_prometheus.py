@@ -274,7 +274,7 @@ def interrupted(pid: int, seconds: float) -> Iterator[None]:
     over = Event()
 
     def interrupt() -> None:
-        while not over.wait(seconds / 4):
+        while not over.wait(seconds):
             os.kill(pid, signal.SIGSTOP)
             time.sleep(seconds)
             os.kill(pid, signal.SIGCONT)

@@ -61,6 +61,7 @@ def test_a_node_without_file_descriptors_does_not_take_the_other_one_for_lost(
     port: Port, host: str
 ) -> None:
     address = f"{host}:{port.place[1]}"
+    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
     with no_descriptors_left(), pytest.raises(ServiceError, match="ulimit -n"):
         upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
     upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()

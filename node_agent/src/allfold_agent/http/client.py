@@ -71,6 +71,10 @@ def connect(address: str, deadline: float) -> socket.socket:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise InvalidArgument(f"{host[:300]!r} cannot be a host: {error}") from None
+    except OSError:
+        # Without file descriptors it fails with whatever error there was before: say which it is.
+        socket.socket().close()
+        raise
     failure: OSError = OSError(f"{host} has no address")
     for family, kind, proto, _, place in places:
         sock = socket.socket(family, kind, proto)
