@@ -169,7 +169,10 @@ def _watch(options: Options) -> list[dict[str, object]]:
 
 def _measure(options: Options) -> list[dict[str, object]]:
     found = measure_cost(options.cost)
-    print(f"{'all-reduce':<22}{'off us':>10}{'on us':>10}{'cost':>8}   p50; p99 and mean of both")
+    print(
+        f"{'all-reduce':<22}{'off us':>10}{'on us':>10}{'cost':>8}   {'of each pair':<18}"
+        "p50; p99 and mean of both"
+    )
     for each in found:
         print(each.line(), flush=True)
     return [asdict(each) for each in found]

@@ -14,14 +14,24 @@ from tests.support.processes.services import Services
 
 _SECONDS = 60.0
 
+Pair = tuple[list[float], list[float]]
+"""The seconds of all-reduces without and with the observer."""
+
+ORDERS = ("off", "on"), ("on", "off")
+"""In which the group that is not observed, and the one that is, have their turn."""
+
 
 class CostCluster:
-    """Agents and ranks of both groups; only one of the groups works at a time."""
+    """Agents and ranks of both groups; only one of the groups works at a time.
 
-    def __init__(self, nodes: int, per_node: int) -> None:
+    Args:
+        order: in which they are started.
+    """
+
+    def __init__(self, nodes: int, per_node: int, order: tuple[str, str]) -> None:
         self._shape = nodes, per_node
         self._ending = ExitStack()
-        self._ranks: dict[str, list[subprocess.Popen[bytes]]] = {"off": [], "on": []}
+        self._ranks: dict[str, list[subprocess.Popen[bytes]]] = {each: [] for each in order}
 
     def __enter__(self) -> Self:
         with ExitStack() as ending:
@@ -64,9 +74,10 @@ class CostCluster:
         for each in ranks:
             _answer(each)
 
-    def time_both(self, nbytes: int, seconds: float) -> tuple[list[float], list[float]]:
-        """Return the seconds of all-reduces without and with the observer, one after the other."""
-        return self._time("off", nbytes, seconds), self._time("on", nbytes, seconds)
+    def time_both(self, nbytes: int, seconds: float, order: tuple[str, str]) -> Pair:
+        """Have both groups do all-reduces, one after the other."""
+        times = {observer: self._time(observer, nbytes, seconds) for observer in order}
+        return times["off"], times["on"]
 
     def _time(self, observer: str, nbytes: int, seconds: float) -> list[float]:
         ranks = self._ranks[observer]

@@ -93,3 +93,22 @@ def test_a_short_run_without_faults_raises_no_alarm() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 false alarms in 8 s" in done.stdout
+
+
+def test_the_cost_is_measured_on_one_node_and_between_two(tmp_path: Path) -> None:
+    requires("redis")
+    if reason := why_not([Network.parse("2gbit")]):
+        pytest.skip(reason)
+    file = tmp_path / "cost.json"
+    command = python("benchmarks.diagnosis", "--faults", "0", "--cost", "1", "--json", str(file))
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    costs = json.loads(file.read_text())["cost"]
+    measured = {(each["shape"], each["size"]) for each in costs}
+    assert measured == {("1x2", "4 KiB"), ("1x2", "1 MiB"), ("2x1", "4 KiB"), ("2x1", "1 MiB")}
+    for each in costs:
+        p50, p99, _ = each["on"]
+        assert 0 < p50 <= p99
+        assert len(each["costs"]) == 1
