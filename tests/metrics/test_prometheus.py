@@ -203,7 +203,7 @@ def test_an_agent_that_does_not_answer_raises_alerts(
 def test_an_agent_that_gets_no_cpu_raises_an_alert(
     services: Services, prometheus: Prometheus
 ) -> None:
-    with interrupted(services.agents["node1"].pid, 0.8):
+    with interrupted(services.agents["node1"].pid, 0.8, between=0.8):
         prometheus.await_alert("AllfoldAgentLags", node="node1")
     await_silence(prometheus)
 
@@ -234,7 +234,7 @@ def test_a_store_that_is_down_raises_alerts_and_metrics_are_still_served(
 
 
 def test_a_slow_store_raises_an_alert(redis: RedisServer, prometheus: Prometheus) -> None:
-    with interrupted(redis.pid, 0.5):
+    with interrupted(redis.pid, 0.5, between=0.125):
         prometheus.await_alert("AllfoldStoreSlow")
     await_silence(prometheus)
 
@@ -269,12 +269,12 @@ def await_silence(prometheus: Prometheus) -> None:
 
 
 @contextmanager
-def interrupted(pid: int, seconds: float) -> Iterator[None]:
-    """A process that stands still for so long, again and again."""
+def interrupted(pid: int, seconds: float, between: float) -> Iterator[None]:
+    """A process that stands still for so long, again and again, with so many seconds between."""
     over = Event()
 
     def interrupt() -> None:
-        while not over.wait(seconds):
+        while not over.wait(between):
             os.kill(pid, signal.SIGSTOP)
             time.sleep(seconds)
             os.kill(pid, signal.SIGCONT)
