@@ -11,3 +11,7 @@ def test_a_reason_that_fits_is_sent_as_it_is() -> None:
 def test_of_a_longer_one_as_many_words_are_sent_as_fit() -> None:
     assert fitting("refused " * 20) == "refused " * 13 + "refused ..."
     assert len(fitting("abgewürgt " * 20).encode()) <= MOST_BYTES
+
+
+def test_of_a_long_word_the_beginning_is_sent() -> None:
+    assert fitting("x" * 200) == "x" * (MOST_BYTES - 4) + " ..."

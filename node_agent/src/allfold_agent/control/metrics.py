@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-import socket
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from time import monotonic
 
 from fastapi import FastAPI, Response
@@ -18,6 +16,7 @@ from allfold_agent.control.health import problem_of
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.waiting import waiting_ops
+from allfold_agent.observation.tcp import sending
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.metrics import Values
@@ -47,7 +46,7 @@ def look_at(agent: Agent) -> Values:
         _look_at_groups(values, label, members)
     for code in sorted(error_classes().keys() | errors.keys()):
         values.put(catalogue.ERRORS, errors[code], code)
-    connections = chain.from_iterable(map(_sending, groups))
+    connections = (connected for group in groups for _, connected in sending(group))
     values.put(catalogue.RETRANSMITTED, agent.retransmits.count(connections))
     _look_at_peers(values, agent)
     _look_at_incidents(values, agent)
@@ -113,13 +112,6 @@ def _look_at_edges(values: Values, label: str, group: Group) -> None:
         for direction, _, counters in edges.counters():
             moved = counters.payload_bytes
             values.add(catalogue.EDGE_BYTES, moved, label, direction, lane.value)
-
-
-def _sending(group: Group) -> Iterator[socket.socket]:
-    """The open connections on which this node sends."""
-    for edges in (group.edges, group.p2p.edges, group.lanes):
-        for _, connected in edges.sending():
-            yield connected
 
 
 def _look_at_peers(values: Values, agent: Agent) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.incidents import Incidents
-from allfold_agent.observation.tcp import sample
+from allfold_agent.observation.tcp import sample, sending
 from allfold_core.diagnosis.links import LinkTrouble, LinkWatch, worst
 from allfold_core.incident import Cause, Effect, Incident, link_culprit
 from allfold_core.wire.peer_link import LinkMessageType
@@ -70,11 +70,9 @@ class LinkObserver:
 
     def _connections(self) -> Iterator[tuple[str, socket.socket]]:
         """Yield what sends to other machines, with the node at its other end."""
-        group = self._group
-        for edges in (group.edges, group.p2p.edges, group.lanes):
-            for node, connected in edges.sending():
-                if connected.family != socket.AF_UNIX:
-                    yield node, connected
+        for node, connected in sending(self._group):
+            if connected.family != socket.AF_UNIX:
+                yield node, connected
 
     def _report(self, node: str, trouble: LinkTrouble, wall: float) -> None:
         group = self._group

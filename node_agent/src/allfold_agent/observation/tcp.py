@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.diagnosis.links import LinkSample
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import Group
 
 _MICROSECOND = 1e-6
 _APP_LIMITED = 0x01  # of the byte at offset 7
@@ -18,6 +22,12 @@ _BYTES = 192
 _FLAGS = struct.Struct("=B")
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
+
+
+def sending(group: Group) -> Iterator[tuple[str, socket.socket]]:
+    """Yield the open connections on which a group sends, each with the node at its other end."""
+    for edges in (group.edges, group.p2p.edges, group.lanes):
+        yield from edges.sending()
 
 
 def sample(connected: socket.socket) -> LinkSample | None:
@@ -64,9 +74,9 @@ class Retransmits:
         self._counted: dict[socket.socket, int] = {}
 
     def count(self, connections: Iterable[socket.socket]) -> int:
-        """Return the total, once the open connections are looked at."""
-        taken = {each: sample(each) for each in connections}
+        """Return the total, once the open connections are looked at; one caller at a time."""
         with self._lock:
+            taken = {each: sample(each) for each in connections}
             before = self._counted
             self._counted = {each: now.lost for each, now in taken.items() if now is not None}
             self._total += sum(n - before.get(each, 0) for each, n in self._counted.items())

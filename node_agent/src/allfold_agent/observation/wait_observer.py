@@ -29,7 +29,7 @@ _FIRST_CALL_SECONDS = 10.0
 _UNUSUAL = 3.0
 _NEWS_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 1.0
-# For which the stacks of ranks are read in one look; the others have their turn in the next.
+# So long one look reads stacks; the ranks that are left have their turn in the next look.
 _STACKS_SECONDS = 0.5
 _BUSY_GPU = "has called it, but its GPU is busy with what it was given before"
 _NOT_VISIBLE = "runs in another container, so that its agent cannot see what it does"

@@ -25,7 +25,7 @@ POLICY, RESTART = 1008, 1012
 # Our own: the node is to register first. No other end of a link makes it register again, as that
 # would bring an evicted life back.
 UNKNOWN = 4404
-# RFC 6455: of a reason.
+# The longest reason that a closing frame carries: RFC 6455, sections 5.5 and 5.5.1.
 MOST_BYTES = 123
 
 router = APIRouter(prefix="/v1")
@@ -101,4 +101,4 @@ def fitting(reason: str) -> str:
     if len(encoded) <= MOST_BYTES:
         return reason
     words = encoded[: MOST_BYTES - len(" ...")].decode(errors="ignore")
-    return f"{words.rpartition(' ')[0]} ..."
+    return f"{words.rpartition(' ')[0] or words} ..."

@@ -144,13 +144,17 @@ class ControlLinks:
             case messages.Accuse():
                 await self._accuse(link, message)
             case messages.Told():
-                await self._note(link, message.incident)
+                await self._keep_incident(link, message.incident)
             case messages.Withdraw():
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
                 self._runner.jury.withdrawn(link.life, accused, charge)
 
-    async def _note(self, link: Link, incident: IncidentReport) -> None:
-        """Keep an incident; ``ValueError`` if it is another node's, whose it would replace."""
+    async def _keep_incident(self, link: Link, incident: IncidentReport) -> None:
+        """Keep an incident that the node of this link has found.
+
+        Raises:
+            ValueError: it says that another node has found it, and might replace that one's.
+        """
         if incident.reporter != link.life[0]:
             raise ValueError(f"node {link.life[0]} reports an incident of node {incident.reporter}")
         await self._orchestrator.incidents.note(incident.model_dump(mode="json"))
