@@ -21,7 +21,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """What a cgroup limits: the files of limit and use, in version 2 and in version 1."""
+    """A limit of a cgroup: the files of limit and use, in version 2 and in version 1."""
 
     name: str
     files: tuple[str, str]

@@ -1,4 +1,4 @@
-"""What is wrong in the groups, and with the store, as this replica knows it."""
+"""The incidents of the groups and of the store, as this replica knows them."""
 
 from __future__ import annotations
 

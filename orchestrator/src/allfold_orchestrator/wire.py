@@ -433,7 +433,7 @@ class Version(Answer):
 
 
 class Facts(Answer):
-    """What ``allfold doctor`` asks an orchestrator about itself."""
+    """An orchestrator's facts about itself, for ``allfold doctor``."""
 
     service: str
     version: str

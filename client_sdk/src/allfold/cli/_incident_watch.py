@@ -128,7 +128,7 @@ class IncidentWatch:
 
 
 def is_of_run(group: str, run: str) -> bool:
-    """Whether a group is a run's: its own, one that torch makes in it, or a sub-group of these.
+    """Return True for the group of a run, one that torch makes in it, and their sub-groups.
 
     Args:
         group: of an incident; ``""`` where it concerns all, as that of a store does.

@@ -1,4 +1,4 @@
-"""What is known of the culprits of a group's incidents, for errors that name them."""
+"""The culprits of a group's incidents, for errors that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a rank does not call an op: what its process does, from two looks at it and its stacks."""
+"""The reason why a rank is late, from two looks at its process and from its stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ops go by the short lane. Every rank of an op must find the same."""
+"""The choice of ops for the short lane. Every rank of an op must come to the same one."""
 
 from __future__ import annotations
 

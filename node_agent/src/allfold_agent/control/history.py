@@ -25,6 +25,6 @@ def add_history(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/incidents")
     async def incidents() -> dict[str, Any]:
-        """What is wrong in this node's groups, and what was: open ones first, then the newest."""
+        """The incidents of this node's groups: open ones first, then the newest that are over."""
         found = [*agent.incidents.open_ones(), *agent.incidents.recent()]
         return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}

@@ -44,7 +44,7 @@ def add_peer_checks(app: FastAPI, agent: Agent) -> None:
         data_address: Annotated[str, Query(max_length=512)],
         thorough: bool = False,
     ) -> Json:
-        """Whether this node reaches both ports of another one, and how fast the link is."""
+        """Check that this node reaches both ports of another one, and measure the link."""
         if not one_at_a_time.acquire(timeout=_TURN_SECONDS):
             raise ServiceError(f"node {agent.settings.name} is busy with other checks; try again")
         try:

@@ -16,7 +16,7 @@ from allfold_core.operations import Fingerprint
 
 
 class State(StrEnum):
-    """How far an op has come on this node.
+    """The progress of an op on this node.
 
     =========  ==================================================
     CALLED     not all that it needs is there: mostly, local ranks

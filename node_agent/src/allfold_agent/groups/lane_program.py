@@ -1,4 +1,4 @@
-"""What this node does with ops of the short lane that are alike, in a group on several nodes."""
+"""The work of this node for ops of the short lane that are alike, in a group on several nodes."""
 
 from __future__ import annotations
 

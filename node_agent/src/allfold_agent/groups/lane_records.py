@@ -1,4 +1,4 @@
-"""What the agent sees of the ops that ranks do by themselves: it looks at the page when asked."""
+"""Records of the ops that ranks do by themselves, read from their page when somebody asks."""
 
 from __future__ import annotations
 

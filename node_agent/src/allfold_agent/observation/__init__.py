@@ -1,1 +1,1 @@
-"""What this agent sees of its groups over time, and the incidents that it finds."""
+"""Watching the groups of this agent over time, and finding their incidents."""

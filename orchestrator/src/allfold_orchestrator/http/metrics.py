@@ -42,7 +42,7 @@ router = APIRouter(tags=["health"])
 
 @dataclass
 class Stored:
-    """What the store knows, at one look."""
+    """One look at the store."""
 
     generation: int = 0
     nodes: list[wire.NodeView] = field(default_factory=list)

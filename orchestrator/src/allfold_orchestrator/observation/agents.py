@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass
 class AgentAnswer:
-    """What one agent has answered.
+    """The answers of one agent.
 
     Attributes:
         status: as ``GET /v1/status`` has it; ``None`` if it did not answer.

@@ -121,7 +121,7 @@ def _node(view: Json, answer: AgentAnswer | None) -> Json:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a group's nodes have counted in the last seconds.
+    """Sums of what a group's nodes have counted in the last seconds.
 
     Attributes:
         rates: by source and target, the bytes per second over each link.

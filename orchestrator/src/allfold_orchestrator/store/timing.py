@@ -1,4 +1,4 @@
-"""How long commands to Redis take, and how many fail."""
+"""Durations and failures of commands to Redis."""
 
 from __future__ import annotations
 

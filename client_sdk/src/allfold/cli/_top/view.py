@@ -1,4 +1,4 @@
-"""What ``allfold top`` shows for people: tables on a terminal, lines elsewhere."""
+"""The output of ``allfold top`` for people: tables on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
