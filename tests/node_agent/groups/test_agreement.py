@@ -40,6 +40,7 @@ class Node(Agreement):
     """The agreement on one node, and what it has sent."""
 
     def __init__(self, name: str, term: Term, epoch: Epoch) -> None:
+        self.name = name
         self.sent: list[tuple[str, LinkMessageType, dict[str, Any]]] = []
         super().__init__(
             name,
@@ -72,3 +73,28 @@ def test_the_report_of_a_node_that_a_term_has_left_out_teaches_it_that_term() ->
     before.receive("b", LinkMessageType.FROZEN, stranger.sent[0][2])
     assert before.term == later
     assert [(to, kind) for to, kind, _ in before.sent] == [("b", LinkMessageType.TERM)]
+
+
+def deliver(source: Node, node: Node) -> None:
+    """Have a node receive what another one has sent it."""
+    messages = [each for each in source.sent if each[0] == node.name]
+    source.sent = [each for each in source.sent if each[0] != node.name]
+    for _, kind, body in messages:
+        node.receive(source.name, kind, body)
+
+
+def test_a_rank_joins_though_its_leader_may_not_take_the_term_when_the_rank_asks() -> None:
+    """The leader registers at that moment, and takes the term in when it has the answer."""
+    leader, newcomer = Node("a", ALONE, FIRST), Node("b", BOTH, NO_EPOCH)
+    leader.registers()
+    newcomer.begin()
+    newcomer.join("s1")
+    deliver(newcomer, leader)
+    assert leader.term == ALONE
+    leader.registered(0)
+    assert leader.take_term(BOTH, 0)
+    for _ in range(3):
+        deliver(leader, newcomer)
+        deliver(newcomer, leader)
+    assert [each.session for each in newcomer.machine.epoch.seats] == ["s0", "s1"]
+    assert newcomer.machine.epoch == leader.machine.epoch

@@ -369,8 +369,14 @@ class Agreement:
             self._tell_new_leader()
 
     def _tell_new_leader(self) -> None:
-        """Repeat what only the leader of the last term was told."""
+        """Repeat what only the leader of the last term was told, or this one before it led.
+
+        A message that comes before the term is dropped. The report is not: it carries the wishes
+        of its moment, but none that came after it.
+        """
         self.doubt(list(self._doubts.values()))
+        if self._report is not None and self.machine.wishes != self._report.wishes:
+            self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(self.machine.wishes))
         gone = self._gone()
         if gone:
             self._tell_leader(LinkMessageType.DOWN, codec.pack_down(gone))
