@@ -28,7 +28,7 @@ def commands() -> Iterator[str]:
 
 
 def help_of(name: str) -> str:
-    """What ``allfold NAME --help`` prints, as a block of code."""
+    """Return the output of ``allfold NAME --help``, as a block of code."""
     parent = click.Context(
         cli, info_name="allfold", terminal_width=_HELP_COLUMNS, **cli.context_settings
     )

@@ -1,4 +1,4 @@
-"""What tests see of a page, and the pictures of the documentation."""
+"""The parts of a page that tests look at, and the pictures of the documentation."""
 
 from __future__ import annotations
 

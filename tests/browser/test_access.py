@@ -1,4 +1,4 @@
-"""How one comes to the dashboard: with a token, under a path, where events are held back."""
+"""Access to the dashboard: with a token, under a path, through a proxy that holds events back."""
 
 from __future__ import annotations
 

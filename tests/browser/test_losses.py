@@ -1,4 +1,4 @@
-"""What the dashboard says when parts of Allfold are lost."""
+"""The dashboard when parts of Allfold are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``allfold doctor`` makes of facts: limits, addresses, clocks, ports and links."""
+"""The judgements of ``allfold doctor`` on limits, addresses, clocks, ports and links."""
 
 from __future__ import annotations
 

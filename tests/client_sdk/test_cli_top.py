@@ -209,7 +209,7 @@ def test_on_a_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(agent: str) -
 
 
 def read_until(fd: int, text: bytes) -> bytes:
-    """What a terminal shows, until it has shown the text."""
+    """Read from a terminal until it has shown the text; return all that was read."""
     seen = bytearray()
     os.set_blocking(fd, False)
 

@@ -66,7 +66,7 @@ def events(trace: Json, phases: str, thread: str = "") -> list[Json]:
 
 
 def at(trace: Json, event: Json) -> float:
-    """When an event was, in seconds since 1970."""
+    """Return the time of an event, in seconds since 1970."""
     return float(trace["otherData"]["origin"]) + float(event["ts"]) / 1e6
 
 

@@ -28,7 +28,7 @@ def count_posted(group: allfold.Group, count: int) -> int:
 
 
 def _inputs(group: allfold.Group, number: int, numel: int) -> list[Any]:
-    """What each rank brings to an op; all ranks can tell."""
+    """Return the input of each rank to an op, the same list on every rank."""
     draws = [np.random.default_rng([number, rank]) for rank in range(group.world_size)]
     return [draw.integers(-50, 50, numel).astype(np.float32) for draw in draws]
 

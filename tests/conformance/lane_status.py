@@ -1,4 +1,4 @@
-"""What tests of the short lane between nodes wait for, and what agents say of it."""
+"""The state of the short lane as agents report it, and waits for it."""
 
 from __future__ import annotations
 

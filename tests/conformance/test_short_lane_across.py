@@ -98,7 +98,7 @@ def test_more_async_ops_than_there_are_slots_are_right_and_the_lane_opens_again(
 def test_calls_that_differ_fail_everywhere_and_the_lane_opens_again(
     job: Job, services: Services, own: dict[str, Any]
 ) -> None:
-    """Whether the one that differs is the only rank of its node or one of two."""
+    """The rank that differs is one of two on its node, then the only one on its node."""
     for odd in {0, job.world_size - 1}:
         await_lane(services, job)
         calls = [

@@ -1,4 +1,4 @@
-"""What an op in flight waits for, from the reports of several agents."""
+"""The ranks that an op in flight waits for, from the reports of several agents."""
 
 from __future__ import annotations
 

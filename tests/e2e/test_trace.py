@@ -50,7 +50,7 @@ def dump(services: Services, job: Job, folder: Path) -> Path:
 
 
 def analysed(folder: Path) -> list[Collective]:
-    """What torch's own analyser makes of a dump."""
+    """Return the collectives that torch's own analyser finds in a dump."""
     options = JobConfig().parse_args([str(folder)])
     try:
         details, version = read_dir(options)

@@ -1,4 +1,4 @@
-"""What ranks run in the tests of metrics."""
+"""Programs of ranks for the tests of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a server of asyncio on a socket of ours sends the parts of an answer at once."""
+"""A check that a server of asyncio on a socket of ours sends the parts of an answer at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors quote of a group's incidents."""
+"""The incidents of a group that errors quote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hinders a rank: from looks at its process to a phrase."""
+"""The phrase that says why a rank is late, from two looks at its process."""
 
 from __future__ import annotations
 

@@ -44,14 +44,14 @@ class Rules:
 
 
 class Outcome(Enum):
-    """How an op has ended for a rank."""
+    """The end of an op for a rank."""
 
     DONE = auto()
     FAILED = auto()
 
 
 class Stage(Enum):
-    """What a rank is about to do with its next op."""
+    """The next step of a rank with its next op."""
 
     CALL = auto()
     POST = auto()

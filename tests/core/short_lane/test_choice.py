@@ -1,4 +1,4 @@
-"""Which ops go by the short lane: all ranks find the same, from what all of them know."""
+"""The choice of ops for the short lane: all ranks come to the same, from what all of them know."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def facts(
     registered: bool = True,
     gpus: dict[str, str] | None = None,
 ) -> Any:
-    """What an agent with these settings tells."""
+    """Return the facts that an agent with these settings answers."""
     variables = {f"ALLFOLD_AGENT_{name.upper()}": value for name, value in (settings or {}).items()}
     given = {"ALLFOLD_AGENT_NAME": "a", "ALLFOLD_ORCHESTRATOR_URL": ORCHESTRATOR} | variables
     names = {uuid: SimpleNamespace(name=name) for uuid, name in (gpus or {}).items()}

@@ -25,7 +25,7 @@ TOKEN = "a-join-token"
 
 
 def check(node: str = "b", control: str = "", data: str = "", **more: Any) -> dict[str, Any]:
-    """What a node finds of another one."""
+    """Have a node check another one; return its findings."""
     settings = AgentSettings.model_validate({"ALLFOLD_TOKEN": TOKEN, "ALLFOLD_AGENT_NAME": "a"})
     app = make_app(cast(Agent, SimpleNamespace(settings=settings)))
     query = {"node": node, "control_url": control or closed_url(), "data_address": data or closed()}

@@ -77,7 +77,7 @@ class End:
         in_thread(self.thread, send)
 
     def has_broken(self) -> bool:
-        """Whether a connection has ended, once the thread has done all that it can."""
+        """Return True if a connection has ended, once the thread has done all that it can."""
         return in_thread(self.thread, lambda: self.broken > 0)
 
 

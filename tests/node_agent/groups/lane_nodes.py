@@ -46,7 +46,7 @@ class NodesOfALane:
         self._memory[node] = _mapped(page)
 
     def programs(self, fingerprint: Fingerprint) -> list[LaneProgram]:
-        """What each node does with such an op."""
+        """Return the program of each node for such an op."""
         packed = fingerprint.pack()
         return [
             LaneProgram(OpSpecs(self.plan, node).of(packed), self.plan, page, node)
@@ -83,13 +83,13 @@ class NodesOfALane:
         memory[: layout.words * WORD].cast("Q")[word] = seq + 1
 
     def is_published(self, node: int, seq: int) -> bool:
-        """Whether the agent of a node has told its ranks that the result of an op is there."""
+        """Return True if the agent of a node has told its ranks of the result of an op."""
         layout = self.pages[node].layout
         word = layout.post_word(layout.agent, seq % layout.slots)
         return bool(self._memory[node][: layout.words * WORD].cast("Q")[word] == seq + 1)
 
     def found(self, rank: int, slot: int, fingerprint: Fingerprint, nbytes: int) -> bytes:
-        """What a rank takes as its output, at a length that it knows."""
+        """Return the output that a rank takes, at a length that it knows."""
         node = self.plan.index_of_rank(rank)
         page = self.pages[node]
         recipe = Recipe(

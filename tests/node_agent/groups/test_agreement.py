@@ -98,3 +98,21 @@ def test_a_rank_joins_though_its_leader_may_not_take_the_term_when_the_rank_asks
         deliver(newcomer, leader)
     assert [each.session for each in newcomer.machine.epoch.seats] == ["s0", "s1"]
     assert newcomer.machine.epoch == leader.machine.epoch
+
+
+def test_a_rank_joins_though_the_next_leader_did_not_lead_yet_when_the_rank_asked() -> None:
+    epoch = Epoch(Stamp(1, 0, 0), 0, (Seat("s0", "b"),), seated=1)
+    before = Term(1, 0, ("a", "b", "c"), (1, 1, 1))
+    after = Term(2, 0, ("b", "c"), (1, 1), lost=(("a", "was silent"),))
+    leader, other = Node("b", before, epoch), Node("c", before, epoch)
+    leader.registers()
+    assert other.take_term(after, 0)
+    other.join("s1")
+    deliver(other, leader)
+    leader.registered(0)
+    assert leader.take_term(after, 0)
+    for _ in range(3):
+        deliver(leader, other)
+        deliver(other, leader)
+    assert [each.session for each in other.machine.epoch.seats] == ["s0", "s1"]
+    assert other.machine.epoch == leader.machine.epoch

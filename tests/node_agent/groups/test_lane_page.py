@@ -1,4 +1,4 @@
-"""What the agent makes of the posts in a page of the short lane."""
+"""The agent's reading of the posts in a page of the short lane."""
 
 from __future__ import annotations
 

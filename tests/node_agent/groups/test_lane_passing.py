@@ -1,4 +1,4 @@
-"""What the agreement is told of the ops that ranks of several nodes have done in the short lane."""
+"""Reports to the agreement of ops that ranks of several nodes have done in the short lane."""
 
 from __future__ import annotations
 

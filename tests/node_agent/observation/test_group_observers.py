@@ -106,7 +106,7 @@ def connected() -> Iterator[socket.socket]:
 
 
 class Troubles:
-    """What the watch of the only connection says, look by look."""
+    """A watch of the only connection, which finds what a test says."""
 
     def __init__(self) -> None:
         self.now: LinkTrouble | None = None

@@ -163,7 +163,7 @@ class Op:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """That of the spec."""
+        """The fingerprint of the op's spec."""
         return self.spec.fingerprint
 
     def add(self, session: str, arrival: Arrival, translated: Arrival | None) -> None:

@@ -267,13 +267,7 @@ class Agreement:
             if self.machine.frozen and self._report is not None:
                 report = replace(self._report, announced=self.announced)
                 self._send(node, LinkMessageType.FROZEN, codec.pack_report(report))
-            gone, wishes = self._gone(), self.machine.wishes
-            if gone:
-                self._send(node, LinkMessageType.DOWN, codec.pack_down(gone))
-            if wishes != NO_WISHES or self.machine.has_wished:  # also that it wishes no more
-                self._send(node, LinkMessageType.WISHES, codec.pack_wishes(wishes))
-            for doubt in self._doubts.values():
-                self._send(node, LinkMessageType.DOUBT, codec.pack_doubt(doubt))
+            self._tell_leader_again()
         self._leader.repeat(node)
         self._closing.repeat(node)
 
@@ -366,20 +360,20 @@ class Agreement:
             if seq not in self._judged and self.machine.is_open(seq)
         }
         if not install.round:
-            self._tell_new_leader()
+            self._tell_leader_again()
 
-    def _tell_new_leader(self) -> None:
-        """Repeat what only the leader of the last term was told, or this one before it led.
+    def _tell_leader_again(self) -> None:
+        """Repeat what the leader may not have heard, beside the report.
 
-        A message that comes before the term is dropped. The report is not: it carries the wishes
-        of its moment, but none that came after it.
+        The link to it was down; or it was told before it knew that it leads, or that this node is
+        in its term, and then it drops all but the report.
         """
-        self.doubt(list(self._doubts.values()))
-        if self._report is not None and self.machine.wishes != self._report.wishes:
-            self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(self.machine.wishes))
-        gone = self._gone()
-        if gone:
+        if gone := self._gone():
             self._tell_leader(LinkMessageType.DOWN, codec.pack_down(gone))
+        wishes = self.machine.wishes
+        if wishes != NO_WISHES or self.machine.has_wished:  # also that it wishes no more
+            self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(wishes))
+        self.doubt(list(self._doubts.values()))
 
     def _gone(self) -> dict[str, str]:
         """The local ranks that are over and still in the epoch."""
