@@ -103,10 +103,10 @@ def broadcast_without_root(
     group: allfold.Group, sources: Sequence[int], shape: Sequence[int], dtype: str, torch: bool
 ) -> dict[str, Any]:
     """A broadcast in which the ranks in ``sources`` bring a tensor and the others nothing."""
-    tensor = None
-    if group.rank in sources:
-        values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(tuple(shape))
-        tensor = tensors.from_integers(values, dtype, torch=torch)
+    values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(tuple(shape))
+    # On all ranks: one that has not imported torch gets an array.
+    made = tensors.from_integers(values, dtype, torch=torch)
+    tensor = made if group.rank in sources else None
     got = group.broadcast(tensor)
     return {
         "same": got is tensor,

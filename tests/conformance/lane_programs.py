@@ -89,14 +89,20 @@ def burst(group: allfold.Group, count: int) -> int:
     return count
 
 
-def same_bits(group: allfold.Group, numel: int) -> tuple[bool, bool]:
+def same_bits(group: allfold.Group, numel: int, dtype: str) -> tuple[bool, bool]:
     """A sum of numbers that are not exact, in the short lane and in the long one.
+
+    Args:
+        numel: or as many as an op of the lane may have, which depends on the links.
 
     Returns:
         Whether the bits are the same; and whether the first op was posted, as on a busy machine it
         may be a message.
     """
-    values = np.random.default_rng(group.rank).normal(size=numel).astype(np.float32)
+    lane = group._channel._membership.epochs.lanes.of(group.epoch)
+    assert lane is not None
+    numel = min(numel, lane._rules.most_bytes // np.dtype(dtype).itemsize)
+    values = np.random.default_rng(group.rank).normal(size=numel).astype(dtype)
     short, long = values.copy(), values.copy()
     work = group.all_reduce(short, async_op=True)
     posted = type(work._pending).__name__ == "LaneOp"

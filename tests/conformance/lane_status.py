@@ -28,12 +28,12 @@ def await_lane(services: Services, job: Job, ranks: Sequence[int] | None = None)
     wait_until(do_some, "short ops go by the lane")
 
 
-def assert_same_bits(services: Services, job: Job, numel: int) -> None:
+def assert_same_bits(services: Services, job: Job, numel: int, dtype: str = "float32") -> None:
     """A sum has the same bits in the short lane and in the long one, once it has gone by each."""
 
     def went_by_both() -> bool:
         await_lane(services, job)
-        found = job.run(lane_programs.same_bits, numel=numel)
+        found = job.run(lane_programs.same_bits, numel=numel, dtype=dtype)
         assert [same for same, _ in found] == [True] * job.world_size
         return all(posted for _, posted in found)
 

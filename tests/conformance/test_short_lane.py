@@ -42,6 +42,7 @@ def test_short_and_long_ops_may_follow_each_other(lane: Job) -> None:
 def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> None:
     for numel in (1, 1000, 16_000):
         assert_same_bits(services, lane, numel)
+    assert_same_bits(services, lane, 1000, "float16")
 
 
 def test_more_async_ops_than_there_are_slots_are_right_and_the_lane_opens_again(

@@ -59,6 +59,7 @@ def test_short_and_long_ops_may_follow_each_other(lane: Job, services: Services)
 def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> None:
     for numel in (1, 1000, 16_000):
         assert_same_bits(services, lane, numel)
+    assert_same_bits(services, lane, 1000, "float16")
 
 
 def test_kinds_of_whose_result_each_node_has_a_part_alone_are_no_ops_of_the_lane(

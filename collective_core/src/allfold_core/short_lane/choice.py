@@ -15,6 +15,9 @@ from allfold_core.short_lane.page import FINGERPRINT_BYTES, SLOT_BYTES
 MOST_NODES = 8
 """Each node sends every other one a frame for each op, which is too many beyond."""
 
+LANE_STRATEGY = "direct"
+"""The strategy that adds up the contributions of nodes in the order in which the lane does."""
+
 # Of the other kinds, the part of the result that a node has is of no use to others: it needs their
 # word that they hold theirs before it hands out its own.
 _ACROSS_NODES = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER})

@@ -18,7 +18,7 @@ from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
-from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
@@ -71,10 +71,11 @@ class OpSpecs:
         fingerprint = Fingerprint.unpack(packed)
         self._check(fingerprint)
         wire = fingerprint.wire.effective(fingerprint.kept_dtype)
+        is_short = self._lane.serve(packed, self._plan.world_size)
         return OpSpec(
             packed,
             fingerprint,
-            self._strategy(fingerprint, wire),
+            self._strategy(fingerprint, wire, is_short=is_short),
             wire,
             xxhash.xxh3_64_intdigest(fingerprint.common.pack()),
             fingerprint.dtype.itemsize,
@@ -83,7 +84,7 @@ class OpSpecs:
             fingerprint.kind is Kind.BARRIER
             or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
             fingerprint.kind is Kind.ALL_TO_ALL,
-            self._lane.serve(packed, self._plan.world_size),
+            is_short,
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:
@@ -111,7 +112,13 @@ class OpSpecs:
                 f"{LARGEST_OP_BYTES}: split it"
             )
 
-    def _strategy(self, fingerprint: Fingerprint, wire: Wire) -> str:
+    def _strategy(self, fingerprint: Fingerprint, wire: Wire, *, is_short: bool) -> str:
+        """Return the strategy of an op, where it does not go by the short lane.
+
+        A short op may miss the lane by chance. Its sums have the same bits then.
+        """
+        if is_short and fingerprint.kind.reduces and len(self._plan.members) > 1:
+            return LANE_STRATEGY
         nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
         return choose(
             fingerprint.kind,

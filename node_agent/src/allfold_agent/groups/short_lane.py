@@ -21,7 +21,7 @@ from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
 from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import InvalidArgument
-from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
 from allfold_core.short_lane.page import NEVER, PageLayout, digest_of
 from allfold_core.wire.local_wire import OpMessage, Outcome, Region, pack_taken
 
@@ -119,7 +119,7 @@ class ShortLane:
     @property
     def strategy(self) -> str:
         """The name of the strategy by which ops are done here."""
-        return LOCAL if self.exchange is None else "direct"
+        return LOCAL if self.exchange is None else LANE_STRATEGY
 
     @property
     def descriptors(self) -> list[int]:
