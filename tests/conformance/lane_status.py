@@ -22,7 +22,7 @@ def await_lane(services: Services, job: Job, ranks: Sequence[int] | None = None)
     nodes = sorted({job.nodes[rank] for rank in here})
 
     def do_some() -> bool:
-        calls = [job.start(rank, lane_programs.count_posted, count=6) for rank in here]
+        calls = [job.start(rank, lane_programs.count_posted, count=6, after=50) for rank in here]
         return set(results(calls)) == {6} and is_open(services, job, nodes)
 
     wait_until(do_some, "short ops go by the lane")
