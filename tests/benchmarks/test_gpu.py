@@ -13,6 +13,7 @@ import pytest
 from benchmarks.devices import CPU, Device, Host, TorchDevice
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.gpu import sanitizer
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 100.0
@@ -119,6 +120,8 @@ def test_an_agent_is_told_to_end_and_no_helper_of_the_tool(
 ) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
         try:
+            arguments = Path(f"/proc/{child.pid}/cmdline")
+            wait_until(arguments.read_bytes, "the command has begun")
             assert sanitizer._agents_of(child.pid) == ([child.pid] if is_agent else [])
         finally:
             child.kill()
