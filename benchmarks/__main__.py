@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 from allfold_core.errors import AllfoldError
 from benchmarks import machine, options, requirements, results, runs, table
 from benchmarks.devices import CPU
+from benchmarks.endings import end_in_order
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import why_not
 from benchmarks.options import Options
@@ -22,10 +22,7 @@ from benchmarks.scale import report as scale_report
 def main() -> None:
     """Measure what the options say; status 1 if it did not work or anything was wrong."""
     chosen = options.parse()
-    # With it, every `with` on the way out ends what it started. Under nohup, SIGHUP is ignored.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
+    end_in_order()
     try:
         report = _load(chosen) if chosen.load else _measure(chosen)
         _deliver(report, chosen)
@@ -38,10 +35,6 @@ def main() -> None:
         sys.exit(128 + signal.SIGPIPE)
     if report.wrong:
         sys.exit(f"benchmarks: {report.wrong} elements were wrong")
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def _load(chosen: Options) -> Report:

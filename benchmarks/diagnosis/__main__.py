@@ -18,6 +18,7 @@ from benchmarks.diagnosis.faults import FAULTS
 from benchmarks.diagnosis.healthy import watch_healthy
 from benchmarks.diagnosis.scoring import Score, Trial
 from benchmarks.diagnosis.trials import run_trials
+from benchmarks.endings import end_in_order
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.network import Network, why_not
 
@@ -55,6 +56,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Inject, watch and measure; print the scores."""
     options = parse(arguments)
+    end_in_order()
     about = machine.environment(sys.argv[1:])
     print(f"# {about['cpu']}, {about['cores']} cores; commit {about['commit']}")
     print(f"# load before the run: {os.getloadavg()[0]:.1f}; seed {options.seed}", flush=True)

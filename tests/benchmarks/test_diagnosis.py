@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.diagnosis.faults import FAULTS
 from benchmarks.diagnosis.scoring import NOTHING, Expected, Score, Trial
 from benchmarks.network import Network, why_not
 from tests.support.require import requires
+from tests.support.waiting import wait_until
 
 Json = dict[str, Any]
 SECONDS = 100.0
@@ -112,3 +114,21 @@ def test_the_cost_is_measured_on_one_node_and_between_two(tmp_path: Path) -> Non
         p50, p99, _ = each["on"]
         assert 0 < p50 <= p99
         assert len(each["costs"]) == 1
+
+
+def test_a_run_that_is_told_to_end_leaves_no_namespace() -> None:
+    requires("redis")
+    if reason := why_not([Network.parse("2gbit")]):
+        pytest.skip(reason)
+    command = python("benchmarks.diagnosis", "--faults", "4", "--kinds", "late rank")
+    with subprocess.Popen(command, cwd=ROOT, env=environment()) as run:
+
+        def namespaces() -> list[Path]:
+            return list(Path("/run/netns").glob(f"allfold-bench-{run.pid}-*"))
+
+        try:
+            wait_until(namespaces, "the namespaces of the run")
+        finally:
+            run.terminate()
+            assert run.wait(SECONDS) == 128 + signal.SIGTERM
+    assert namespaces() == []
