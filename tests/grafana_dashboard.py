@@ -211,6 +211,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Orchestrator": (
         Panel(
+            "Time until certificates end",
+            (orchestrator.CERTIFICATE_END, agent.CERTIFICATE_END),
+            tuple(
+                (f"min by (instance) ({each.name}) - time()", "{{instance}}")
+                for each in (orchestrator.CERTIFICATE_END, agent.CERTIFICATE_END)
+            ),
+            "s",
+        ),
+        Panel(
             "Nodes",
             (orchestrator.NODES, orchestrator.NODES_DRAINING),
             (

@@ -94,7 +94,10 @@ def test_a_token_may_come_from_a_file(allfold: Commands, tmp_path: Path) -> None
     report = shown(allfold, ALLFOLD_TOKEN_FILE=str(file))
     assert value_and_source(report, "cli", "ALLFOLD_TOKEN") == ("****", "file")
     report = shown(allfold, status=1, ALLFOLD_TOKEN_FILE="/nowhere")
-    assert "cannot read /nowhere" in setting(report, "cli", "ALLFOLD_TOKEN")["problem"]
+    assert (
+        "ALLFOLD_TOKEN_FILE (/nowhere) cannot be read"
+        in setting(report, "cli", "ALLFOLD_TOKEN")["problem"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,10 @@ def test_the_token_may_be_in_a_file(allfold: Commands, stack: LocalStack, tmp_pa
     env = stack.environment() | {"ALLFOLD_TOKEN": "", "ALLFOLD_TOKEN_FILE": str(file)}
     diagnose(allfold, status=0, **env)
     env["ALLFOLD_TOKEN_FILE"] = "/nowhere/token"
-    assert "cannot read /nowhere/token" in allfold.run("doctor", status=2, env=env).err
+    assert (
+        "ALLFOLD_TOKEN_FILE (/nowhere/token) cannot be read"
+        in allfold.run("doctor", status=2, env=env).err
+    )
 
 
 def test_agents_alone_are_checked_without_the_orchestrator(

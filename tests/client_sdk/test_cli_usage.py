@@ -38,7 +38,7 @@ def allfold() -> Iterator[Commands]:
             ("status",),
             {"ALLFOLD_TOKEN": "two\nlines"},
             "ALLFOLD_TOKEN has blanks, line ends or other characters that no token can have; make "
-            "one with `openssl rand -hex 24`",
+            "one with `openssl rand -hex 24`, and write a comma between several",
         ),
         (
             ("run", "script.py"),

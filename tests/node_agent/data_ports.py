@@ -11,6 +11,7 @@ from allfold_agent.data_port import DataPort, SocketTaker
 from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.frames import EDGE_PROTOCOL
+from tests.support.credentials import transport
 
 TOKEN = "a-join-token"
 EDGE = EdgeRequest("group/ü", 3, "node/b", "a", from_frame=7, lives=("i.3", "j.5"))
@@ -38,7 +39,8 @@ class Port:
         self.refusal: Exception | None = None
         self.greeting = b""
         options = {"token": None, "offers": Offers()} | options
-        self.server = DataPort(listener, open_edge=self._open, **options)
+        spoken = transport(options.pop("token"))
+        self.server = DataPort(listener, transport=spoken, open_edge=self._open, **options)
         self.server.start()
 
     def _open(self, request: EdgeRequest) -> SocketTaker:

@@ -19,6 +19,7 @@ from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import AgentLost, NodeDraining
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
+from tests.support.credentials import transport
 from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
@@ -76,7 +77,7 @@ def test_an_agent_has_links_at_its_data_port(tmp_path: Path) -> None:
         async with unregistered(tmp_path, data) as agent:
             target = LinkRequest(agent.settings.name, agent.registration.incarnation).target
             connected, early = await asyncio.to_thread(
-                upgrade, address, target, LINK_PROTOCOL, None, 10.0
+                upgrade, transport(), address, target, LINK_PROTOCOL, 10.0
             )
             with connected:
                 connected.settimeout(10.0)

@@ -24,6 +24,7 @@ from tests.node_agent.data_ports import (
     split_response,
     status,
 )
+from tests.support.credentials import transport
 from tests.support.descriptors import no_descriptors_left
 from tests.support.waiting import wait_until
 
@@ -63,7 +64,7 @@ def test_what_is_no_request_gets_an_error_as_json(
 def test_hundreds_of_idle_connections_do_not_keep_a_peer_from_opening_its_edge() -> None:
     with serving(token=TOKEN) as port:
         strangers = [port.connect() for _ in range(300)]
-        sock, _ = upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, TOKEN, 5)
+        sock, _ = upgrade(transport(TOKEN), port.tcp_address, EDGE.target, EDGE_PROTOCOL, 5)
         port.taken.get(timeout=5)[1].close()
         for each in (sock, *strangers):
             each.close()
@@ -102,7 +103,7 @@ def test_requests_beyond_the_limit_are_refused_until_one_ends_and_edges_are_not(
         answer = port.say(get("/"))
         assert answer[0] == 503
         assert "serves 2 connections" in json.loads(answer[2])["error"]["message"]
-        upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
+        upgrade(transport(), port.tcp_address, EDGE.target, EDGE_PROTOCOL, 5)[0].close()
         port.taken.get(timeout=5)[1].close()
         first.close()
         wait_until(lambda: port.say(get("/"))[0] == 404, "there is room again")
@@ -121,14 +122,14 @@ def test_edges_that_wait_for_their_group_are_limited_too() -> None:
         serving(limits=ConnectionLimits(opening=0)) as port,
         pytest.raises(ServiceError, match="opens 0 edges at a time"),
     ):
-        upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)
 
 
 def test_an_edge_that_was_handed_over_leaves_its_place_to_others() -> None:
     with serving(limits=ConnectionLimits(strangers=1, opening=1)) as port:
         socks = []
         for _ in range(3):
-            socks.append(upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)[0])
+            socks.append(upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)[0])
             socks.append(port.taken.get(timeout=5)[1])
         for sock in socks:
             sock.close()

@@ -70,8 +70,9 @@ def wrong(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ["--token", "two words"],
-            "--token (ALLFOLD_TOKEN): has blanks, line ends or other characters that no token can "
-            "have; make one with `openssl rand -hex 24`",
+            "--token (ALLFOLD_TOKEN): the token has blanks, line ends or other characters that no "
+            "token can have; make one with `openssl rand -hex 24`, and write a comma between "
+            "several",
         ),
         (["--speed", "9"], "unrecognized arguments: --speed 9; --help lists the flags"),
     ],

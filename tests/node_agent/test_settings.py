@@ -32,7 +32,7 @@ def settings(flag: str, value: str) -> AgentSettings:
         ("device-type", "a" * 33),
         ("zone", "z" * 129),
         ("token", "two words"),
-        ("token", "line\n"),
+        ("token", "two\nlines"),
     ],
 )
 def test_what_can_never_work_is_refused(flag: str, value: str) -> None:

@@ -27,6 +27,7 @@ from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.retention import Retention
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
+from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission, LocalServer
@@ -87,7 +88,8 @@ class Agent:
         self.settings = settings
         self.registry = Registry()
         self.recordings = Recordings()
-        self._token = settings.token or None
+        credentials = settings.credentials
+        self.transport = Transport(credentials, settings.threads)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         # Threads, memory, GPUs
@@ -103,11 +105,11 @@ class Agent:
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = Retention(settings.retain_bytes)
-        peers = PeerConnections(self._token, self.registry)
+        peers = PeerConnections(self.transport, self.registry)
         self._resources = self._node_resources(peers)
         self.errors = self._resources.errors
         # Other nodes
-        self._orchestrator = OrchestratorClient(settings.orchestrator, settings.token)
+        self._orchestrator = OrchestratorClient(settings.orchestrator, credentials)
         self.registration = self._make_registration(control, data)
         self.notices = EarlyNotices(self.registry)
         self.links = PeerLinks(
@@ -123,7 +125,7 @@ class Agent:
         self._joins = self._make_joins()
         # The data port, and the ranks of this node
         offers = Offers()
-        self._transfers = StateTransfers(offers, self._token)
+        self._transfers = StateTransfers(offers, self.transport)
         self._data = self._make_data_port(data, peers, offers)
         self.local_server = self._make_local_server()
         # Observation
@@ -143,7 +145,7 @@ class Agent:
             dial=peers.dial_edge,
             reactor=self._reactor,
             pins=self.gpus.pins,
-            fetch=partial(fetch_result, self._token),
+            fetch=partial(fetch_result, self.transport),
             retention=self.retention,
             avoid_slow_links=self.settings.slow_links == "avoid",
             lane_thread=self._lane_thread,
@@ -151,14 +153,14 @@ class Agent:
         )
 
     def _make_registration(self, control: socket.socket, data: socket.socket) -> Registration:
-        settings, token = self.settings, self._token
+        settings = self.settings
         bound = addresses.bound(control), addresses.bound(data)
         return Registration(
             self._orchestrator,
             settings.name,
             lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
             self.registry.all,
-            lambda address: link_probe.measure(address, token),
+            lambda address: link_probe.measure(self.transport, address),
         )
 
     def _make_witness(self) -> Witness:
@@ -176,7 +178,9 @@ class Agent:
         listener = NodeOnControlLink(
             self.terms, self.witness, self.registry.all, self._end_life, self.draining
         )
-        return ControlLink(self._orchestrator, self.registration, listener, self.settings.token)
+        return ControlLink(
+            self._orchestrator, self.registration, listener, self.settings.credentials
+        )
 
     def _make_joins(self) -> Joins:
         joins = Joins(
@@ -195,7 +199,7 @@ class Agent:
     ) -> DataPort:
         return DataPort(
             data,
-            token=self._token,
+            transport=self.transport,
             open_edge=peers.open_edge,
             open_link=self.links.open,
             find_result=peers.find_result,
@@ -242,6 +246,7 @@ class Agent:
             await asyncio.to_thread(group.close, 0.0)
         await asyncio.to_thread(self._lane_thread.close)
         await asyncio.to_thread(self._data.close)
+        await asyncio.to_thread(self.transport.close)
         self._poller.close()
         self._workers.close()
         await self._end_tasks()  # what ranks asked for meanwhile
@@ -447,7 +452,7 @@ def _identify(
 
     return Identity(
         node=settings.name,
-        control_url=f"http://{advertised(control)}",
+        control_url=f"{settings.credentials.scheme}://{advertised(control)}",
         data_address=advertised(data),
         device_type=device_type,
         zone=settings.zone,

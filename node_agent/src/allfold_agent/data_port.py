@@ -6,7 +6,6 @@ request and then have their connection to themselves, and so do links.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import socket
 from collections.abc import Callable
@@ -27,7 +26,8 @@ from allfold_agent.http.server import (
     read_request,
     refuse_blindly,
 )
-from allfold_agent.http.wire import check_token, shortcut, status_of
+from allfold_agent.http.transport import Transport, shut_down
+from allfold_agent.http.wire import status_of
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.runtime.threads import start_thread
@@ -52,7 +52,7 @@ class DataPort:
 
     Args:
         listener: bound to the port's address; belongs to the server from now on.
-        token: what a client has to show as ``Authorization: Bearer``; ``None`` lets all in.
+        transport: what a client has to show, a token or a certificate, and how it is spoken to.
         open_edge: decides on an edge. It raises an :class:`AllfoldError` to refuse it (the peer
             gets that error), or returns the function that takes the connection over once the peer
             has been told. It must not reserve anything: the peer may be gone before that.
@@ -68,7 +68,7 @@ class DataPort:
         self,
         listener: socket.socket,
         *,
-        token: str | None,
+        transport: Transport,
         open_edge: Callable[[EdgeRequest], SocketTaker],
         offers: Offers,
         open_link: Callable[[LinkRequest], SocketTaker] | None = None,
@@ -77,8 +77,8 @@ class DataPort:
         idle_timeout: float = 60.0,
         stall_timeout: float = 30.0,
     ) -> None:
-        self._token = None if token is None else check_token(token).encode()
-        self._listeners = [listener, *_beside(listener)]
+        self._transport = transport
+        self._listeners = [listener, *_beside(listener, transport)]
         self._open_edge = open_edge
         self._open_link = open_link
         self._find_result = find_result
@@ -137,7 +137,8 @@ class DataPort:
             if self._closed.is_set():
                 sock.close()
             else:
-                self._admit(sock, place[0] if listener.family != socket.AF_UNIX else "")
+                address = place[0] if listener.family != socket.AF_UNIX else ""
+                self._admit(self._transport.accepted(sock), address)
 
     def _admit(self, sock: socket.socket, address: str) -> None:
         connection, victim = self._connections.admit(sock, address)
@@ -164,8 +165,7 @@ class DataPort:
         sock = connection.sock
         taker: SocketTaker | None = None
         try:
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._transport.greet(sock, connection.began + self._limits.greeting_seconds)
             taker = self._converse(connection)
         except BadRequest as error:
             self._refuse_bytes(sock, error)
@@ -181,7 +181,7 @@ class DataPort:
     def _hand_over(self, sock: socket.socket, taker: SocketTaker) -> None:
         sock.settimeout(None)
         try:
-            taker(sock)
+            taker(self._transport.plain(sock))
         except Exception:  # its peer will open another one; this port must live on
             log.exception("an edge or link could not take its connection")
             sock.close()
@@ -237,11 +237,8 @@ class DataPort:
         return None
 
     def _authorize(self, exchange: HttpExchange) -> None:
-        if self._token is None:
-            return
-        scheme, _, shown = exchange.headers.get("authorization", "").partition(" ")
-        fits = hmac.compare_digest(shown.strip().encode("latin-1"), self._token)
-        if not (fits and scheme.lower() == "bearer"):
+        tokens = self._transport.tokens
+        if tokens and not tokens.accept(exchange.headers.get("authorization", "")):
             raise LocalError("the join token is missing or wrong", http_status=401)
 
     def _route(self, exchange: HttpExchange) -> SocketTaker | None:
@@ -301,9 +298,9 @@ def _hints(error: AllfoldError) -> list[tuple[str, str]]:
     return []
 
 
-def _beside(listener: socket.socket) -> list[socket.socket]:
+def _beside(listener: socket.socket, transport: Transport) -> list[socket.socket]:
     """The listener for agents on the same machine, if the port is on loopback."""
-    path = shortcut(*listener.getsockname()[:2])
+    path = transport.shortcut(*listener.getsockname()[:2])
     if path is None:
         return []
     beside = socket.socket(socket.AF_UNIX)
@@ -325,4 +322,4 @@ def _wake(listener: socket.socket) -> None:
 
 def _shutdown(sock: socket.socket) -> None:
     with suppress(OSError):  # not connected, or closed by its thread
-        sock.shutdown(socket.SHUT_RDWR)
+        shut_down(sock)

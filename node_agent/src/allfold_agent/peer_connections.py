@@ -12,6 +12,7 @@ from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.results import Result
 from allfold_agent.http import client as http_client
+from allfold_agent.http.transport import Transport
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_core.errors import AllfoldError, PeerLost, ServiceError
 from allfold_core.survival.records import Stamp
@@ -25,12 +26,12 @@ class PeerConnections:
     """Dials edges and links, and finds the groups that other agents ask for. In any thread.
 
     Args:
-        token: the join token, which other agents ask for; ``None`` without one.
+        transport: opens the connections.
         registry: the groups of this node.
     """
 
-    def __init__(self, token: str | None, registry: Registry) -> None:
-        self._token = token
+    def __init__(self, transport: Transport, registry: Registry) -> None:
+        self._transport = transport
         self._registry = registry
 
     def dial_edge(self, request: EdgeRequest, address: str) -> Dial:
@@ -40,7 +41,7 @@ class PeerConnections:
             target = replace(request, from_frame=from_frame).target
             try:
                 return http_client.upgrade(
-                    address, target, EDGE_PROTOCOL, self._token, _EDGE_DIAL_SECONDS
+                    self._transport, address, target, EDGE_PROTOCOL, _EDGE_DIAL_SECONDS
                 )
             except (PeerLost, ServiceError):  # a peer that is busy is not lost
                 raise
@@ -51,7 +52,7 @@ class PeerConnections:
 
     def dial_link(self, address: str, target: str) -> Dialled:
         """Open a link to the node with this address."""
-        return http_client.upgrade(address, target, LINK_PROTOCOL, self._token, DIAL_SECONDS)
+        return http_client.upgrade(self._transport, address, target, LINK_PROTOCOL, DIAL_SECONDS)
 
     def open_edge(self, request: EdgeRequest) -> SocketTaker:
         """Return the function that takes over the connection of an edge that a peer has dialled.

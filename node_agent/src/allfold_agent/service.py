@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def _allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _warn_if_open(settings: AgentSettings, *ports: str) -> None:
+    exposed = [each for each in ports if not ip_address(addresses.split(each)[0]).is_loopback]
+    if exposed and not settings.credentials.tokens:
+        log.warning(
+            "no token is set: whoever reaches %s can read and disturb this node's groups; set "
+            "ALLFOLD_TOKEN",
+            " or ".join(exposed),
+        )
+
+
 async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     """Run an agent until SIGTERM or SIGINT.
 
@@ -82,6 +93,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     _allow_descriptors()
     # The agent's own workers are the parallelism; torch's would only fight with them.
     torch.set_num_threads(1)
+    scheme, tls = settings.credentials.scheme, settings.credentials.tls
     control = addresses.bind(settings.control, how_to_set("control"))
     data = addresses.bind(settings.data, how_to_set("data"))
     bound = addresses.bound(control), addresses.bound(data)
@@ -94,17 +106,20 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
+    config.load()
+    config.ssl = tls.server if tls else None  # uvicorn's options would keep their first files
     server = _Server(config)
     server.end_at_signals(partial(agent.draining.end, settings.drain_seconds))
     agent.start()
     listening = addresses.join(*bound[0]), addresses.join(*bound[1]), settings.socket
+    _warn_if_open(settings, *listening[:2])
     log.info("node %s listens: control %s, data %s, ranks %s", settings.name, *listening)
     try:
         if ready_file:
             _write_ready_file(
                 ready_file,
                 {
-                    "control_url": f"http://{addresses.local(bound[0])}",
+                    "control_url": f"{scheme}://{addresses.local(bound[0])}",
                     "data_address": addresses.local(bound[1]),
                     "socket": settings.socket,
                 },

@@ -6,15 +6,19 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from socket import gethostname
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from allfold_agent.http import addresses
 from allfold_core.errors import InvalidArgument
+from allfold_core.security.credentials import Credentials
+from allfold_core.security.tls import DEFAULT_NAME, identity
+from allfold_core.security.tokens import Tokens, parse
 from allfold_core.wire.local_wire import default_socket
 
 T = TypeVar("T")
@@ -25,8 +29,6 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 _DEVICE_TYPE = re.compile(r"[A-Za-z0-9._-]{0,32}")
 _LONGEST_ZONE = 128
-# What an HTTP header can carry, without blanks.
-_TOKEN = re.compile(r"[\x21-\x7e\xa1-\xff]*")
 
 
 def _default_socket() -> str:
@@ -51,11 +53,23 @@ class AgentSettings(BaseSettings):
         "name of the node, different on each machine (default: the host name)",
         default_factory=gethostname,
     )
+    tls_dir: str = _from(
+        "ALLFOLD_TLS_DIR",
+        "folder with tls.crt, tls.key and ca.crt: all ports speak TLS and ask for a certificate "
+        "of that authority; read again when they change (default: no TLS)",
+        default="",
+    )
+    tls_name: str = _from(
+        "ALLFOLD_TLS_NAME",
+        "DNS name that the certificate of every service must carry",
+        default=DEFAULT_NAME,
+    )
     orchestrator: str = _from(
         "ALLFOLD_ORCHESTRATOR_URL",
         "URL of the orchestrator; of several replicas, all URLs with commas between: where one "
-        "does not answer, the next is asked",
-        default="http://127.0.0.1:7400",
+        "does not answer, the next is asked. One that begins with no scheme is of https with TLS",
+        default="127.0.0.1:7400",
+        validate_default=True,
     )
     socket: str = _from(
         "ALLFOLD_SOCKET",
@@ -135,8 +149,14 @@ class AgentSettings(BaseSettings):
     )
     token: str = _from(
         "ALLFOLD_TOKEN",
-        "join token that every request must bring; prefer the variable, since flags are visible "
-        "to all users of the machine",
+        "join token that every request must bring; of several, with commas between, the first is "
+        "sent and all are accepted. Prefer the variable, since flags are visible to all users of "
+        "the machine",
+        default="",
+    )
+    token_file: str = _from(
+        "ALLFOLD_TOKEN_FILE",
+        "file with the join token, where there is no ALLFOLD_TOKEN; read again when it changes",
         default="",
     )
     log_format: Literal["text", "json"] = _from(
@@ -155,8 +175,16 @@ class AgentSettings(BaseSettings):
 
     @field_validator("orchestrator")
     @classmethod
-    def _are_urls(cls, value: str) -> str:
-        urls = [_checked(addresses.checked_url, url.strip()) for url in value.split(",")]
+    def _are_urls(cls, value: str, others: ValidationInfo) -> str:
+        scheme = "https" if others.data.get("tls_dir") else "http"
+        urls = [
+            _checked(lambda url: addresses.checked_url(url, scheme), url.strip())
+            for url in value.split(",")
+        ]
+        if scheme == "https" and (plain := [url for url in urls if url.startswith("http:")]):
+            raise ValueError(
+                f"must begin with https:// where ALLFOLD_TLS_DIR is set, got {', '.join(plain)}"
+            )
         return ",".join(urls)
 
     @field_validator("control", "data")
@@ -179,13 +207,18 @@ class AgentSettings(BaseSettings):
 
     @field_validator("token")
     @classmethod
-    def _is_token(cls, value: str) -> str:
-        if not _TOKEN.fullmatch(value):
-            raise ValueError(
-                "has blanks, line ends or other characters that no token can have; make one with "
-                "`openssl rand -hex 24`"
-            )
-        return value
+    def _are_tokens(cls, value: str) -> str:
+        return ",".join(_checked(lambda text: parse(text, "the token"), value))
+
+    @cached_property
+    def credentials(self) -> Credentials:
+        """The tokens and the certificate that these settings name.
+
+        Raises:
+            InvalidArgument: a file of theirs cannot be used.
+        """
+        tokens = Tokens(self.token, self.token_file)
+        return Credentials(tokens, identity(self.tls_dir, self.tls_name))
 
     @field_validator("log_level", mode="before")
     @classmethod

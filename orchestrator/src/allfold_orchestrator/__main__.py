@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from allfold_core.errors import AllfoldError
 from allfold_orchestrator import __version__, logs
 from allfold_orchestrator.http.server import address_of, bind, serve, write_ready_file
 from allfold_orchestrator.settings import (
@@ -73,6 +74,11 @@ def _serve(settings: Settings, sock: socket.socket, ready_file: Path | None) -> 
     from allfold_orchestrator.http.app import create_app
 
     address = address_of(sock)
+    try:
+        app, tls = create_app(settings), settings.credentials.tls
+    except AllfoldError as error:
+        log.error("%s", error.message)
+        return EXIT_FAILED
     _warn_if_open(settings, sock)
 
     def on_ready() -> None:
@@ -81,14 +87,14 @@ def _serve(settings: Settings, sock: socket.socket, ready_file: Path | None) -> 
         if ready_file is not None:
             write_ready_file(ready_file, address)
 
-    started = serve(create_app(settings), sock, on_ready)
+    started = serve(app, sock, None if tls is None else tls.server, on_ready)
     log.info("stopped", extra={"address": address})
     return 0 if started else EXIT_FAILED
 
 
 def _warn_if_open(settings: Settings, sock: socket.socket) -> None:
     host = sock.getsockname()[0]
-    if settings.token is None and not ip_address(host).is_loopback:
+    if not settings.credentials.tokens and not ip_address(host).is_loopback:
         log.warning(
             "no token is set: whoever reaches %s can register nodes and ranks; set ALLFOLD_TOKEN",
             address_of(sock),

@@ -7,16 +7,22 @@ of a namespace, for every Service there is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from allfold_core.errors import InvalidArgument
+from allfold_core.security.credentials import Credentials
+from allfold_core.security.tls import DEFAULT_NAME, identity
+from allfold_core.security.tokens import Tokens, parse
 from allfold_orchestrator.logs import LogFormat, LogLevel
 from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.store.redis_client import EMBEDDED
 
 PREFIX = "ALLFOLD_"
+_ONE_TOKEN_FOR_BOTH = "ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ"
 
 
 class Settings(BaseSettings):
@@ -33,12 +39,32 @@ class Settings(BaseSettings):
     )
     token: SecretStr | None = Field(
         default=None,
-        description="join token that every request must bring; prefer the variable, since flags "
-        "are visible to all users of the machine",
+        description="join token that every request must bring; of several, with commas between, "
+        "the first is sent and all are accepted. Prefer the variable, since flags are visible to "
+        "all users of the machine",
+    )
+    token_file: str = Field(
+        default="",
+        description="file with the join token, where there is no ALLFOLD_TOKEN; read again when "
+        "it changes",
     )
     admin_token: SecretStr | None = Field(
         default=None,
         description="token with which any node can be removed; opens all that the join token opens",
+    )
+    admin_token_file: str = Field(
+        default="",
+        description="file with the administrator's token, where there is no ALLFOLD_ADMIN_TOKEN; "
+        "read again when it changes",
+    )
+    tls_dir: str = Field(
+        default="",
+        description="folder with tls.crt, tls.key and ca.crt: the API speaks TLS and asks for a "
+        "certificate of that authority; read again when they change (default: no TLS)",
+    )
+    tls_name: str = Field(
+        default=DEFAULT_NAME,
+        description="DNS name that the certificate of every service must carry",
     )
     lease_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="a node that is silent for so long is lost"
@@ -91,14 +117,42 @@ class Settings(BaseSettings):
 
     @field_validator("token", "admin_token")
     @classmethod
-    def _no_empty_token(cls, value: SecretStr | None) -> SecretStr | None:
+    def _are_tokens(cls, value: SecretStr | None) -> SecretStr | None:
         """An empty variable means "no token", as in a compose file with ``TOKEN: ${TOKEN:-}``."""
-        return value if value and value.get_secret_value() else None
+        try:
+            found = parse("" if value is None else value.get_secret_value(), "the token")
+        except InvalidArgument as error:
+            raise ValueError(error.message) from error
+        return SecretStr(",".join(found)) if found else None
+
+    @cached_property
+    def credentials(self) -> Credentials:
+        """The join tokens and the certificate that these settings name.
+
+        Raises:
+            InvalidArgument: a file of theirs cannot be used.
+        """
+        tokens = Tokens(_text(self.token), self.token_file)
+        return Credentials(tokens, identity(self.tls_dir, self.tls_name))
+
+    @cached_property
+    def admins(self) -> Tokens:
+        """The tokens of administrators.
+
+        Raises:
+            InvalidArgument: the file cannot be used, or one of them is a join token.
+        """
+        found = Tokens(
+            _text(self.admin_token), self.admin_token_file, variable="ALLFOLD_ADMIN_TOKEN"
+        )
+        if set(found.accepted) & set(self.credentials.tokens.accepted):
+            raise InvalidArgument(_ONE_TOKEN_FOR_BOTH)
+        return found
 
     @model_validator(mode="after")
     def _admins_are_told_apart(self) -> Self:
-        if self.admin_token is not None and self.admin_token == self.token:
-            raise ValueError("ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ")
+        if set(_texts(self.admin_token)) & set(_texts(self.token)):
+            raise ValueError(_ONE_TOKEN_FOR_BOTH)
         return self
 
     @model_validator(mode="after")
@@ -114,6 +168,14 @@ class Settings(BaseSettings):
     def links(self) -> LinkSettings:
         """The link parameters that are set."""
         return LinkSettings(self.link_latency, self.link_bandwidth)
+
+
+def _text(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
+
+
+def _texts(secret: SecretStr | None) -> tuple[str, ...]:
+    return parse(_text(secret), "the token")
 
 
 def parse_address(text: str) -> tuple[str, int]:

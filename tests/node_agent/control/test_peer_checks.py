@@ -18,8 +18,10 @@ import pytest
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
+from allfold_agent.http.transport import Transport
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
+from tests.support.credentials import transport
 
 TOKEN = "a-join-token"
 
@@ -27,7 +29,9 @@ TOKEN = "a-join-token"
 def check(node: str = "b", control: str = "", data: str = "", **more: Any) -> dict[str, Any]:
     """Have a node check another one; return its findings."""
     settings = AgentSettings.model_validate({"ALLFOLD_TOKEN": TOKEN, "ALLFOLD_AGENT_NAME": "a"})
-    app = make_app(cast(Agent, SimpleNamespace(settings=settings)))
+    app = make_app(
+        cast(Agent, SimpleNamespace(settings=settings, transport=Transport(settings.credentials)))
+    )
     query = {"node": node, "control_url": control or closed_url(), "data_address": data or closed()}
 
     async def ask() -> httpx.Response:
@@ -54,7 +58,10 @@ def closed_url() -> str:
 def data_port(token: str = TOKEN) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = DataPort(
-        listener, token=token, open_edge=lambda _: socket.socket.close, offers=Offers()
+        listener,
+        transport=transport(token),
+        open_edge=lambda _: socket.socket.close,
+        offers=Offers(),
     )
     server.start()
     try:

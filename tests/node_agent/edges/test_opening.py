@@ -17,11 +17,12 @@ from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import PeerError, PeerLost, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
+from tests.support.credentials import transport
 from tests.support.descriptors import no_descriptors_left
 
 
 def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
-    sock, early = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, early = upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)
     with sock:
         request, theirs = port.taken.get(timeout=5)
         with theirs:
@@ -33,7 +34,7 @@ def test_an_edge_gets_the_socket_of_its_request(port: Port) -> None:
 
 
 def test_both_ends_of_an_edge_are_blocking_and_send_small_frames_at_once(port: Port) -> None:
-    sock, _ = upgrade(port.tcp_address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(transport(), port.tcp_address, EDGE.target, EDGE_PROTOCOL, 5)
     _, theirs = port.taken.get(timeout=5)
     for end in (sock, theirs):
         with end:
@@ -42,7 +43,7 @@ def test_both_ends_of_an_edge_are_blocking_and_send_small_frames_at_once(port: P
 
 
 def test_an_edge_inside_one_machine_runs_over_a_unix_socket(port: Port) -> None:
-    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)
     _, theirs = port.taken.get(timeout=5)
     for end in (sock, theirs):
         with end:
@@ -53,7 +54,7 @@ def test_an_edge_inside_one_machine_runs_over_a_unix_socket(port: Port) -> None:
 def test_an_edge_falls_back_to_tcp_where_nothing_listens_beside_the_port() -> None:
     answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     with answering(answer) as address, pytest.raises(PeerError, match="answered 404"):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -61,16 +62,16 @@ def test_a_node_without_file_descriptors_does_not_take_the_other_one_for_lost(
     port: Port, host: str
 ) -> None:
     address = f"{host}:{port.place[1]}"
-    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
+    upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)[0].close()
     with no_descriptors_left(), pytest.raises(ServiceError, match="ulimit -n"):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
-    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
+        upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
+    upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)[0].close()
 
 
 def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
     head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/3\r\n"
     with answering(head + b"\r\nthe first frames") as address:
-        sock, early = upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        sock, early = upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
         with sock:
             whole = early + read_all(sock)
     assert early
@@ -78,7 +79,7 @@ def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
 
 
 def test_an_edge_outlives_the_server_that_handed_it_over(port: Port) -> None:
-    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)
     _, theirs = port.taken.get(timeout=5)
     with sock, theirs:
         port.server.close()
@@ -88,7 +89,7 @@ def test_an_edge_outlives_the_server_that_handed_it_over(port: Port) -> None:
 
 def test_an_edge_whose_taker_fails_is_closed(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     port.greeting = "no bytes"  # type: ignore[assignment]
-    sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(transport(), port.address, EDGE.target, EDGE_PROTOCOL, 5)
     with sock:
         assert sock.recv(100) == b""
     assert "could not take its connection" in caplog.text
@@ -96,7 +97,7 @@ def test_an_edge_whose_taker_fails_is_closed(port: Port, caplog: pytest.LogCaptu
 
 def test_the_largest_numbers_that_a_frame_can_carry_are_good(port: Port) -> None:
     largest = EdgeRequest("g", 2**32 - 1, "b", "a", 2**64 - 1)
-    sock, _ = upgrade(port.address, largest.target, EDGE_PROTOCOL, None, 5)
+    sock, _ = upgrade(transport(), port.address, largest.target, EDGE_PROTOCOL, 5)
     with sock:
         request, theirs = port.taken.get(timeout=5)
         theirs.close()
@@ -153,7 +154,7 @@ def test_why_an_edge_cannot_be_opened_is_logged_once_per_reason(
 
 def test_the_right_token_opens_an_edge() -> None:
     with serving(token=TOKEN) as port:
-        sock, _ = upgrade(port.address, EDGE.target, EDGE_PROTOCOL, TOKEN, 5)
+        sock, _ = upgrade(transport(TOKEN), port.address, EDGE.target, EDGE_PROTOCOL, 5)
         port.taken.get(timeout=5)[1].close()
         sock.close()
 
@@ -164,10 +165,12 @@ def test_an_edge_opens_over_ipv6() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     socks: SimpleQueue[socket.socket] = SimpleQueue()
-    server = DataPort(listener, token=None, open_edge=lambda request: socks.put, offers=Offers())
+    server = DataPort(
+        listener, transport=transport(), open_edge=lambda request: socks.put, offers=Offers()
+    )
     server.start()
     address = f"[::1]:{listener.getsockname()[1]}"
-    upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)[0].close()
+    upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)[0].close()
     socks.get(timeout=5).close()
     server.close()
 

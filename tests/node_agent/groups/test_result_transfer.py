@@ -14,6 +14,7 @@ from allfold_agent.groups.results import Result
 from allfold_core.errors import LocalError
 from allfold_core.survival.records import Stamp
 from tests.node_agent.data_ports import Port, answering, serving
+from tests.support.credentials import transport
 from tests.support.fakes.counted_pool import CountedPool
 from tests.support.waiting import wait_until
 
@@ -58,7 +59,7 @@ def fetch(addresses: list[str], tries: int = 10, deadline: float = NEVER) -> byt
     memory, left = bytearray(SIZE), count()
     with memoryview(memory) as view:
         found = fetch_result(
-            TOKEN, addresses, REQUEST, view, lambda: next(left) < tries, lambda: deadline
+            transport(TOKEN), addresses, REQUEST, view, lambda: next(left) < tries, lambda: deadline
         )
     return bytes(memory) if found else None
 

@@ -9,6 +9,7 @@ from allfold_agent.http.client import upgrade
 from allfold_core.errors import PeerError, PeerLost
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, answering
+from tests.support.credentials import transport
 
 
 def with_body(body: bytes) -> bytes:
@@ -19,7 +20,7 @@ def test_a_port_that_nobody_listens_on_is_a_lost_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(PeerLost, match=address):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
 
 
 def test_a_peer_that_never_answers_is_lost_after_the_timeout() -> None:
@@ -27,14 +28,14 @@ def test_a_peer_that_never_answers_is_lost_after_the_timeout() -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(PeerLost, match=address):
-            upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 0.2)
+            upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 0.2)
         assert 0.1 < time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 101 Switching", b"SSH-2.0-OpenSSH_9\r\n\r\n"])
 def test_a_peer_that_does_not_finish_its_answer_is_lost(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(PeerLost, match=address):
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +53,5 @@ def test_a_peer_that_does_not_finish_its_answer_is_lost(answer: bytes) -> None:
 )
 def test_another_kind_of_server_is_named_as_such(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(PeerError, match=address) as caught:
-        upgrade(address, EDGE.target, EDGE_PROTOCOL, None, 5)
+        upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
     assert type(caught.value) is PeerError

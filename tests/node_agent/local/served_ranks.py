@@ -18,6 +18,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from tests.support.credentials import transport
 
 
 def empty_registrar() -> Any:
@@ -39,7 +40,7 @@ def serving(folder: Path, registrar: Any) -> Iterator[tuple[LocalServer, Reactor
         workers=create_autospec(WorkerPool, instance=True),
         poller=poller,
         gpus=Gpus(False, poller),
-        transfers=StateTransfers(Offers(), None),
+        transfers=StateTransfers(Offers(), transport()),
     )
     reactor.start()
     try:

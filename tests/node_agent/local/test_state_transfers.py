@@ -28,6 +28,7 @@ from allfold_core.errors import (
     from_dict,
 )
 from allfold_core.wire.state_wire import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
+from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
 OFFER = {"role": "offer", "id": "s", "head": 10, "total": 20, "layout": "x"}
@@ -89,14 +90,14 @@ def refusal(rank: socket.socket) -> AllfoldError:
 def test_a_transfer_that_begins_badly_is_refused(
     start: object, options: dict[str, int], match: str
 ) -> None:
-    with begun(StateTransfers(Offers(), None), start, **options) as rank:
+    with begun(StateTransfers(Offers(), transport()), start, **options) as rank:
         error = refusal(rank)
     assert isinstance(error, InvalidArgument)
     assert match in error.message
 
 
 def test_a_pull_in_an_epoch_that_is_long_over_is_refused() -> None:
-    with begun(StateTransfers(Offers(), None), PULL) as rank:
+    with begun(StateTransfers(Offers(), transport()), PULL) as rank:
         assert isinstance(refusal(rank), WorldChanged)
 
 
@@ -110,14 +111,14 @@ def is_offered(offers: Offers) -> bool:
 
 def test_an_offer_ends_with_its_rank() -> None:
     offers = Offers()
-    with begun(StateTransfers(offers, None), OFFER) as rank:
+    with begun(StateTransfers(offers, transport()), OFFER) as rank:
         assert rank.recv(1 << 16)[0] == TransferMessage.READY
         wait_until(lambda: is_offered(offers), "the offer stands")
     wait_until(lambda: not is_offered(offers), "the offer is over")
 
 
 def test_an_agent_that_ends_ends_its_transfers() -> None:
-    transfers = StateTransfers(Offers(), None)
+    transfers = StateTransfers(Offers(), transport())
     with begun(transfers, OFFER) as rank:
         assert rank.recv(1 << 16)[0] == TransferMessage.READY
         transfers.close()
@@ -154,7 +155,7 @@ def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> 
             pass
 
     has_rank = Event()
-    with begun(StateTransfers(Hurried(), None), OFFER) as rank:
+    with begun(StateTransfers(Hurried(), transport()), OFFER) as rank:
         has_rank.set()
         kinds = [rank.recv(1 << 16)[0] for _ in range(2)]
     assert kinds == [TransferMessage.READY, TransferMessage.BLOCK]

@@ -27,6 +27,7 @@ from allfold_core.wire.peer_link import (
     LinkReader,
     Progress,
 )
+from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
 SECONDS = 20.0
@@ -90,7 +91,7 @@ class Node:
         self.address = f"127.0.0.1:{self.port}"
         self.data = DataPort(
             listener,
-            token=TOKEN,
+            transport=transport(TOKEN),
             open_edge=lambda _: socket.socket.close,
             open_link=self._open,
             offers=Offers(),
@@ -101,7 +102,7 @@ class Node:
     def _dial(self, address: str, target: str) -> Dialled:
         self.before_dial()
         try:
-            dialled = upgrade(address, target, LINK_PROTOCOL, TOKEN, DIAL_SECONDS)
+            dialled = upgrade(transport(TOKEN), address, target, LINK_PROTOCOL, DIAL_SECONDS)
         except AllfoldError:
             self.refused.append(LinkRequest.parse(dict(parse_qsl(urlsplit(target).query))))
             raise
@@ -231,7 +232,7 @@ class Stranger:
 
     def __init__(self, node: Node) -> None:
         target = LinkRequest(node.name).target
-        self.socket, early = upgrade(node.address, target, LINK_PROTOCOL, TOKEN, SECONDS)
+        self.socket, early = upgrade(transport(TOKEN), node.address, target, LINK_PROTOCOL, SECONDS)
         self.socket.settimeout(SECONDS)
         self._reader = LinkReader()
         self._read = list(self._reader.feed(early))

@@ -14,6 +14,7 @@ from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Seats
+from tests.support.credentials import with_token
 
 IDENTITY = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
 LINKS = {"near:1": Link(1e-4, 1e8), "far:1": Link(1e-2, 1e9)}
@@ -104,11 +105,11 @@ async def linked_node(
     token: str = "",
 ) -> AsyncIterator[LinkedNode]:
     """Keep a node registered at these replicas until the end of the block."""
-    client = OrchestratorClient(",".join(urls), token)
+    client = OrchestratorClient(",".join(urls), with_token(token))
     registration = Registration(client, "a", identify, lambda: held or [], probe)
     noted = listener or NotedByListener()
     noted.incarnation = lambda: registration.incarnation
-    link = ControlLink(client, registration, noted, token)
+    link = ControlLink(client, registration, noted, with_token(token))
     seats = Seats(client, link, registration)
     keeping = asyncio.create_task(link.keep())
     giving_back = asyncio.create_task(seats.keep_giving_back())

@@ -18,6 +18,7 @@ from allfold_agent.membership import link_probe
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, Link, measure, worse
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost
+from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
 TOKEN = "a-join-token"
@@ -37,7 +38,10 @@ def serving(token: str | None = None) -> Iterator[int]:
     """The port of an agent's data server."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = DataPort(
-        listener, token=token, open_edge=lambda _: socket.socket.close, offers=Offers()
+        listener,
+        transport=transport(token),
+        open_edge=lambda _: socket.socket.close,
+        offers=Offers(),
     )
     server.start()
     try:
@@ -73,7 +77,7 @@ def is_sensible(link: Link) -> bool:
 
 
 def open_probe(port: int) -> socket.socket:
-    connected, _ = upgrade(f"127.0.0.1:{port}", PROBE_TARGET, PROBE_PROTOCOL, None, 5)
+    connected, _ = upgrade(transport(), f"127.0.0.1:{port}", PROBE_TARGET, PROBE_PROTOCOL, 5)
     connected.settimeout(BOUND_SECONDS)
     return connected
 
@@ -84,15 +88,15 @@ def open_probe(port: int) -> socket.socket:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # a name has no shortcut
 def test_latency_and_bandwidth_of_a_link_are_measured(host: str) -> None:
     with serving() as port:
-        assert is_sensible(measure(f"{host}:{port}", None))
+        assert is_sensible(measure(transport(), f"{host}:{port}"))
 
 
 def test_the_join_token_opens_a_probe_and_another_one_does_not() -> None:
     with serving(TOKEN) as port:
-        assert is_sensible(measure(f"127.0.0.1:{port}", TOKEN))
+        assert is_sensible(measure(transport(TOKEN), f"127.0.0.1:{port}"))
         for wrong in (None, "another"):
             with pytest.raises(LocalError, match="token") as caught:
-                measure(f"127.0.0.1:{port}", wrong)
+                measure(transport(wrong), f"127.0.0.1:{port}")
             assert caught.value.details["http_status"] == 401
 
 
@@ -103,7 +107,7 @@ def test_whatever_a_peer_says_the_next_one_can_measure(
     with caplog.at_level(logging.WARNING), serving() as port:
         with open_probe(port) as connected:
             connected.sendall(rubbish)
-        assert is_sensible(measure(f"127.0.0.1:{port}", None))
+        assert is_sensible(measure(transport(), f"127.0.0.1:{port}"))
     assert caplog.messages == []
 
 
@@ -131,7 +135,7 @@ def test_a_peer_that_does_not_use_its_turn_loses_it(
 
     def is_measured() -> bool:
         try:
-            return is_sensible(measure(f"127.0.0.1:{port}", None))
+            return is_sensible(measure(transport(), f"127.0.0.1:{port}"))
         except PeerLost:
             return False
 
@@ -195,13 +199,13 @@ def test_a_peer_that_does_not_keep_to_the_protocol_is_lost_in_time(
     monkeypatch.setattr(link_probe, "_PATIENCE", 0.5)
     began = time.monotonic()
     with played(play) as address, pytest.raises(PeerLost, match=address):
-        measure(address, None)
+        measure(transport(), address)
     assert time.monotonic() - began < BOUND_SECONDS
 
 
 def test_a_peer_that_closes_amid_the_zeros_is_lost_at_once() -> None:
     with played(begin_bulk) as address, pytest.raises(PeerLost, match="was closed"):
-        measure(address, None)
+        measure(transport(), address)
 
 
 def test_bytes_that_come_along_with_the_grant_are_no_answer() -> None:
@@ -209,7 +213,7 @@ def test_bytes_that_come_along_with_the_grant_are_no_answer() -> None:
         played(socket.socket.close, GRANTED + b"p" * 20) as address,
         pytest.raises(PeerLost, match="before a question"),
     ):
-        measure(address, None)
+        measure(transport(), address)
 
 
 def test_an_agent_without_the_protocol_is_not_measured() -> None:
@@ -217,7 +221,7 @@ def test_an_agent_without_the_protocol_is_not_measured() -> None:
         played(socket.socket.close, NOT_FOUND) as address,
         pytest.raises(LocalError, match="the data port has no"),
     ):
-        measure(address, None)
+        measure(transport(), address)
 
 
 def test_a_peer_that_never_grants_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +230,14 @@ def test_a_peer_that_never_grants_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(PeerLost, match=address):
-            measure(address, None)
+            measure(transport(), address)
         assert time.monotonic() - began < BOUND_SECONDS
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:0", "nowhere.invalid:1"])
 def test_an_address_that_leads_nowhere_is_an_error(address: str) -> None:
     with pytest.raises(AllfoldError):
-        measure(address, None)
+        measure(transport(), address)
 
 
 # Long links, and turns
@@ -249,7 +253,7 @@ def test_over_a_long_link_few_questions_are_asked() -> None:
         connected.sendall(bytes(16 << 20))
 
     with played(answer_late) as address:
-        link = measure(address, None)
+        link = measure(transport(), address)
     assert link.latency > 0.1
     assert len(asked) == 2
 
@@ -261,7 +265,7 @@ def test_waiting_for_its_turn_does_not_count_as_latency() -> None:
         connected.sendall(bytes(16 << 20))
 
     with played(answer_when_it_is_time) as address:
-        assert measure(address, None).latency < 0.5
+        assert measure(transport(), address).latency < 0.5
 
 
 def test_of_two_links_the_worse_has_the_faults_of_both() -> None:

@@ -21,6 +21,7 @@ from tests.node_agent.membership.link_nodes import (
     message,
     nodes,
 )
+from tests.support.credentials import transport
 
 ME = Hello("m", "life-1")
 GRANTED = (
@@ -159,7 +160,7 @@ def test_a_new_incarnation_does_not_end_a_link_that_lives() -> None:
 def asked(node: Node, request: LinkRequest) -> int | None:
     """The status with which a data port refuses a link, ``None`` where it grants it."""
     try:
-        upgrade(node.address, request.target, LINK_PROTOCOL, TOKEN, SECONDS)[0].close()
+        upgrade(transport(TOKEN), node.address, request.target, LINK_PROTOCOL, SECONDS)[0].close()
     except AllfoldError as error:
         return int(error.details.get("http_status", error.status))
     return None
@@ -194,4 +195,4 @@ def test_a_link_needs_the_token_and_the_protocol(
 def test_a_data_port_without_links_has_no_such_path() -> None:
     target = LinkRequest("m").target
     with serving() as port, pytest.raises(AllfoldError, match="/v1/link"):
-        upgrade(port.address, target, LINK_PROTOCOL, None, SECONDS)
+        upgrade(transport(), port.address, target, LINK_PROTOCOL, SECONDS)

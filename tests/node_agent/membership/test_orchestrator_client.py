@@ -16,6 +16,7 @@ import pytest
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient
 from allfold_core.errors import MultipleRegister, OrchestratorUnreachable, ServiceError
 from tests.node_agent.membership.linked_node import linked_node
+from tests.support.credentials import with_token
 from tests.support.processes.ports import free_address
 from tests.support.waiting import until
 
@@ -47,7 +48,7 @@ def answering(status: int, body: str) -> Iterator[str]:
 
 
 async def ask(url: str) -> dict[str, Any]:
-    client = OrchestratorClient(url, "")
+    client = OrchestratorClient(url, with_token())
     try:
         return await client.call("POST", "/v1/nodes", json={})
     finally:
@@ -104,7 +105,7 @@ def test_an_orchestrator_that_accepts_and_says_nothing_is_said_to_take_too_long(
     """The error of a deadline has no text of its own. On a busy machine it is one of connecting."""
 
     async def ask_silence(url: str) -> None:
-        client = OrchestratorClient(url, "")
+        client = OrchestratorClient(url, with_token())
         try:
             await client.call("GET", "/v1/nodes", timeout=0.05)
         finally:
@@ -130,7 +131,7 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
 
 async def ask_twice(urls: str) -> tuple[list[Any], str]:
     """Two answers, and the replica that is asked next."""
-    client = OrchestratorClient(urls, "")
+    client = OrchestratorClient(urls, with_token())
     try:
         answers = [await client.call("POST", "/v1/nodes", json={}) for _ in range(2)]
         return answers, client.url
@@ -180,7 +181,7 @@ def test_among_errors_of_replicas_that_of_one_which_answered_has_the_better_advi
 
 def test_who_hears_late_that_a_replica_has_failed_does_not_undo_the_next_choice() -> None:
     async def fail_at(*urls: str) -> str:
-        client = OrchestratorClient("http://a:1,http://b:1,http://c:1", "")
+        client = OrchestratorClient("http://a:1,http://b:1,http://c:1", with_token())
         for url in urls:
             client.move_on(url)
         await client.close()

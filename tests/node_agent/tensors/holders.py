@@ -14,6 +14,7 @@ from allfold_agent.data_port import DataPort
 from allfold_agent.tensors.offers import Description, Offer, Offers
 from allfold_agent.tensors.source import Source
 from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+from tests.support.credentials import transport
 
 HEAD = 1000
 LAYOUT = "layout"
@@ -41,7 +42,10 @@ class Holder:
         self.served: list[int] = []
         self.on_block: Callable[[int], None] = lambda _: None
         self.port = DataPort(
-            listener, token=token, open_edge=lambda _: socket.socket.close, offers=self.offers
+            listener,
+            transport=transport(token),
+            open_edge=lambda _: socket.socket.close,
+            offers=self.offers,
         )
         self.port.start()
         self.http = httpx.Client(base_url=f"http://{self.address}", trust_env=False, timeout=20)

@@ -17,6 +17,7 @@ from allfold_agent.tensors.span import digest_header
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing, from_dict
 from allfold_core.wire.state_wire import BLOCK_BYTES, TransferMessage
 from tests.node_agent.tensors.holders import HEAD, Holder, Puller, holding, state
+from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
 SECONDS = 20.0
@@ -32,7 +33,7 @@ def pulling(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(SECONDS)
     window = memoryview(bytearray(4 * BLOCK_BYTES))
-    thread = Thread(target=Pull(sources, token, ours, window, timeout).run)
+    thread = Thread(target=Pull(sources, transport(token), ours, window, timeout).run)
     thread.start()
     try:
         yield Puller(theirs, window)

@@ -164,7 +164,7 @@ async def test_a_link_needs_the_token(make_store: MakeStore) -> None:
         served.http.headers["Authorization"] = "Bearer secret"
         await agent.register()
         for wrong in (None, "guess"):
-            with pytest.raises(InvalidStatus, match="403"):
+            with pytest.raises(InvalidStatus, match="401"):
                 await agent.link(wrong)
         await agent.link("secret")
         await agent.hears("registered")

@@ -12,6 +12,7 @@ import pytest
 from allfold_orchestrator.observation import agents
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
 from tests.orchestrator.observations import history_of, status_of
+from tests.support.credentials import with_token
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ def http(body: object, status: str = "200 OK") -> bytes:
 
 
 async def asked(url: str, token: str | None = "secret") -> AgentAnswer:
-    client = Agents(token)
+    client = Agents(with_token(token))
     try:
         return (await client.ask({"a": url}, lambda _: 0.0))["a"]
     finally:
@@ -91,7 +92,7 @@ async def test_a_silent_agent_costs_its_deadline_and_no_more(
 
 async def test_many_silent_agents_cost_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "ROUND_SECONDS", 0.05)
-    client = Agents(None)
+    client = Agents(with_token())
     async with agent(lambda *_: None) as url:
         names = [str(number) for number in range(2 * agents.AT_ONCE)]
         found = await client.ask(dict.fromkeys(names, url), lambda _: 0.0)
@@ -134,7 +135,7 @@ async def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_an_agent_without_a_flight_recorder_is_drawn_without_an_op(
     body: object, status: str
 ) -> None:
-    client = Agents(None)
+    client = Agents(with_token())
     answers = {"a": AgentAnswer(GOOD["/v1/status"])}
     async with agent(lambda *_: http(body, status)) as url:
         await client.ask_flights({"a": url}, answers)
@@ -143,6 +144,6 @@ async def test_an_agent_without_a_flight_recorder_is_drawn_without_an_op(
 
 
 async def test_no_agents_are_no_work() -> None:
-    client = Agents(None)
+    client = Agents(with_token())
     assert await client.ask({}, lambda _: 0.0) == {}
     await client.close()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import ssl
 import urllib.error
 import urllib.request
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.incident import printable
+from allfold_core.security.tls import explain, identity
+from allfold_core.security.tokens import Tokens
 
 
 class NoAnswer(Exception):
@@ -32,8 +37,26 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-# Never through a proxy: these are addresses of this job, often of this machine.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+_identity = cache(partial(identity, serves=False))
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return the context of connections to URLs of https.
+
+    Raises:
+        InvalidArgument: the folder of ALLFOLD_TLS_DIR cannot be used.
+    """
+    folder, name = os.environ.get("ALLFOLD_TLS_DIR", ""), os.environ.get("ALLFOLD_TLS_NAME", "")
+    found = _identity(folder, name)
+    return ssl.create_default_context() if found is None else found.client
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    # Never through a proxy: these are addresses of this job, often of this machine.
+    handlers: list[Any] = [urllib.request.ProxyHandler({}), _NoRedirect]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=tls_context()))
+    return urllib.request.build_opener(*handlers)
 
 
 def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
@@ -64,12 +87,16 @@ class Connection:
     def __init__(self, url: str, token: str, *, seconds: float = 5.0) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._url = url
         self._path = parts.path
-        self._http = kind(parts.hostname, parts.port, timeout=seconds)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = (
+            http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=seconds, context=tls_context()
+            )
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+        )
+        self._headers = Tokens(token).headers()
 
     def get_json(self, path: str) -> dict[str, Any]:
         """Return the object that a GET answers; raises as :func:`get_json`."""
@@ -81,7 +108,7 @@ class Connection:
             if response.status == http.client.OK:
                 return _object(url, body)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise NoAnswer(f"{url}: {error}", error) from None
+            raise NoAnswer(f"{url}: {_in_words(url, error)}", error) from None
         raise _answered(url, response.status, body)
 
     def close(self) -> None:
@@ -91,17 +118,25 @@ class Connection:
 
 def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[str, Any]:
     url = request.full_url
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    request.headers.update(Tokens(token).headers())
     try:
-        with _OPENER.open(request, timeout=seconds) as response:
+        with _opener(url).open(request, timeout=seconds) as response:
             return _object(url, response.read())
     except urllib.error.HTTPError as error:
         with error:
             raise _answered(url, error.code, error.read()) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", error)
-        raise NoAnswer(f"{url}: {cause}", cause) from None
+        raise NoAnswer(f"{url}: {_in_words(url, cause)}", cause) from None
+
+
+def _in_words(url: str, cause: object) -> str:
+    """Return what failed; where TLS is the reason, with the next step."""
+    if isinstance(cause, ssl.SSLError):
+        return explain(urlsplit(url).netloc, cause)
+    if isinstance(cause, http.client.RemoteDisconnected) and url.startswith("http:"):
+        return f"{cause} (if it speaks TLS, write https:// and set ALLFOLD_TLS_DIR)"
+    return str(cause)
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from time import time
 from typing import Self
 
 from allfold.cli._http import NoAnswer, get_json
-from allfold.cli._parameters import orchestrators
+from allfold.cli._parameters import orchestrators, token
 from allfold_core.errors import AllfoldError
 from allfold_core.incident import Cause, Effect, Incident, from_dict
 
@@ -31,7 +31,7 @@ class IncidentWatch:
 
     def __init__(self, env: Mapping[str, str], group: str) -> None:
         self._urls = orchestrators(env.get("ALLFOLD_ORCHESTRATOR_URL"))
-        self._token = env.get("ALLFOLD_TOKEN", "")
+        self._token = token(environment=env)
         self._group = group
         self._since = time()
         self._before: set[str] | None = None  # ids of earlier incidents, known once one answers

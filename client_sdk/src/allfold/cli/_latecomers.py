@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from allfold.cli._http import NoAnswer, get_json
-from allfold.cli._parameters import orchestrators
+from allfold.cli._parameters import orchestrators, token
 from allfold_core.errors import AllfoldError
 
 _ANSWER_SECONDS = 1.0
@@ -43,7 +43,7 @@ class Latecomers:
         for url in orchestrators(self._env.get("ALLFOLD_ORCHESTRATOR_URL")):
             try:
                 path = f"{url}/v1/groups/{quote(self._group, safe='')}"
-                return get_json(path, self._env.get("ALLFOLD_TOKEN", ""), seconds=_ANSWER_SECONDS)
+                return get_json(path, token(environment=self._env), seconds=_ANSWER_SECONDS)
             except NoAnswer:
                 continue  # its replicas know as much
         return {}

@@ -28,6 +28,7 @@ _COMMANDS = {
     "trace": ("_trace.command", "Write the latest ops of all nodes as one trace."),
     "doctor": ("_doctor.command", "Find out what is wrong, and what to do."),
     "config": ("_config.command", "Show every setting and where it comes from."),
+    "certs": ("_certs.command", "Make certificates for TLS."),
     "drain": ("_drain", "Have the ranks of a node leave."),
     "orchestrator": ("_services", "Become the orchestrator."),
     "agent": ("_services", "Become a node agent."),

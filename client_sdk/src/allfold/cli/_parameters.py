@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from pathlib import Path
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import click
@@ -13,6 +13,7 @@ import click
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
+from allfold_core.security.tokens import Tokens
 
 DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
 orchestrator_option = click.option(
@@ -22,8 +23,6 @@ orchestrator_option = click.option(
 )
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# What an HTTP header can carry, without blanks.
-_TOKEN = re.compile(r"[\x21-\x7e\xa1-\xff]*")
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -100,35 +99,30 @@ def checked_url(source: str, value: str) -> str:
     return value.rstrip("/")
 
 
+def default_orchestrator() -> str:
+    """Return the address of an orchestrator of this machine."""
+    if os.environ.get("ALLFOLD_TLS_DIR"):
+        return DEFAULT_ORCHESTRATOR.replace("http:", "https:")
+    return DEFAULT_ORCHESTRATOR
+
+
 def orchestrators(given: str | None) -> list[str]:
     """Return the addresses of the orchestrator's replicas: those given, else the environment's."""
     source, value = "--orchestrator", given
     if not value:
         source = "ALLFOLD_ORCHESTRATOR_URL"
-        value = os.environ.get(source) or DEFAULT_ORCHESTRATOR
+        value = os.environ.get(source) or default_orchestrator()
     return [checked_url(source, url.strip()) for url in value.split(",")]
 
 
-def token(variable: str = "ALLFOLD_TOKEN") -> str:
+def token(variable: str = "ALLFOLD_TOKEN", environment: Mapping[str, str] | None = None) -> str:
     """Return a variable's token, else that in the file which ``<variable>_FILE`` names, else "".
+
+    Of several tokens it is the first.
 
     Raises:
         InvalidArgument: HTTP cannot carry it, or the file cannot be read.
     """
-    source, found = variable, os.environ.get(variable, "")
-    if not found and (file := os.environ.get(f"{variable}_FILE", "")):
-        source, found = f"{variable}_FILE ({file})", _read_token(f"{variable}_FILE", file)
-    if not _TOKEN.fullmatch(found):
-        raise InvalidArgument(
-            f"{source} has blanks, line ends or other characters that no token can have; make "
-            "one with `openssl rand -hex 24`"
-        )
-    return found
-
-
-def _read_token(variable: str, file: str) -> str:
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidArgument(f"{variable}: cannot read {file}: {reason}") from None
+    env = os.environ if environment is None else environment
+    text, file = env.get(variable, ""), env.get(f"{variable}_FILE", "")
+    return Tokens(text, file, variable=variable).sent

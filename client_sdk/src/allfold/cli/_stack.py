@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from allfold.cli._http import NoAnswer, get_json
+from allfold.cli._parameters import token
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
 from allfold_core.errors import AllfoldError, InvalidArgument, ServiceError
 
@@ -54,7 +55,7 @@ class LocalStack:
     """An orchestrator and ``nodes`` agents as child processes, ready once entered.
 
     Attributes:
-        token: the join token, from ``ALLFOLD_TOKEN`` or made for this stack.
+        token: the join token: the environment's, or one that is made for this stack.
         orchestrator_url: where the orchestrator listens.
         nodes: the agents.
         folder: holds sockets and logs; it is removed in the end.
@@ -86,7 +87,7 @@ class LocalStack:
         self._seconds = seconds
         self._interrupts = interrupts
         self._env = _service_environment(os.environ if env is None else env, nodes)
-        self.token = self._env["ALLFOLD_TOKEN"]
+        self.token = token(environment=self._env)
         self.orchestrator_url = ""
         self.nodes: list[LocalNode] = []
         self.services: list[Child] = []
@@ -147,7 +148,8 @@ class LocalStack:
         sockets = {name: socket_path(self.folder / f"{name}.sock") for name in names}
         self._spawn("orchestrator", _ORCHESTRATOR, self._orchestrator_options())
         address = self._ready_text("orchestrator", deadline).strip()
-        self.orchestrator_url = f"http://{address}"
+        scheme = "https" if self._env.get("ALLFOLD_TLS_DIR") else "http"
+        self.orchestrator_url = f"{scheme}://{address}"
         for name in names:
             self._spawn(name, _AGENT, self._agent_options(name, sockets[name]))
         for name in names:
@@ -245,7 +247,8 @@ def socket_path(path: Path | str) -> str:
 def _service_environment(env: Mapping[str, str], nodes: int) -> dict[str, str]:
     """The services' environment: with a token, readable logs, and the cores shared fairly."""
     ours = {name: value for name, value in env.items() if name not in _NOT_PASSED_ON}
-    ours["ALLFOLD_TOKEN"] = env.get("ALLFOLD_TOKEN") or secrets.token_urlsafe(24)
+    if not token(environment=env):
+        ours["ALLFOLD_TOKEN"] = secrets.token_urlsafe(24)
     ours.setdefault("ALLFOLD_LOG_FORMAT", "text")
     cores = len(os.sched_getaffinity(0))
     ours.setdefault("ALLFOLD_AGENT_THREADS", str(max(1, cores // nodes)))

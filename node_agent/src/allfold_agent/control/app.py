@@ -24,7 +24,7 @@ def make_app(agent: Agent) -> FastAPI:
     app = FastAPI(
         title="Allfold node agent", version=__version__, default_response_class=StampedResponse
     )
-    app.add_middleware(Guard, token=agent.settings.token)
+    app.add_middleware(Guard, tokens=agent.settings.credentials.tokens)
     _add_errors(app)
     add_health(app, agent)
     add_status(app, agent)

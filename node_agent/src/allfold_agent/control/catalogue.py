@@ -22,6 +22,10 @@ REGISTERED = gauge(
 )
 READY = gauge("allfold_agent_ready", "1 while ranks can join on this node, else 0.")
 DRAINING = gauge("allfold_agent_draining", "1 while the node drains, else 0.")
+CERTIFICATE_END = gauge(
+    "allfold_agent_certificate_end_time_seconds",
+    "Time at which its certificate ends, in seconds since 1970; without TLS it has no series.",
+)
 RANKS = gauge("allfold_agent_connected_ranks", "Processes that are connected to the agent.")
 GROUPS = gauge("allfold_agent_groups", "Groups that are open on this node.")
 
@@ -133,6 +137,7 @@ CATALOGUE = (
     REGISTERED,
     READY,
     DRAINING,
+    CERTIFICATE_END,
     RANKS,
     GROUPS,
     GROUP_RANKS,

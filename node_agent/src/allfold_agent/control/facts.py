@@ -38,7 +38,7 @@ def add_facts(app: FastAPI, agent: Agent) -> None:
             "addresses": _addresses(agent),
             "peers": _peers(agent),
             "orchestrator": agent.settings.orchestrator,
-            "needs_token": bool(agent.settings.token),
+            "needs_token": bool(agent.settings.credentials.tokens),
             "socket": agent.settings.socket,
             "uid": os.geteuid(),
             "pid": os.getpid(),

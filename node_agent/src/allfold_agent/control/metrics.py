@@ -57,6 +57,8 @@ def _look_at_node(values: Values, agent: Agent) -> None:
     build = __version__, platform.python_version(), agent.device_type
     values.put(catalogue.BUILD, 1, *build)
     values.put(catalogue.REGISTERED, agent.registration.problem is None)
+    if (tls := agent.settings.credentials.tls) is not None:
+        values.put(catalogue.CERTIFICATE_END, tls.expires)
     values.put(catalogue.READY, problem_of(agent) is None)
     values.put(catalogue.DRAINING, agent.draining.reason is not None)
     values.put(catalogue.RANKS, len(agent.local_server.processes))

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
-from allfold_agent.http import client, wire
+from allfold_agent.http import client
 from allfold_agent.http.addresses import join, parse_address
+from allfold_agent.http.transport import Transport
 from allfold_agent.membership import link_probe
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
@@ -34,7 +35,6 @@ class WrongNode(Exception):
 
 
 def add_peer_checks(app: FastAPI, agent: Agent) -> None:
-    token = agent.settings.token or None
     one_at_a_time = make_lock("peer check")
 
     @app.post("/v1/checks/peer")
@@ -48,29 +48,29 @@ def add_peer_checks(app: FastAPI, agent: Agent) -> None:
         if not one_at_a_time.acquire(timeout=_TURN_SECONDS):
             raise ServiceError(f"node {agent.settings.name} is busy with other checks; try again")
         try:
-            control = _checked(lambda: _check_control(control_url, node, token))
+            control = _checked(lambda: _check_control(agent.transport, control_url, node))
             if control.get("kind") == "wrong_node" and _on_one_host(control_url, data_address):
                 return {"control": control, "data": control}  # or another node were measured
-            data = _checked(lambda: _check_data(data_address, token, short=not thorough))
+            data = _checked(lambda: _check_data(agent.transport, data_address, short=not thorough))
             return {"control": control, "data": data}
         finally:
             one_at_a_time.release()
 
 
-def _check_control(url: str, node: str, token: str | None) -> Json:
+def _check_control(transport: Transport, url: str, node: str) -> Json:
     """The time of one request to the control port, which must be that node's."""
     target = urlsplit(url)
     address = join(target.hostname or "", target.port or 80)
     began = perf_counter()
-    found = client.get_json(address, "/v1/facts", token, _CONTROL_SECONDS)
+    found = client.get_json(transport, address, "/v1/facts", _CONTROL_SECONDS)
     if found.get("node") != node:
         raise WrongNode(f"node {found.get('node')!r} answers at {address}")
     return {"address": address, "seconds": perf_counter() - began}
 
 
-def _check_data(address: str, token: str | None, *, short: bool) -> Json:
-    link = link_probe.measure(address, token, short=short)
-    is_local = wire.shortcut(*parse_address(address)) is not None
+def _check_data(transport: Transport, address: str, *, short: bool) -> Json:
+    link = link_probe.measure(transport, address, short=short)
+    is_local = transport.shortcut(*parse_address(address)) is not None
     return {
         "address": address,
         "latency": link.latency,

@@ -12,6 +12,7 @@ import torch
 
 from allfold_agent.edges.connection import tune
 from allfold_agent.edges.received_files import ReceivedFiles
+from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.wire.frames import (
     HEADER_SIZE,
     RANGE_SIZE,
@@ -58,7 +59,8 @@ class InConnection:
         self.readable = select.poll()
         self.readable.register(connected, select.POLLIN)
         self._closed = closed
-        self.crosses_a_wire = connected.family != socket.AF_UNIX
+        self.crosses_a_wire = crosses_a_wire(connected)
+        self._is_tcp = connected.family != socket.AF_UNIX  # a tunnel's end is not
         self.files = ReceivedFiles()
         self._low_water = 1
         self._window = 0
@@ -131,7 +133,7 @@ class InConnection:
         But it waits for no more than half of what the peer may send before we read, which is little
         at first; otherwise the peer would wait for us, and we for the peer.
         """
-        if missing > HEADER_SIZE and self.crosses_a_wire:
+        if missing > HEADER_SIZE and self._is_tcp:
             if self._window < 2 * _LOW_WATER:  # it grows
                 info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
                 (self._window,) = _WINDOW.unpack(info)
@@ -142,9 +144,9 @@ class InConnection:
         """Have the connection readable only when so many bytes are there, or it has ended.
 
         A link delivers a long payload packet by packet. A blocking call would not work, because
-        bytes that it has taken while it waits no longer count.
+        bytes that it has taken while it waits no longer count. A tunnel delivers more at once.
         """
-        if nbytes != self._low_water and self.crosses_a_wire:
+        if nbytes != self._low_water and self._is_tcp:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._low_water = nbytes
 

@@ -15,6 +15,7 @@ import xxhash
 
 from allfold_agent.edges.connection import EdgeCounters, tune
 from allfold_agent.runtime.lane_thread import READABLE, WRITABLE, LaneThread
+from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.errors import PeerLost
 from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 
@@ -97,8 +98,7 @@ class LaneLink:
         out = self._out
         if out is None:
             return
-        crosses_a_wire = out.family != socket.AF_UNIX
-        digest = xxhash.xxh3_64_intdigest(payload) if crosses_a_wire else 0
+        digest = xxhash.xxh3_64_intdigest(payload) if crosses_a_wire(out) else 0
         number, self._number = self._number, self._number + 1
         header = FrameHeader(
             FrameType.DATA, stamp, number, seq, 0, len(payload), fingerprint, digest, behind

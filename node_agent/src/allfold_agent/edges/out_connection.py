@@ -9,6 +9,7 @@ from time import monotonic
 from allfold_agent.edges.connection import tune
 from allfold_agent.edges.outgoing import Frame
 from allfold_agent.edges.sent_files import SentFiles
+from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.wire.frames import ACK, RANGE_SIZE, FrameType, SharedRange
 
 # A Unix socket takes a longer piece several times more slowly.
@@ -37,7 +38,7 @@ class OutConnection:
         tune(connected)
         self.socket = connected
         self.last_heard = monotonic()  # the peer has dialled
-        self.crosses_a_wire = connected.family != socket.AF_UNIX
+        self.crosses_a_wire = crosses_a_wire(connected)
         self.takes_files = False
         self.awaits_word = not self.crosses_a_wire
         self._from_frame = from_frame

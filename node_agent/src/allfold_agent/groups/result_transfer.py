@@ -12,8 +12,9 @@ import xxhash
 
 from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.results import Result
-from allfold_agent.http.client import ClientExchange, connect, read_error
+from allfold_agent.http.client import ClientExchange, read_error
 from allfold_agent.http.server import HttpExchange, allow, transfer_deadline
+from allfold_agent.http.transport import Transport
 from allfold_agent.http.wire import receive_into, send_views
 from allfold_core.errors import AllfoldError, LocalError, MismatchError, PeerSentIncoherentTensor
 
@@ -47,7 +48,7 @@ def serve_result(exchange: HttpExchange, result: Result | None, stall: float) ->
 
 
 def fetch_result(
-    token: str | None,
+    transport: Transport,
     addresses: Sequence[str],
     request: ResultRequest,
     view: memoryview,
@@ -76,7 +77,7 @@ def fetch_result(
             if not is_wanted():
                 return False
             try:
-                _fetch(token, address, request, view)
+                _fetch(transport, address, request, view)
             except (AllfoldError, OSError, h11.RemoteProtocolError) as error:
                 log.info("no result of op %d from %s: %s", request.seq, address, error)
                 refusals += [error] if isinstance(error, AllfoldError) else []
@@ -90,11 +91,11 @@ def fetch_result(
         sleep(_RETRY_SECONDS)
 
 
-def _fetch(token: str | None, address: str, request: ResultRequest, view: memoryview) -> None:
+def _fetch(transport: Transport, address: str, request: ResultRequest, view: memoryview) -> None:
     headers = [("Connection", "close")]
-    exchange = ClientExchange(address, "GET", request.target, headers, token)
+    exchange = ClientExchange(address, "GET", request.target, headers, transport.tokens)
     deadline = transfer_deadline(len(view), _STALL_SECONDS)
-    with connect(address, monotonic() + _STALL_SECONDS) as sock:
+    with transport.connect(address, monotonic() + _STALL_SECONDS) as sock:
         send_views(sock, exchange.head, stall=_STALL_SECONDS, deadline=deadline)
         head = exchange.read_head(sock, deadline)
         if head.status != 200:

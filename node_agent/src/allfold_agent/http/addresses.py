@@ -31,13 +31,16 @@ def is_wildcard(address: str) -> bool:
     return split(address)[0] in _WILDCARDS
 
 
-def checked_url(url: str) -> str:
-    """Return the URL of a service; ``host:port`` alone means plain HTTP.
+def checked_url(url: str, scheme: str = "http") -> str:
+    """Return the URL of a service.
+
+    Args:
+        scheme: of one that is given as ``host:port`` alone.
 
     Raises:
         InvalidArgument: it is no URL, or not one of HTTP.
     """
-    whole = f"http://{url}" if ":" in url and "://" not in url else url
+    whole = f"{scheme}://{url}" if ":" in url and "://" not in url else url
     try:
         parts = urlsplit(whole)
         port = parts.port  # of a bad one, urlsplit complains only now

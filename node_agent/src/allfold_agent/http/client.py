@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,17 +14,15 @@ from typing import Any
 
 import h11
 
-from allfold_agent.http.addresses import parse_address
+from allfold_agent.http.transport import Transport
 from allfold_agent.http.wire import (
     HEAD_LIMIT,
     RECEIVE_BYTES,
     Headers,
     arm,
-    check_token,
     header_dict,
     receive_into,
     send_views,
-    shortcut,
     tokens,
     trailing,
 )
@@ -35,6 +34,8 @@ from allfold_core.errors import (
     ServiceError,
     from_dict,
 )
+from allfold_core.security import tls
+from allfold_core.security.tokens import Tokens
 
 BODY_LIMIT = 64 * 1024
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -49,56 +50,14 @@ class ResponseHead:
     early: bytes
 
 
-def connect_shortly(address: str, deadline: float) -> socket.socket:
-    """A connection for much data: the shortcut where there is one, else TCP."""
-    path = shortcut(*parse_address(address))
-    if path is not None:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            arm(sock, deadline)
-            sock.connect(path)
-        except OSError:
-            sock.close()  # an address that only leads to loopback here, through a tunnel, say
-        else:
-            return sock
-    return connect(address, deadline)
-
-
-def connect(address: str, deadline: float) -> socket.socket:
-    """A connection without delay of small packets. ``OSError`` when there is none to be had."""
-    host, port = parse_address(address)
-    try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise InvalidArgument(f"{host[:300]!r} cannot be a host: {error}") from None
-    except OSError:
-        # Without file descriptors it fails with whatever error there was before: say which it is.
-        socket.socket().close()
-        raise
-    failure: OSError = OSError(f"{host} has no address")
-    for family, kind, proto, _, place in places:
-        sock = socket.socket(family, kind, proto)
-        try:
-            arm(sock, deadline)
-            sock.connect(place)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            sock.close()
-            failure = error
-        else:
-            return sock
-    raise failure
-
-
 class ClientExchange:
     """One request on a client's connection, and its response."""
 
     def __init__(
-        self, address: str, method: str, target: str, headers: Headers, token: str | None
+        self, address: str, method: str, target: str, headers: Headers, tokens: Tokens
     ) -> None:
-        sent = [("Host", address), *headers]
-        if token is not None:
-            sent.append(("Authorization", f"Bearer {check_token(token)}"))
+        sent = [("Host", address), *headers, *tokens.headers().items()]
+        self._address = address
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_LIMIT)
         try:
             request = h11.Request(method=method, target=target, headers=sent)
@@ -115,8 +74,7 @@ class ClientExchange:
         while True:
             event = self._h11.next_event()
             if event is h11.NEED_DATA:
-                arm(sock, deadline)
-                self._h11.receive_data(sock.recv(RECEIVE_BYTES))
+                self._h11.receive_data(self._receive(sock, deadline))
             elif isinstance(event, h11.Response) or (
                 isinstance(event, h11.InformationalResponse) and event.status_code in (100, 101)
             ):
@@ -125,18 +83,26 @@ class ClientExchange:
             elif not isinstance(event, h11.InformationalResponse):
                 raise ConnectionAbortedError("the connection ended before a response")
 
+    def _receive(self, sock: socket.socket, deadline: float) -> bytes:
+        """Receive some of the response; where it is TLS that fails, the error says what to do."""
+        arm(sock, deadline)
+        try:
+            return sock.recv(RECEIVE_BYTES)
+        except ssl.SSLError as error:  # the server may refuse our certificate as late as this
+            raise ConnectionAbortedError(tls.explain(self._address, error)) from error
 
-def get_json(address: str, target: str, token: str | None, timeout: float) -> dict[str, Any]:
+
+def get_json(transport: Transport, address: str, target: str, timeout: float) -> dict[str, Any]:
     """Return the JSON object that an agent or orchestrator answers.
 
     Raises:
         AllfoldError: what the server refused with; a :class:`PeerError` for any other answer.
         OSError: no server could be reached, or answered in time.
     """
-    exchange = ClientExchange(address, "GET", target, [("Connection", "close")], token)
+    exchange = ClientExchange(address, "GET", target, [("Connection", "close")], transport.tokens)
     exchange.end_request()
     deadline = monotonic() + timeout
-    with connect(address, deadline) as sock:
+    with transport.connect(address, deadline) as sock:
         send_views(sock, exchange.head, stall=timeout, deadline=deadline)
         try:
             head = exchange.read_head(sock, deadline)
@@ -189,7 +155,7 @@ def _parse_error(status: int, body: bytes, address: str) -> AllfoldError:
 
 
 def upgrade(
-    address: str, target: str, protocol: str, token: str | None, timeout: float
+    transport: Transport, address: str, target: str, protocol: str, timeout: float
 ) -> tuple[socket.socket, bytes]:
     """Connect and switch the connection to ``protocol``.
 
@@ -202,11 +168,11 @@ def upgrade(
         ServiceError: this process has no file descriptor left, which is not the server's fault.
     """
     headers = [("Connection", "Upgrade"), ("Upgrade", protocol)]
-    exchange = ClientExchange(address, "GET", target, headers, token)
+    exchange = ClientExchange(address, "GET", target, headers, transport.tokens)
     deadline = monotonic() + timeout
     sock: socket.socket | None = None
     try:
-        sock = connect_shortly(address, deadline)
+        sock = transport.connect_shortly(address, deadline)
         head = _request_switch(sock, exchange, address, protocol, deadline)
     except (OSError, h11.RemoteProtocolError) as error:
         if sock is not None:
@@ -224,7 +190,7 @@ def upgrade(
             sock.close()
         raise
     sock.settimeout(None)
-    return sock, head.early
+    return transport.plain(sock), head.early
 
 
 def _request_switch(

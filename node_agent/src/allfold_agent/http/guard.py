@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from allfold_core.errors import AllfoldError, LocalError
 from allfold_core.schema import MESSAGE
+from allfold_core.security.tokens import Tokens
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/version"})
 
@@ -26,13 +26,12 @@ class Guard:
     """Passes on requests that bring the token. No route of this port reads a body.
 
     Args:
-        token: what requests bring as a bearer token; with an empty one, none is asked for.
+        tokens: what requests bring as a bearer token; without any, none is asked for.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app
-        self._token = token
-        self._expected = f"Bearer {token}".encode()
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,10 +43,9 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        if not self._token or scope["path"] in OPEN_PATHS:
+        if not self._tokens or scope["path"] in OPEN_PATHS:
             return True
-        given = Headers(scope=scope).get("authorization", "").encode()
-        return hmac.compare_digest(given, self._expected)
+        return self._tokens.accept(Headers(scope=scope).get("authorization", ""))
 
 
 def _answer(error: AllfoldError, status: int) -> StampedResponse:

@@ -47,7 +47,8 @@ def peer_is_there(sock: socket.socket) -> bool:
     """Return True unless the peer has closed its end. Never waits, and takes no byte."""
     sock.setblocking(False)
     try:
-        return bool(sock.recv(1, socket.MSG_PEEK))
+        # Not that of SSLSocket, which cannot peek.
+        return bool(socket.socket.recv(sock, 1, socket.MSG_PEEK))
     except BlockingIOError:
         return True
     except OSError:

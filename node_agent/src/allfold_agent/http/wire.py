@@ -9,16 +9,18 @@ This module has what :mod:`~allfold_agent.http.server` and :mod:`~allfold_agent.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Sequence
 from time import monotonic
 
 import h11
 
-from allfold_core.errors import AllfoldError, InvalidArgument
+from allfold_core.errors import AllfoldError
 
 HEAD_LIMIT = 64 * 1024
 Headers = Sequence[tuple[str, str]]
 RECEIVE_BYTES = 64 * 1024
+_JOINED_BYTES = 16 * 1024
 
 
 class BrokenBody(ConnectionError):
@@ -56,11 +58,20 @@ def send_views(
     pending = [memoryview(view) for view in views if len(view)]
     while pending:
         arm(sock, min(deadline, monotonic() + stall))
-        sent = sock.sendmsg(pending)
+        sent = _send_some(sock, pending)
         while pending and sent >= len(pending[0]):
             sent -= len(pending.pop(0))
         if sent:
             pending[0] = pending[0][sent:]
+
+
+def _send_some(sock: socket.socket, pending: list[memoryview]) -> int:
+    """Send the beginning of some views. TLS has no such call: few bytes are joined for it."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return sock.sendmsg(pending)
+    if len(pending) > 1 and sum(map(len, pending)) <= _JOINED_BYTES:
+        return sock.send(b"".join(pending))
+    return sock.send(pending[0])
 
 
 def header_dict(event: h11.Request | h11.Response | h11.InformationalResponse) -> dict[str, str]:
@@ -69,13 +80,6 @@ def header_dict(event: h11.Request | h11.Response | h11.InformationalResponse) -
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
-
-
-def check_token(token: str) -> str:
-    """A join token that a header can carry. The error does not show it."""
-    if not (token and all("!" <= character <= "~" for character in token)):
-        raise InvalidArgument("the join token must be visible ASCII characters without spaces")
-    return token
 
 
 def tokens(value: str) -> set[str]:

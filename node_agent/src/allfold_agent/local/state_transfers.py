@@ -15,6 +15,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from allfold_agent.http.transport import Transport
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
@@ -39,12 +40,12 @@ class StateTransfers:
 
     Args:
         offers: the offers of this node, which the data port serves.
-        token: the join token, for requests to other agents.
+        transport: for requests to other agents.
     """
 
-    def __init__(self, offers: Offers, token: str | None) -> None:
+    def __init__(self, offers: Offers, transport: Transport) -> None:
         self._offers = offers
-        self._token = token
+        self._transport = transport
         self._lock = make_lock("transfers")
         self._channels: set[socket.socket] = set()
 
@@ -110,7 +111,7 @@ class StateTransfers:
         check_timeout(timeout)
         sources = _sources(membership, int(body["epoch"]), body["sources"][:MAX_SOURCES])
         channel.settimeout(None)
-        Pull(sources, self._token, channel, window, timeout).run()
+        Pull(sources, self._transport, channel, window, timeout).run()
 
 
 def _read_start(channel: socket.socket) -> tuple[dict[str, Any], memoryview]:

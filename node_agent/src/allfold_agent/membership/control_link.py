@@ -27,6 +27,7 @@ from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
+from allfold_core.security.credentials import Credentials
 from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
@@ -96,12 +97,12 @@ class ControlLink:
         client: OrchestratorClient,
         registration: Registration,
         listener: ControlListener,
-        token: str,
+        credentials: Credentials,
     ) -> None:
         self._client = client
         self._registration = registration
         self._listener = listener
-        self._token = token
+        self._credentials = credentials
         self._loop = asyncio.get_running_loop()
         self._session = Session(0, registration.beat_seconds)
         self._socket: ControlSocket | None = None
@@ -220,7 +221,7 @@ class ControlLink:
     async def _link(self, url: str) -> None:
         """Open a link and serve it until it ends, which is always an error."""
         try:
-            self._socket = await dial(url, self._registration.node, self._token)
+            self._socket = await dial(url, self._registration.node, self._credentials)
             await self._serve(self._socket)
         except ServiceError as error:
             self._client.move_on(url)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from allfold_agent.membership.orchestrator_client import Forgotten
-from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
+from allfold_core.errors import AllfoldError, LocalError, OrchestratorUnreachable, ServiceError
+from allfold_core.security.credentials import Credentials
+from allfold_core.security.tls import TlsIdentity
 
 _OPEN_SECONDS = 3.0
 _CLOSE_SECONDS = 1.0
@@ -14,6 +18,7 @@ _CLOSE_SECONDS = 1.0
 _MAX_BYTES = 64 << 20
 # The orchestrator does not know the node; it cannot do its work at the moment (RFC 6455).
 _UNKNOWN, _RESTART = 4404, 1012
+_UNAUTHORIZED = 401
 
 
 class ControlSocket:
@@ -51,16 +56,18 @@ class ControlSocket:
         self._connection.transport.abort()
 
 
-async def dial(url: str, node: str, token: str) -> ControlSocket:
+async def dial(url: str, node: str, credentials: Credentials) -> ControlSocket:
     """Open the control link of a node.
 
     Raises:
+        LocalError: the orchestrator refuses the token.
         OrchestratorUnreachable: nobody answers there, or nobody who has control links.
     """
     try:
         connection = await connect(
             f"ws{url.removeprefix('http')}/v1/nodes/{node}/link",
-            additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+            additional_headers=credentials.tokens.headers(),
+            ssl=_context(url, credentials.tls),
             # A proxy of the environment is not meant for the services of one job.
             proxy=None,
             compression=None,
@@ -70,6 +77,11 @@ async def dial(url: str, node: str, token: str) -> ControlSocket:
             max_size=_MAX_BYTES,
         )
     except InvalidStatus as error:
+        if error.response.status_code == _UNAUTHORIZED:
+            raise LocalError(
+                f"the orchestrator at {url} refuses the join token of this agent",
+                http_status=_UNAUTHORIZED,
+            ) from error
         raise OrchestratorUnreachable(
             f"{url} answered {error.response.status_code} to the control link of node {node}: is "
             "this an Allfold orchestrator? What is between has to let WebSockets pass."
@@ -80,6 +92,11 @@ async def dial(url: str, node: str, token: str) -> ControlSocket:
             f"the orchestrator at {url} opens no control link: {reason}"
         ) from error
     return ControlSocket(url, connection)
+
+
+def _context(url: str, tls: TlsIdentity | None) -> ssl.SSLContext | None:
+    """Return the context for a URL: for https without a certificate of our own, the library's."""
+    return tls.client if tls is not None and url.startswith("https:") else None
 
 
 def _end_of_link(url: str, closed: ConnectionClosed) -> AllfoldError | Forgotten:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from allfold_agent.http import client as http_client
+from allfold_agent.http.transport import Transport
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import PeerLost
 
@@ -78,7 +79,7 @@ def serve_probe(connected: socket.socket) -> None:
             _one_at_a_time.release()
 
 
-def measure(address: str, token: str | None, *, short: bool = False) -> Link:
+def measure(transport: Transport, address: str, *, short: bool = False) -> Link:
     """Measure the link from the agent at a data address to this one.
 
     Takes a fraction of a second, on long links about two.
@@ -93,7 +94,7 @@ def measure(address: str, token: str | None, *, short: bool = False) -> Link:
     """
     clock = _Patience()
     connected, early = http_client.upgrade(
-        address, PROBE_TARGET, PROBE_PROTOCOL, token, clock.seconds()
+        transport, address, PROBE_TARGET, PROBE_PROTOCOL, clock.seconds()
     )
     with connected:
         try:

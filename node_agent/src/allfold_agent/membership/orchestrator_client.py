@@ -10,10 +10,16 @@ from pydantic import BaseModel, ValidationError
 
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 from allfold_core.schema import MESSAGE, UnknownSchema
+from allfold_core.security.credentials import Credentials
 
 _CONNECT_SECONDS = 3.0
 
 T = TypeVar("T", bound=BaseModel)
+
+
+def refuses_token(error: AllfoldError) -> bool:
+    """Return True if a service has answered that the join token is missing or wrong."""
+    return error.details.get("http_status") == httpx.codes.UNAUTHORIZED
 
 
 class Forgotten(Exception):
@@ -55,6 +61,8 @@ def outcome(url: str, status: int, body: Any, asked: str = "") -> dict[str, Any]
         return _read(url, body)
     if status == httpx.codes.NOT_FOUND:
         raise Forgotten(refusal.message)
+    if status == httpx.codes.UNAUTHORIZED:
+        refusal.details["http_status"] = status
     raise refusal
 
 
@@ -94,6 +102,13 @@ def all_of(failures: Sequence[AllfoldError]) -> AllfoldError:
     return type(kind)("; ".join(each.message for each in failures), **kind.details)
 
 
+def hint(url: str, error: Exception) -> str:
+    """Return what may be wrong where one end speaks TLS and the other one does not."""
+    if url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
+        return " (if it speaks TLS, its URL begins with https:// and needs ALLFOLD_TLS_DIR)"
+    return ""
+
+
 class OrchestratorClient:
     """JSON over HTTP with one error seam: what comes out is data or an :class:`AllfoldError`.
 
@@ -104,12 +119,16 @@ class OrchestratorClient:
         url: the replica that is asked next: the one that has answered last.
     """
 
-    def __init__(self, urls: str, token: str) -> None:
+    def __init__(self, urls: str, credentials: Credentials) -> None:
         self.urls = [url.strip().rstrip("/") for url in urls.split(",")]
         self.url = self.urls[0]
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        tls = credentials.tls
         # A proxy of the environment is not meant for the services of one job.
-        self._http = httpx.AsyncClient(headers=headers, trust_env=False)
+        self._http = httpx.AsyncClient(
+            auth=credentials.tokens.sign,
+            verify=True if tls is None else tls.client,
+            trust_env=False,
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -150,6 +169,6 @@ class OrchestratorClient:
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise OrchestratorUnreachable(
-                f"the orchestrator at {url} does not answer: {reason}"
+                f"the orchestrator at {url} does not answer: {reason}{hint(url, error)}"
             ) from error
         return outcome(url, response.status_code, _json(response), f"{method} {path}")

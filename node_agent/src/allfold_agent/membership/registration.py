@@ -14,7 +14,12 @@ from pydantic import BaseModel, Field
 
 from allfold_agent.groups.group import Group
 from allfold_agent.membership.link_probe import Link, worse
-from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
+from allfold_agent.membership.orchestrator_client import (
+    Forgotten,
+    OrchestratorClient,
+    parsed,
+    refuses_token,
+)
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
 
 log = logging.getLogger(__name__)
@@ -86,6 +91,7 @@ class Registration:
         self._lease_seconds = 5.0
         self._is_known = False
         self._registered = asyncio.Event()
+        self._refused = asyncio.Event()  # waiting is of no use: somebody has to change the token
 
     # Readiness
 
@@ -98,13 +104,24 @@ class Registration:
         """Wait until the node is registered, and has a control link.
 
         Raises:
-            AllfoldError: it was not by the deadline (monotonic); says what hinders it.
+            AllfoldError: it was not by the deadline (monotonic), or the orchestrator refuses its
+                token; says what hinders it.
         """
+        registered = asyncio.ensure_future(self._registered.wait())
+        refused = asyncio.ensure_future(self._refused.wait())
+        left = max(0.0, deadline - monotonic())
         try:
-            await asyncio.wait_for(self._registered.wait(), max(0.0, deadline - monotonic()))
-        except TimeoutError:
-            cause = self._obstacle or ServiceError("there was no time left to wait")
-            raise self._because_of(cause, "could not register in time") from None
+            await asyncio.wait(
+                [registered, refused], timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            registered.cancel()
+            refused.cancel()
+        if self._registered.is_set():
+            return
+        cause = self._obstacle or ServiceError("there was no time left to wait")
+        late = "" if self._refused.is_set() else " in time"
+        raise self._because_of(cause, f"could not register{late}")
 
     def unanswered(self) -> AllfoldError:
         """Return the error of a request on the control link that has no answer in time."""
@@ -121,13 +138,22 @@ class Registration:
             log.info("the orchestrator at %s answers again", url)
         self._outage.clear()
         self._obstacle = None
+        self._refused.clear()
         self._registered.set()
 
     def hindered(self, obstacle: AllfoldError, bug: Exception | None = None) -> None:
         """Note that the orchestrator cannot be reached; a problem that lasts is logged once."""
+        if refuses_token(obstacle):
+            self._refused.set()
+        else:
+            self._refused.clear()
         if obstacle.message not in self._outage:
-            log.warning(
-                "new ranks cannot join for now, trying again: %s", obstacle.message, exc_info=bug
+            level = logging.ERROR if self._refused.is_set() else logging.WARNING
+            log.log(
+                level,
+                "new ranks cannot join for now, trying again: %s",
+                obstacle.message,
+                exc_info=bug,
             )
         self._outage.add(obstacle.message)
         self._obstacle = obstacle

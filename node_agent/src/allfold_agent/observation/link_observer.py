@@ -9,6 +9,7 @@ from typing import Any
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.tcp import sample, sending
+from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.diagnosis.links import LinkTrouble, LinkWatch, worst
 from allfold_core.incident import Cause, Effect, Incident, link_culprit
 from allfold_core.wire.peer_link import LinkMessageType
@@ -71,7 +72,7 @@ class LinkObserver:
     def _connections(self) -> Iterator[tuple[str, socket.socket]]:
         """Yield what sends to other machines, with the node at its other end."""
         for node, connected in sending(self._group):
-            if connected.family != socket.AF_UNIX:
+            if crosses_a_wire(connected):
                 yield node, connected
 
     def _report(self, node: str, trouble: LinkTrouble, wall: float) -> None:

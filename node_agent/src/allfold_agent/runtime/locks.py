@@ -52,6 +52,7 @@ ORDER = {
     "rank": "the messages that a rank's socket has not taken yet",
     "links": "the connections of links on their way to the reactor",
     "link": "the messages that a link's connection has not taken yet",
+    "tunnels": "the connections with TLS that one thread serves",
     "reactor": "the wake-up of the reactor, which may be closing",
     "lane": "the wake-up of the short lane's thread, which may be closing",
     "fence": "nothing: whoever takes it makes its stores visible to others",

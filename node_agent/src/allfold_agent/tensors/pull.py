@@ -16,6 +16,7 @@ from time import monotonic
 import h11
 import numpy as np
 
+from allfold_agent.http.transport import Transport
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.source import Source, SourceConnection
@@ -56,12 +57,12 @@ class Pull:
     def __init__(
         self,
         sources: Sequence[Source],
-        token: str | None,
+        transport: Transport,
         channel: socket.socket,
         window: memoryview,
         timeout: float,
     ) -> None:
-        self._token = token
+        self._transport = transport
         self._channel = channel
         self._window = window
         self._timeout = timeout
@@ -171,7 +172,7 @@ class Pull:
 
     def _converse(self, source: Source, *, waits: bool) -> None:
         """Fetch ranges over one connection until none is left."""
-        connection = SourceConnection(source, self._token, self._deadline)
+        connection = SourceConnection(source, self._transport, self._deadline)
         try:
             with self._lock:
                 self._connections.add(connection)

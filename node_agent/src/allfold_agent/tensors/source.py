@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import NoReturn
 
-from allfold_agent.http.client import ClientExchange, ResponseHead, connect_shortly, read_error
+from allfold_agent.http.client import ClientExchange, ResponseHead, read_error
+from allfold_agent.http.transport import Transport, shut_down
 from allfold_agent.http.wire import Headers, receive_into, send_views
 from allfold_agent.tensors.offers import LONGEST_WAIT, Description
 from allfold_agent.tensors.span import check_id, digest_header
@@ -43,12 +43,12 @@ class SourceConnection:
     an error that the agent answers with.
     """
 
-    def __init__(self, source: Source, token: str | None, deadline: float) -> None:
+    def __init__(self, source: Source, transport: Transport, deadline: float) -> None:
         self.source = source
-        self._token = token
+        self._transport = transport
         self._deadline = deadline
         connecting = min(deadline, monotonic() + STALL_SECONDS)
-        self._sock = connect_shortly(source.address, connecting)
+        self._sock = transport.connect_shortly(source.address, connecting)
 
     def describe(self, *, waits: bool) -> Description:
         """Ask for the form of the state.
@@ -99,7 +99,9 @@ class SourceConnection:
 
     def _ask(self, method: str, query: str, headers: Headers, seconds: float) -> ResponseHead:
         target = f"/v1/tensors/{check_id(self.source.state_id)}{query}"
-        exchange = ClientExchange(self.source.address, method, target, headers, self._token)
+        exchange = ClientExchange(
+            self.source.address, method, target, headers, self._transport.tokens
+        )
         deadline = min(self._deadline, monotonic() + seconds)
         send_views(self._sock, exchange.head, stall=STALL_SECONDS, deadline=deadline)
         return exchange.read_head(self._sock, deadline)
@@ -110,7 +112,7 @@ class SourceConnection:
     def interrupt(self) -> None:
         """Shut the connection down; a thread that waits for the source fails."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            shut_down(self._sock)
 
     def close(self) -> None:
         self._sock.close()

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
-from pydantic import SecretStr
 
 from allfold_orchestrator import __version__, background, wire
 from allfold_orchestrator.http import (
@@ -61,10 +60,12 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.plan_bodies = PlanBodies()
     app.state.links = ControlLinks(memory, app.state.orchestrator)
     app.state.sweeper = Sweeper(memory, app.state.orchestrator, app.state.links.doubt)
-    app.state.watch = Watch(app.state.orchestrator, _text(settings.token))
-    found = Metrics(memory, app.state.orchestrator, app.state.links, app.state.sweeper)
+    app.state.watch = Watch(app.state.orchestrator, settings.credentials)
+    links, sweeper, tls = app.state.links, app.state.sweeper, settings.credentials.tls
+    found = Metrics(memory, app.state.orchestrator, links, sweeper, tls)
     app.state.metrics = found
-    app.state.needs_token = settings.token is not None
+    tokens = settings.credentials.tokens
+    app.state.needs_token = bool(tokens)
     app.state.lease = wire.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )
@@ -72,23 +73,15 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.include_router(link_route.router)
     app.include_router(dashboard.router)
     # TokenGate has checked the token before; this puts the scheme into the document of the API.
-    scheme = [Security(BEARER)] if settings.token else []
+    scheme = [Security(BEARER)] if tokens else []
     app.include_router(api.router, dependencies=scheme)
     app.include_router(overview_routes.router, dependencies=scheme)
     app.include_router(metrics.router, dependencies=scheme)
     http_errors.install(app)
     app.add_middleware(request_limits.BodyLimit)
-    app.add_middleware(
-        request_limits.TokenGate,
-        token=_text(settings.token),
-        admin_token=_text(settings.admin_token),
-    )
+    app.add_middleware(request_limits.TokenGate, tokens=tokens, admins=settings.admins)
     app.add_middleware(CountRequests, times=found.requests)
     return app
-
-
-def _text(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
 
 
 @asynccontextmanager

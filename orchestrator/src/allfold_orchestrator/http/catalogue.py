@@ -11,6 +11,10 @@ BUILD = gauge(
     "python",
     "store",
 )
+CERTIFICATE_END = gauge(
+    "allfold_orchestrator_certificate_end_time_seconds",
+    "Time at which its certificate ends, in seconds since 1970; without TLS it has no series.",
+)
 STORE_UP = gauge(
     "allfold_orchestrator_store_up",
     "1 if the store answers and takes writes, else 0; then what is read from it has no series.",
@@ -95,6 +99,7 @@ INCIDENTS_TOTAL = counter(
 
 CATALOGUE = (
     BUILD,
+    CERTIFICATE_END,
     STORE_UP,
     STORE_SECONDS,
     STORE_FAILURES,

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from allfold_core.errors import ServiceError
 from allfold_core.incident import Cause, merged
 from allfold_core.metrics import Values
+from allfold_core.security.tls import TlsIdentity
 from allfold_core.survival.suspicion import RecentMaximum
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http import catalogue
@@ -57,8 +58,14 @@ class Metrics:
     """
 
     def __init__(
-        self, store: Store, orchestrator: Orchestrator, links: ControlLinks, sweeper: Sweeper
+        self,
+        store: Store,
+        orchestrator: Orchestrator,
+        links: ControlLinks,
+        sweeper: Sweeper,
+        tls: TlsIdentity | None,
     ) -> None:
+        self._tls = tls
         self.requests = RequestTimes()
         self._store = store
         self._orchestrator = orchestrator
@@ -106,6 +113,8 @@ class Metrics:
     def _look_at_process(self, values: Values) -> None:
         store = "embedded" if self._store.is_embedded else "redis"
         values.put(catalogue.BUILD, 1, __version__, platform.python_version(), store)
+        if self._tls is not None:
+            values.put(catalogue.CERTIFICATE_END, self._tls.expires)
         values.observe(catalogue.STORE_SECONDS, self._store.times.seconds)
         values.put(catalogue.STORE_FAILURES, self._store.times.failures)
         values.put(catalogue.LINKS, self._links.count)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError
+from allfold_core.security.tokens import Tokens
 from allfold_orchestrator.http.http_errors import answer
 from allfold_orchestrator.store.failures import Refusal
 
@@ -88,31 +88,29 @@ class TokenGate:
     """Refuse requests without a token, except on the paths of probes and for the dashboard's files.
 
     Args:
-        token: the join token; ``None`` admits everybody.
-        admin_token: marks the request as an administrator's, see :func:`require_admin`.
+        tokens: the join tokens; without any, everybody is admitted.
+        admins: the tokens that mark a request as an administrator's, see :func:`require_admin`.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, admin_token: str | None) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, admins: Tokens) -> None:
         self._app = app
-        self._token = None if token is None else token.encode()
-        self._admin_token = None if admin_token is None else admin_token.encode()
+        self._tokens = tokens
+        self._admins = admins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        brought = _bearer_token(scope)
-        is_admin = _is_equal(brought, self._admin_token)
+        brought = Headers(scope=scope).get("authorization", "")
+        is_admin = self._admins.accept(brought)
         scope.setdefault("state", {})["is_admin"] = is_admin
-        is_open = self._token is None or _is_open(scope["path"])
-        if is_open or is_admin or _is_equal(brought, self._token):
+        is_open = not self._tokens or _is_open(scope["path"])
+        if is_open or is_admin or self._tokens.accept(brought):
             await self._app(scope, receive, send)
-            return
-        if scope["type"] == "websocket":
-            await _refuse_link(receive, send)
             return
         response = answer(_no_token(scope), 401)
         response.headers["WWW-Authenticate"] = "Bearer"
+        # Of a WebSocket, too: its server can answer as to any request.
         await response(scope, receive, send)
 
 
@@ -129,22 +127,6 @@ def require_admin(request: Request) -> None:
             path=request.url.path,
         )
         raise Refusal(403, error)
-
-
-def _bearer_token(scope: Scope) -> bytes:
-    header: bytes = next((v for name, v in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, brought = header.partition(b" ")
-    return brought.strip() if scheme.lower() == b"bearer" else b""
-
-
-async def _refuse_link(receive: Receive, send: Send) -> None:
-    """Refuse a WebSocket before it is accepted, which the server answers with 403."""
-    await receive()
-    await send({"type": "websocket.close", "code": 1008, "reason": "the token is missing or wrong"})
-
-
-def _is_equal(brought: bytes, token: bytes | None) -> bool:
-    return token is not None and hmac.compare_digest(brought, token)
 
 
 def _no_token(scope: Scope) -> LocalError:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,9 @@ def web_sockets() -> dict[str, Any]:
     }
 
 
-def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bool:
+def serve(
+    app: FastAPI, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]
+) -> bool:
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
     config = uvicorn.Config(
         app,
@@ -106,6 +109,8 @@ def serve(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None]) -> bo
         **web_sockets(),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
+    config.load()
+    config.ssl = tls  # uvicorn's own options make a context that keeps its first files
 
     def on_stop() -> None:
         app.state.store.notifications.stop()

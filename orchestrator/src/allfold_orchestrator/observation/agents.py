@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
+from allfold_core.security.credentials import Credentials
 from allfold_orchestrator.observation.answers import Flight, Status
 
 ANSWER_SECONDS = 1.0
@@ -46,13 +47,14 @@ class _Failed(Exception):
 
 
 class Agents:
-    """Asks the agents' control ports, with the join token."""
+    """Asks the agents' control ports, with the join token and the certificate."""
 
-    def __init__(self, token: str | None) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    def __init__(self, credentials: Credentials) -> None:
+        tls = credentials.tls
         # trust_env: a proxy of the environment is for the internet, not for nodes.
         self._http = httpx.AsyncClient(
-            headers=headers,
+            auth=credentials.tokens.sign,
+            verify=True if tls is None else tls.client,
             timeout=ANSWER_SECONDS,
             trust_env=False,
             limits=httpx.Limits(max_connections=2 * AT_ONCE, keepalive_expiry=5.0),

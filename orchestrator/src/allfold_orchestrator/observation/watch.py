@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from allfold_core.errors import LocalError, ServiceError
+from allfold_core.security.credentials import Credentials
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
 from allfold_orchestrator.observation.overview import Facts, Picture, picture
 from allfold_orchestrator.observation.series import Series
@@ -37,9 +38,9 @@ class Watch:
     agents answer, who keep the history themselves.
     """
 
-    def __init__(self, orchestrator: Orchestrator, token: str | None) -> None:
+    def __init__(self, orchestrator: Orchestrator, credentials: Credentials) -> None:
         self._orchestrator = orchestrator
-        self._token = token
+        self._credentials = credentials
         self._agents: Agents | None = None
         self._series = Series()
         self._picture: Picture | None = None
@@ -106,7 +107,7 @@ class Watch:
 
     async def _take(self) -> Picture:
         if self._agents is None:
-            self._agents = Agents(self._token)
+            self._agents = Agents(self._credentials)
         nodes, groups, incidents = await asyncio.gather(
             self._orchestrator.nodes("", MAX_PAGE),
             self._orchestrator.groups("", MAX_PAGE),

@@ -23,6 +23,7 @@ from allfold.cli._config.setting import (
 from allfold_core.errors import InvalidArgument
 from allfold_core.plan import OnLoss
 from allfold_core.schedules.registry import parse_overrides
+from allfold_core.security.tls import DEFAULT_NAME
 from allfold_core.wire.local_wire import default_socket
 
 
@@ -104,9 +105,14 @@ def known() -> list[Known]:
         Known("cli", "ALLFOLD_TOKEN", "", None, "the join token", secret=True),
         Known(
             "cli", "ALLFOLD_TOKEN_FILE", "", None,
-            "a file with the join token, for commands; in the images for services, too",
+            "a file with the join token, where there is no ALLFOLD_TOKEN",
         ),
         Known("cli", "ALLFOLD_ADMIN_TOKEN", "", None, "the token of operators", secret=True),
+        Known(
+            "cli", "ALLFOLD_TLS_DIR", "", None,
+            "a folder with tls.crt, tls.key and ca.crt, for URLs of https",
+        ),
+        Known("cli", "ALLFOLD_TLS_NAME", "", DEFAULT_NAME, "the name in services' certificates"),
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 from allfold.cli._doctor.findings import Finding, fail, ok, warn
+from allfold.cli._http import tls_context
 
 _SECONDS = 3.0
 _SOON_DAYS = 14
@@ -28,7 +29,7 @@ def check_certificates(urls: Iterable[str]) -> Iterator[Finding]:
 def _check(url: str) -> Finding:
     parts = urlsplit(url)
     host, check = parts.hostname or "", "certificates"
-    context = ssl.create_default_context()
+    context = tls_context()
     try:
         with (
             socket.create_connection((host, parts.port or 443), _SECONDS) as plain,
@@ -38,11 +39,12 @@ def _check(url: str) -> Finding:
     except ssl.SSLCertVerificationError as error:
         advice = (
             "renew it if it has expired, use the name that it is for, or have its CA trusted: "
-            "SSL_CERT_FILE names a file with certificates of CAs"
+            "ALLFOLD_TLS_DIR names a folder with our certificate and that of the CA; for a proxy in "
+            "front of a service, SSL_CERT_FILE names a file with certificates of CAs"
         )
         return fail(check, url, f"the certificate is not valid: {error.verify_message}", advice)
     except OSError as error:
-        advice = "see that TLS is spoken there; for a service of Allfold itself write http://"
+        advice = "see that ALLFOLD_TLS_DIR is set there and here, or write http://"
         return fail(check, url, f"no TLS connection: {error}", advice)
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY
     if days < _SOON_DAYS:

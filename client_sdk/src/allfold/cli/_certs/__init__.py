@@ -1,0 +1,1 @@
+"""``allfold certs``: certificates for a deployment."""

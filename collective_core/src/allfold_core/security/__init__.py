@@ -1,0 +1,1 @@
+"""Who may talk to whom: join tokens and certificates, read again when their files change."""

@@ -1,0 +1,175 @@
+"""The certificate of a service: files that fit together, or an error that says what does not."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allfold_core.errors import InvalidArgument
+from allfold_core.security.tls import TlsIdentity, identity
+from tests.support.credentials import certificates
+
+DAY = 24 * 3600
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
+    """Return the server's end of a connection in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = client.wrap_bio(to_client, to_server, server_hostname="10.0.0.1")
+    called = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (caller, called, caller, called):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    called.getpeercert()  # raises unless the handshake is done
+    return called
+
+
+def holder(connected: ssl.SSLObject) -> str:
+    """Return the name in the certificate of the other end."""
+    shown: Any = connected.getpeercert()
+    ((_, name),) = shown["subject"][0]
+    return str(name)
+
+
+def test_two_certificates_of_one_authority_accept_each_other(tmp_path: Path) -> None:
+    certificates(tmp_path, "a", "b")
+    one, other = (TlsIdentity(str(tmp_path / each)) for each in "ab")
+    connected = shake_hands(one.client, other.server)
+    assert connected.version() == "TLSv1.3"
+    assert holder(connected) == "a"
+
+
+def test_a_certificate_of_another_authority_is_refused_by_both_ends(tmp_path: Path) -> None:
+    certificates(tmp_path / "ours", "a")
+    certificates(tmp_path / "theirs", "b")
+    one = TlsIdentity(str(tmp_path / "ours" / "a"))
+    other = TlsIdentity(str(tmp_path / "theirs" / "b"))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(one.client, other.server)
+    # The one that is called looks, too: with a client that trusts everybody.
+    careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
+    folder = tmp_path / "theirs" / "b"
+    careless.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(careless, one.server)
+
+
+def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    certificates(tmp_path, "a")
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        shake_hands(anybody, TlsIdentity(str(tmp_path / "a")).server)
+
+
+def test_older_versions_of_tls_are_refused(tmp_path: Path) -> None:
+    certificates(tmp_path, "a")
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
+        shake_hands(old, TlsIdentity(str(tmp_path / "a")).server)
+
+
+def test_a_clients_certificate_serves_nobody_but_opens_every_port(tmp_path: Path) -> None:
+    made = certificates(tmp_path, "a")
+    made.issue_client("me", 1)
+    mine = TlsIdentity(str(tmp_path / "me"), serves=False)
+    shake_hands(mine.client, TlsIdentity(str(tmp_path / "a")).server)
+    with pytest.raises(InvalidArgument, match="purpose"):
+        TlsIdentity(str(tmp_path / "me"))
+
+
+def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path: Path) -> None:
+    made = certificates(tmp_path, "a")
+    found = TlsIdentity(str(tmp_path / "a"))
+    client, server, before = found.client, found.server, found.expires
+    made.issue("a", [], "allfold", 30)
+    assert found.expires > before + 28 * DAY
+    assert holder(shake_hands(client, server)) == "a"
+
+
+def test_an_authority_is_changed_in_three_steps_without_a_moment_of_refusal(
+    tmp_path: Path,
+) -> None:
+    made = certificates(tmp_path, "a", "b")
+    one, other = (TlsIdentity(str(tmp_path / each)) for each in "ab")
+
+    def all_accept_each_other() -> None:
+        for client, server in ((one.client, other.server), (other.client, one.server)):
+            shake_hands(client, server)
+
+    shutil.copytree(tmp_path / "a", tmp_path / "old")
+    made.add_authority()
+    all_accept_each_other()
+    made.issue("a", [], "allfold", 1)  # one of them is first
+    all_accept_each_other()
+    made.issue("b", [], "allfold", 1)
+    all_accept_each_other()
+    made.forget_old_authorities()
+    all_accept_each_other()
+    forgotten = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    forgotten.check_hostname, forgotten.verify_mode = False, ssl.CERT_NONE
+    forgotten.load_cert_chain(tmp_path / "old" / "tls.crt", tmp_path / "old" / "tls.key")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(forgotten, one.server)
+
+
+def test_a_key_that_is_changed_before_its_certificate_leaves_the_old_pair_in_force(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates(tmp_path, "a", "b")
+    found = TlsIdentity(str(tmp_path / "a"))
+    (tmp_path / "a" / "tls.key").write_bytes((tmp_path / "b" / "tls.key").read_bytes())
+    with caplog.at_level(logging.WARNING):
+        shake_hands(found.client, found.server)
+    assert "the old one stays in force" in caplog.text
+    (tmp_path / "a" / "tls.crt").write_bytes((tmp_path / "b" / "tls.crt").read_bytes())
+    connected = shake_hands(found.client, found.server)
+    assert holder(connected) == "b"
+
+
+def without(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+
+
+def with_scrap(name: str, folder: Path) -> None:
+    (folder / name).write_text("scrap")
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize("spoil", [without, with_scrap])
+def test_a_file_that_is_not_there_or_not_pem_is_named(
+    tmp_path: Path, spoil: object, name: str
+) -> None:
+    certificates(tmp_path, "a")
+    spoil(name, tmp_path / "a")  # type: ignore[operator]
+    with pytest.raises(InvalidArgument) as caught:
+        TlsIdentity(str(tmp_path / "a"))
+    assert str(tmp_path / "a" / name) in caught.value.message
+
+
+def test_files_that_do_not_fit_together_say_so(tmp_path: Path) -> None:
+    certificates(tmp_path / "1", "a")
+    certificates(tmp_path / "2", "b")
+    a, b = tmp_path / "1" / "a", tmp_path / "2" / "b"
+    with pytest.raises(InvalidArgument, match=r"ALLFOLD_TLS_NAME"):
+        TlsIdentity(str(a), "other")
+    shutil.copy(b / "ca.crt", a / "ca.crt")
+    with pytest.raises(InvalidArgument, match=r"tls\.crt is not signed by an authority in ca\.crt"):
+        TlsIdentity(str(a))
+    shutil.copy(b / "tls.key", a / "tls.key")
+    with pytest.raises(InvalidArgument, match=r"is not the key of"):
+        TlsIdentity(str(a))
+
+
+def test_without_a_folder_there_is_no_tls() -> None:
+    assert identity("", "") is None

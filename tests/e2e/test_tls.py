@@ -1,0 +1,336 @@
+"""A whole Allfold with TLS: jobs run, certificates and tokens change under them, others are out."""
+
+from __future__ import annotations
+
+import http.client
+import inspect
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi import FastAPI
+
+from allfold.cli._certs.folder import CertificateFolder
+from allfold.cli._stack import LocalStack
+from allfold_agent.agent import Agent
+from allfold_agent.control.app import make_app
+from allfold_agent.data_port import DataPort
+from allfold_agent.settings import AgentSettings
+from allfold_core.security.tls import TlsIdentity
+from allfold_core.security.tokens import Tokens
+from allfold_orchestrator.http.app import create_app
+from allfold_orchestrator.settings import Settings
+from tests.support.credentials import certificates
+from tests.support.processes.services import ROOT
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 60.0
+# All-reduces until it is told to end by a file; then it opens one more group.
+RANK = """
+import pathlib, sys, time
+import numpy as np
+import allfold
+until, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+group = allfold.init(rank=rank, world_size=2, timeout=30.0)
+ops, ends = 0, np.zeros(1, np.int64)
+while not ends[0]:
+    for size in (8, 300_000):
+        values = np.full(size, rank + 1, np.int32)
+        group.all_reduce(values)
+        assert (values == 3).all()
+        ops += 1
+    ends[0] = until.exists()
+    group.all_reduce(ends, "max")
+    if ops == 2:
+        print("began", flush=True)
+    time.sleep(0.01)
+group.shutdown()
+group = allfold.init(rank=rank, world_size=2, group="again", timeout=30.0)
+values = np.ones(4)
+group.all_reduce(values)
+assert (values == 2).all()
+group.shutdown()
+print("all well", flush=True)
+"""
+
+
+class Job:
+    """Two ranks, one on each node of a stack."""
+
+    def __init__(self, stack: LocalStack, until: Path) -> None:
+        self._until = until
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(until), str(rank)],
+                env=os.environ | stack.environment(rank),
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        assert self.ranks[0].stdout is not None
+        self.first = self.ranks[0].stdout.readline()
+        assert self.first == "began\n", self.first + self.ranks[0].communicate(timeout=SECONDS)[0]
+
+    def end(self) -> None:
+        """Have the ranks end, and check that all went well."""
+        assert all(rank.poll() is None for rank in self.ranks), self.kill()
+        self._until.touch()
+        for rank in self.ranks:
+            out, _ = rank.communicate(timeout=SECONDS)
+            assert out.endswith("all well\n"), out
+            assert rank.returncode == 0
+
+    def kill(self) -> list[str]:
+        """End the ranks in any case; what they said."""
+        for rank in self.ranks:
+            rank.kill()
+        return [rank.communicate(timeout=SECONDS)[0] for rank in self.ranks]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
+    made = certificates(tmp_path_factory.mktemp("certs"), "node")
+    made.issue_client("operator", 90)
+    return made
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with the token of the stack."""
+    file = tmp_path_factory.mktemp("token") / "token"
+    file.write_text("first")
+    return file
+
+
+@pytest.fixture(scope="module")
+def stack(folder: CertificateFolder, token: Path) -> Iterator[LocalStack]:
+    """An orchestrator and two nodes with TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ALLFOLD_TOKEN", raising=False)
+        patch.setenv("ALLFOLD_TOKEN_FILE", str(token))
+        patch.setenv("ALLFOLD_TLS_DIR", str(folder.path / "node"))
+        stack = LocalStack(2)
+        stack.__enter__()
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+def allfold(stack: LocalStack, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as an operator would on another machine."""
+    env = os.environ | {"ALLFOLD_ORCHESTRATOR_URL": stack.orchestrator_url} | variables
+    command = [sys.executable, "-m", "allfold.cli", *words]
+    return subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+# What anybody with a certificate may ask without the token: that a service lives, and the page
+# that then asks for the token.
+OPEN = {"/", "/healthz", "/readyz", "/version", "/dashboard/{name}"}
+DATA_PORT = [
+    "/v1/groups/g/openings/1/edges/0/1",
+    "/v1/groups/g/openings/1/ops/0/results/0",
+    "/v1/link",
+    "/v1/probe",
+    "/v1/tensors/x",
+    "/anything",
+]
+
+
+def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Every method and path of a service; of WebSockets it is the request that opens them."""
+    for route in _leaves(app.routes):
+        for method in sorted(getattr(route, "methods", None) or {"GET"}):
+            yield method, route.path
+
+
+def _leaves(some: Sequence[Any]) -> Iterator[Any]:
+    for route in some:
+        router = getattr(route, "original_router", route)  # of those that an application includes
+        inner = getattr(router, "routes", None)
+        yield from _leaves(inner) if inner else [route]
+
+
+def doors(stack: LocalStack) -> Iterator[tuple[str, str, str]]:
+    """Every address, method and path of a stack."""
+    orchestrator, node = urlsplit(stack.orchestrator_url).netloc, stack.nodes[0]
+    for method, path in routes(create_app(Settings())):
+        yield orchestrator, method, path
+    agent = SimpleNamespace(settings=AgentSettings())
+    for method, path in routes(make_app(cast(Agent, agent))):
+        yield urlsplit(node.control_url).netloc, method, path
+    for path in DATA_PORT:
+        for method in ("GET", "DELETE"):
+            yield node.data_address, method, path
+
+
+def status(
+    address: str, method: str, path: str, context: ssl.SSLContext | None, token: str = ""
+) -> int:
+    """Return the status of the answer to a request."""
+    kind = partial(http.client.HTTPSConnection, context=context)
+    connection = kind(address, timeout=SECONDS) if context else plain(address)
+    try:
+        connection.request(method, path, headers=Tokens(token).headers())
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def plain(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address, timeout=SECONDS)
+
+
+def test_every_door_of_every_port_is_closed_without_the_token(
+    stack: LocalStack, folder: CertificateFolder
+) -> None:
+    mine = TlsIdentity(str(folder.path / "operator"), serves=False).client
+    seen = 0
+    for address, method, path in doors(stack):
+        concrete = re.sub(r"\{.*?\}", "x", path)
+        for wrong in ("", "guess"):
+            got = status(address, method, concrete, mine, wrong)
+            if path in OPEN:
+                assert got != 401, (method, path)
+            else:
+                assert got == 401, (address, method, path, got)
+                seen += 1
+        if path == "/v1/facts":
+            assert status(address, method, concrete, mine, "first") == 200
+    assert seen > 60
+
+
+@pytest.mark.parametrize("kind", ["no certificate", "another authority's", "no TLS"])
+def test_every_door_of_every_port_is_closed_without_the_certificate(
+    stack: LocalStack, tmp_path: Path, kind: str
+) -> None:
+    certificates(tmp_path, "me")
+    context: ssl.SSLContext | None = None
+    if kind != "no TLS":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if context is not None and kind != "no certificate":
+        context.load_cert_chain(tmp_path / "me" / "tls.crt", tmp_path / "me" / "tls.key")
+    for address, method, path in doors(stack):
+        concrete = re.sub(r"\{.*?\}", "x", path)
+        if (address, method, context) == (stack.nodes[0].data_address, "GET", None):
+            assert status(address, method, concrete, None, "first") == 400  # use TLS, it says
+        else:
+            with pytest.raises((OSError, http.client.HTTPException)):
+                status(address, method, concrete, context, "first")
+
+
+def test_the_list_of_doors_has_every_route_of_the_data_port() -> None:
+    assert inspect.getsource(DataPort._route).count("case ") == len(DATA_PORT)
+
+
+@pytest.mark.parametrize("kind", ["none", "another authority's", "plain"])
+def test_a_command_without_the_right_certificate_learns_nothing_and_is_told_why(
+    stack: LocalStack, tmp_path: Path, kind: str
+) -> None:
+    certificates(tmp_path / "strange", "me")
+    url = stack.orchestrator_url
+    variables = {
+        "none": {},
+        "another authority's": {"ALLFOLD_TLS_DIR": str(tmp_path / "strange" / "me")},
+        "plain": {"ALLFOLD_ORCHESTRATOR_URL": url.replace("https:", "http:")},
+    }[kind]
+    expected = {
+        "none": "not accepted",
+        "another authority's": "certificates of one authority",
+        "plain": "write https:// and set ALLFOLD_TLS_DIR",
+    }[kind]
+    shown = allfold(stack, "status", **variables, ALLFOLD_TOKEN="first")
+    assert shown.returncode == 3
+    assert expected in shown.stdout + shown.stderr
+    assert "node1" not in shown.stdout
+
+
+def test_the_doctor_finds_certificates_in_order(
+    stack: LocalStack, folder: CertificateFolder
+) -> None:
+    operator = {"ALLFOLD_TLS_DIR": str(folder.path / "operator"), "ALLFOLD_TOKEN": "first"}
+    shown = allfold(stack, "doctor", **operator, ALLFOLD_SOCKET=stack.nodes[0].socket)
+    assert "the certificate is valid for" in shown.stdout, shown.stdout + shown.stderr
+    assert "FAIL" not in shown.stdout.upper().replace("FAILED 0", "")
+
+
+def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
+    stack: LocalStack, folder: CertificateFolder, tmp_path: Path
+) -> None:
+    env = os.environ | {
+        "ALLFOLD_TLS_DIR": str(folder.path / "node"),
+        "ALLFOLD_ORCHESTRATOR_URL": stack.orchestrator_url,
+        "ALLFOLD_TOKEN": "wrong",
+        "ALLFOLD_AGENT_NAME": "stranger",
+        "ALLFOLD_SOCKET": str(tmp_path / "s.sock"),
+        "ALLFOLD_AGENT_CONTROL_LISTEN": "127.0.0.1:0",
+        "ALLFOLD_AGENT_DATA_LISTEN": "127.0.0.1:0",
+    }
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [sys.executable, "-m", "allfold_agent"], env=env, cwd=ROOT, stdout=file, stderr=file
+        ) as agent,
+    ):
+        try:
+            wait_until(lambda: "ERROR" in log.read_text(), "the log has an error", SECONDS)
+            rank = "import allfold; allfold.init(rank=0, world_size=1, init_timeout=600.0)"
+            ended = subprocess.run(
+                [sys.executable, "-c", rank],
+                env=env,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        finally:
+            agent.terminate()
+            agent.wait(SECONDS)
+    assert ended.returncode != 0
+    assert "ALLFOLD_TOKEN" in ended.stderr
+    assert "could not register" in ended.stderr
+
+
+def test_certificates_their_authority_and_the_token_change_while_a_job_runs(
+    stack: LocalStack, folder: CertificateFolder, token: Path, tmp_path: Path
+) -> None:
+    job = Job(stack, tmp_path / "until")
+    try:
+        folder.add_authority()
+        folder.issue("node", [], "allfold", 30)
+        folder.issue_client("operator", 30)
+        folder.forget_old_authorities()
+        operator = {"ALLFOLD_TLS_DIR": str(folder.path / "operator")}
+        for content, accepted in (("first,second", "first"), ("second,first", "second")):
+            token.write_text(content)
+            shown = allfold(stack, "status", **operator, ALLFOLD_TOKEN=accepted)
+            assert shown.returncode == 0, shown.stderr
+            assert "node1" in shown.stdout
+        token.write_text("second")
+        shown = allfold(stack, "status", **operator, ALLFOLD_TOKEN="first")
+        assert shown.returncode == 1
+        assert "token" in shown.stderr
+        job.end()
+    finally:
+        job.kill()
+    for log in stack.folder.glob("*.log"):
+        assert "Traceback" not in log.read_text()

@@ -1,0 +1,153 @@
+"""Connections with TLS as plain sockets: every byte arrives, and so do ends; nothing is left."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from allfold_agent.http.transport import Transport
+from allfold_agent.runtime.tunnels import PlainEnd, crosses_a_wire
+from tests.support.credentials import certificates, with_tls
+from tests.support.waiting import wait_until
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[Transport]:
+    certificates(tmp_path, "a")
+    made = Transport(with_tls(tmp_path / "a"), threads=2)
+    yield made
+    made.close()
+
+
+@contextmanager
+def tunnel(transport: Transport) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two plain ends with TLS over TCP between them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        dialled = pool.submit(transport.connect, address, monotonic() + SECONDS)
+        accepted = transport.accepted(listener.accept()[0])
+        transport.greet(accepted, monotonic() + SECONDS)
+        ends = transport.plain(dialled.result()), transport.plain(accepted)
+    for end in ends:
+        end.settimeout(SECONDS)
+    with ends[0], ends[1]:
+        yield ends
+
+
+def received(end: socket.socket) -> bytes:
+    """Everything until the end."""
+    got = bytearray()
+    while data := end.recv(1 << 20):
+        got += data
+    return bytes(got)
+
+
+def read_exactly(end: socket.socket, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size and (data := end.recv(size - len(got))):
+        got += data
+    return bytes(got)
+
+
+def test_bytes_of_all_sizes_arrive_in_order_in_both_directions(transport: Transport) -> None:
+    random.seed(7)
+    sizes = [1, 2, 16383, 16384, 16385, 100_000, 1 << 20, 3, 5 << 20, 1]
+    pieces = [random.randbytes(size) for size in sizes]
+    with tunnel(transport) as ends, ThreadPoolExecutor(4) as pool:
+
+        def send(end: socket.socket) -> None:
+            for piece in pieces:
+                end.sendall(piece)
+
+        sending = [pool.submit(send, end) for end in ends]
+        for got in pool.map(lambda end: read_exactly(end, sum(sizes)), ends):
+            assert got == b"".join(pieces)
+        for each in sending:
+            each.result(SECONDS)
+
+
+def test_a_reader_that_is_slow_makes_the_writer_wait(transport: Transport) -> None:
+    with tunnel(transport) as (one, other):
+        one.setblocking(False)
+        sent = 0
+        stuck = monotonic() + 1.0
+        while monotonic() < stuck:
+            try:
+                sent += one.send(bytes(1 << 20))
+                stuck = monotonic() + 1.0
+            except BlockingIOError:
+                continue
+            assert sent < 256 << 20, "nothing ever held the writer up"
+        one.setblocking(True)
+        one.settimeout(SECONDS)
+        one.shutdown(socket.SHUT_WR)
+        assert len(received(other)) == sent
+
+
+def test_what_was_written_arrives_though_its_writer_has_closed(transport: Transport) -> None:
+    with tunnel(transport) as (one, other):
+        one.sendall(b"x" * 300_000)
+        one.close()
+        assert received(other) == b"x" * 300_000
+
+
+def test_a_connection_that_is_reset_ends_on_both_sides(transport: Transport) -> None:
+    with tunnel(transport) as (one, other):
+        assert isinstance(one, PlainEnd)
+        linger = struct.pack("ii", 1, 0)  # a reset, instead of an orderly end
+        socket.socket.setsockopt(one.wire, socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        one.close()
+        assert received(other) == b""
+
+
+def test_nothing_is_left_of_a_tunnel_that_has_ended(transport: Transport) -> None:
+    wires = []
+    for _ in range(3):
+        with tunnel(transport) as ends:
+            assert isinstance(ends[0], PlainEnd)
+            wires.append(ends[0].wire)
+            ends[0].sendall(b"unread")
+    wait_until(lambda: all(wire.fileno() == -1 for wire in wires), "the connections to be closed")
+
+
+def test_an_end_crosses_a_wire_and_has_the_counters_of_its_connection(
+    transport: Transport,
+) -> None:
+    with tunnel(transport) as (one, other):
+        one.sendall(bytes(100_000))
+        while len(other.recv(1 << 20, socket.MSG_PEEK)) < 1:
+            continue
+        assert crosses_a_wire(one)
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        assert struct.unpack_from("=I", info, 156)[0] > 0  # segments with data
+    plain, pair = socket.socketpair()
+    with plain, pair:
+        assert not crosses_a_wire(plain)
+
+
+def test_the_last_words_before_the_end_of_an_agent_arrive(tmp_path: Path) -> None:
+    certificates(tmp_path, "a")
+    ending, staying = (Transport(with_tls(tmp_path / "a")) for _ in range(2))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        dialled = pool.submit(ending.connect, address, monotonic() + SECONDS)
+        accepted = staying.accepted(listener.accept()[0])
+        staying.greet(accepted, monotonic() + SECONDS)
+        one, other = ending.plain(dialled.result()), staying.plain(accepted)
+    other.settimeout(SECONDS)
+    with one, other:
+        one.sendall(b"goodbye" * 10_000)
+        one.close()
+        ending.close()
+        assert received(other) == b"goodbye" * 10_000
+    staying.close()
