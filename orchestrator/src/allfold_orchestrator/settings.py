@@ -12,7 +12,7 @@ from typing import Self, get_args
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from allfold_orchestrator.logs import LogFormat, LogLevel
+from allfold_core.logs import LogFormat, LogLevel
 from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.store.redis_client import EMBEDDED
 
@@ -60,7 +60,10 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="bytes per second in one direction (default: as agents measure it)",
     )
-    log_format: LogFormat = Field(default="json", description="text, or json: one object per line")
+    log_format: LogFormat = Field(
+        default="auto",
+        description="text, json (one object per line), or auto: text on a terminal, else json",
+    )
     log_level: LogLevel = Field(
         default="INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL"
     )
