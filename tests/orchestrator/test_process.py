@@ -191,13 +191,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["--redis-url", "localhost:6379"],
-            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss:// or "
-            "unix:// URL, got 'localhost:6379'",
+            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss://, "
+            "unix:// or redis+sentinel:// URL, got 'localhost:6379'",
         ),
         (
             ["--redis-url", "me:hush@localhost:6379"],
-            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss:// or "
-            "unix:// URL, got one with a password, which is not shown",
+            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss://, "
+            "unix:// or redis+sentinel:// URL, got one with a password, which is not shown",
         ),
         (
             ["--lease-seconds", "0"],

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from allfold_core.logs import LogFormat, LogLevel
 from allfold_orchestrator.membership.group_state import LinkSettings
+from allfold_orchestrator.store import sentinel
 from allfold_orchestrator.store.redis_client import EMBEDDED
 
 PREFIX = "ALLFOLD_"
@@ -29,7 +30,8 @@ class Settings(BaseSettings):
     )
     redis_url: str = Field(
         default=EMBEDDED,
-        description="redis://host:port/db, or 'embedded': a store that ends with the process",
+        description="redis://host:port/db, redis+sentinel://host:port,host:port/master/db, or "
+        "'embedded': a store that ends with the process",
     )
     token: SecretStr | None = Field(
         default=None,
@@ -77,11 +79,14 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _is_store(cls, value: str) -> str:
-        if value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
+        if value.startswith(sentinel.SCHEMES):
+            sentinel.parse(value)
+        elif value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
             has_password = "@" in value or "password=" in value
             got = "one with a password, which is not shown" if has_password else repr(value)
             raise ValueError(
-                f"must be 'embedded' or a redis://, rediss:// or unix:// URL, got {got}"
+                "must be 'embedded' or a redis://, rediss://, unix:// or redis+sentinel:// URL, "
+                f"got {got}"
             )
         return value
 
