@@ -44,6 +44,12 @@ class LaunchSpec:
         first = self.first_node * self.per_node
         return range(first, first + len(self.nodes) * self.per_node)
 
+    def place(self, rank: int) -> str:
+        """Return where a rank runs, in words: ``node 1``, with its machine where there are more."""
+        node = f"node {rank // self.per_node}"
+        is_whole = self.total_nodes == len(self.nodes)
+        return node if is_whole else f"{node}, machine {socket.gethostname()}"
+
     def environment(self, rank: int) -> dict[str, str]:
         """Return a rank's own variables, beside those that all share: torchrun's and ours."""
         node, local_rank = divmod(rank, self.per_node)
@@ -79,6 +85,7 @@ def common_environment(
             f"OMP_NUM_THREADS is not set: each rank gets {threads}, so that the {len(spec.ranks)} "
             "ranks share this machine's cores; set it to choose for yourself"
         )
+    ours.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code tells the line of Python
     if spec.total_nodes == len(spec.nodes) and "MASTER_ADDR" not in ours:
         # Scripts that call torch.distributed as well meet there.
         ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

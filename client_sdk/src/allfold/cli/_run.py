@@ -42,6 +42,9 @@ from allfold_core.verdict import counted
 )
 @click.option("--quiet-others", is_flag=True, help="Show the output of rank 0 only.")
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] in front of lines.")
+@click.option(
+    "--all-tracebacks", is_flag=True, help="Fold none, also where another rank is the cause."
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -58,6 +61,7 @@ def run(
     max_restarts: int,
     quiet_others: bool,
     no_prefix: bool,
+    all_tracebacks: bool,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -78,6 +82,10 @@ def run(
     After a first failure the others have --grace seconds to end by themselves; then comes SIGTERM
     and, as long again, SIGKILL. With --keep-going it is 0 if any rank ends well.
 
+    At the end, a summary names the rank that failed first, its error, and what became of the
+    others. A traceback whose cause is another rank, or that another rank has written already, is
+    folded to one line.
+
     With --max-restarts a rank that fails, or is killed, is started again alone, while the others go
     on: for scripts whose group is elastic (init(min_world=, max_world=)), which it then rejoins. As
     under torchrun, N counts the restarts of all ranks of this launcher together. One that fails
@@ -96,7 +104,9 @@ def run(
     group = group_name(group or make_group_name())
     world_size = (nnodes or count) * nproc_per_node
     GroupSettings.resolve(world_size)  # refuses what the ranks' init would refuse
-    policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going, max_restarts)
+    policy = Policy(
+        grace, timeout, quiet_others, not no_prefix, keep_going, max_restarts, all_tracebacks
+    )
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
         stack = None
