@@ -60,5 +60,10 @@ def test_sigkill_and_crashes_have_advice_of_their_own() -> None:
     assert "PYTHONFAULTHANDLER" not in "".join(Failures([known]).summary([], []))
 
 
+def test_torch_s_own_words_for_a_missing_master_come_with_what_to_do() -> None:
+    text = "ValueError: environment variable MASTER_ADDR expected, but not set"
+    assert "--master-addr HOST" in Failures([replace(ERROR, error=text)]).summary([], [])[-1]
+
+
 def test_a_run_without_failures_has_no_summary() -> None:
     assert Failures().summary([0, 1], ["look there"]) == []

@@ -94,6 +94,11 @@ class Failures:
 
 
 def _advice(cause: Failure) -> Iterator[str]:
+    if "MASTER_ADDR expected" in cause.error:
+        yield (
+            "torch.distributed needs to know where rank 0 is: give --master-addr HOST to all "
+            "launchers, or set MASTER_ADDR and MASTER_PORT"
+        )
     if cause.killed_by == signal.SIGKILL:
         yield (
             "SIGKILL is what the kernel sends where memory is short; look at dmesg, and at the "

@@ -28,6 +28,14 @@ from allfold_core.verdict import counted
 @click.option("--agent", "agents", multiple=True, metavar="SOCKET", help="Use a running agent.")
 @click.option("--nnodes", type=click.IntRange(1), help="Machines that share the job.")
 @click.option("--node-rank", type=click.IntRange(0), help="Which of them this is.")
+@click.option("--master-addr", metavar="HOST", help="For torch: the machine of rank 0.")
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65535),
+    default=29500,
+    show_default=True,
+    help="For torch: a free port of it.",
+)
 @click.option("--group", envvar="ALLFOLD_GROUP", help="The ranks' group.  [one for this run]")
 @click.option("--timeout", type=Seconds(positive=True), metavar="S", help="End the run after S.")
 @click.option("--grace", type=Seconds(), default=5.0, show_default=True, metavar="S")
@@ -54,6 +62,8 @@ def run(
     agents: tuple[str, ...],
     nnodes: int | None,
     node_rank: int | None,
+    master_addr: str | None,
+    master_port: int,
     group: str | None,
     timeout: float | None,
     grace: float,
@@ -72,8 +82,9 @@ def run(
     with --nodes they are started in any case. With --agent the ranks use that agent; it may be
     given several times, once per node of this machine. Where several machines share a job, each
     runs this command with its own agent and --node-rank, and all with the same --nnodes and
-    --group. An agent that does not listen within 5 s, or ALLFOLD_INIT_TIMEOUT, ends the run with
-    status 3.
+    --group; for torch.distributed also with --master-addr, the machine of rank 0 as the others
+    reach it, where MASTER_ADDR and MASTER_PORT are not set. An agent that does not listen within 5
+    s, or ALLFOLD_INIT_TIMEOUT, ends the run with status 3.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as under
     torchrun, and ALLFOLD_SOCKET, ALLFOLD_GROUP and ALLFOLD_TOKEN.
@@ -123,6 +134,7 @@ def run(
             group=group,
             first_node=first_node,
             total_nodes=nnodes or count,
+            master=(master_addr, master_port) if master_addr else None,
         )
         env, notes = common_environment(os.environ, spec)
         for note in notes:
