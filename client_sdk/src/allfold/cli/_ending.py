@@ -50,8 +50,9 @@ class Ending:
         if self.keep_going:
             self._lost = self._lost or status
             return False
-        self._is_by_failure = self._begin(status, now + self.grace)
-        return self._is_by_failure
+        begins = self._begin(status, now + self.grace)
+        self._is_by_failure |= begins
+        return begins
 
     def caused_by(self, status: int) -> None:
         """Take the status of the failure that led to the one which was seen first."""

@@ -27,6 +27,10 @@ class Folding:
         self.advice: list[str] = []
         self._shown: dict[tuple[bytes, ...] | str, int] = {}
 
+    def folds(self, found: Traceback) -> bool:
+        """Return True if this traceback is folded, whoever writes it first."""
+        return found.is_consequence and not self._shows_all
+
     def lines(self, rank: int, found: Traceback) -> Iterator[bytes]:
         """Yield the lines to be shown of a traceback."""
         if self._shows_all:

@@ -132,8 +132,8 @@ class Launch:
             return
         self._ending.caused_by(cause.status)
         self._failed[cause.rank].show_unshown()
-        if cause.is_consequence and not self._policy.all_tracebacks:
-            self._failed[cause.rank].show_whole_traceback()  # of all alike, one is shown
+        if cause.is_consequence:
+            self._failed[cause.rank].show_folded()  # of all alike, one is shown
         notes = self._incidents.finish(cause.rank)
         advice = [*self._folding.advice, *([] if self._stack else [_LOOK_AT_AGENTS])]
         for note in self._failures.summary(self._ended_well, advice):

@@ -88,9 +88,11 @@ class ErrorStream(RankStream):
         self.reader = TracebackReader()
         self.failed_at: float | None = None
 
-    def show_whole(self, found: Traceback) -> None:
-        """Show a traceback that was folded."""
-        self.output.write(self._rank, found.lines)
+    def show_folded(self) -> None:
+        """Show the last traceback whole, if it was folded to a line."""
+        last = self.reader.last
+        if last is not None and self._shown and self._folding.folds(last):
+            self.output.write(self._rank, last.lines)
 
     def _pass_on(self, lines: Iterable[bytes]) -> None:
         super()._pass_on(
@@ -158,10 +160,9 @@ class RankProcess:
         for stream in self._streams:
             stream.show_unshown()
 
-    def show_whole_traceback(self) -> None:
-        """Show the last traceback, which was folded."""
-        if self._errors.reader.last is not None:
-            self._errors.show_whole(self._errors.reader.last)
+    def show_folded(self) -> None:
+        """Show the last traceback whole, if it was folded."""
+        self._errors.show_folded()
 
     def failure(self, place: str, *, was_told: bool, restarts: int) -> Failure:
         """Return what is known of the end of a rank that has failed.
