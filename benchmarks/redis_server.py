@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from allfold.cli._processes import Child, stop_all, wait_for
@@ -20,13 +21,17 @@ class RedisServer:
 
     Args:
         is_durable: it keeps each write on the disk; else nothing outlives a stop.
+        options: further ones of redis-server.
 
     Attributes:
         port: of this machine's loopback.
     """
 
-    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, is_durable: bool = False, options: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
+        self._options = options
         self._appends = ["yes", "--appendfsync", "always"] if is_durable else ["no"]
         self._log = folder / "redis.log"
         self._child: Child | None = None
@@ -51,6 +56,7 @@ class RedisServer:
         """
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--dir", str(self._folder), "--appendonly", *self._appends]
+        command += self._options
         with self._log.open("ab") as log:
             self._child = Child("redis-server", command, env=os.environ, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS

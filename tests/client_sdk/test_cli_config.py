@@ -68,9 +68,15 @@ def test_a_flag_that_the_service_would_refuse_is_wrong_usage(
     assert text in allfold.run("config", "agent", flag, status=2).err
 
 
-def test_secrets_and_passwords_are_not_shown(allfold: Commands) -> None:
-    env = {"ALLFOLD_TOKEN": "hush", "ALLFOLD_ADMIN_TOKEN": "hushhush"}
-    env["ALLFOLD_REDIS_URL"] = "redis://:hush@redis:6379/0"
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hush@redis:6379/0",
+        "redis+sentinel://me:hush@one:26379,two:26379/mymaster?sentinel_password=hush",
+    ],
+)
+def test_secrets_and_passwords_are_not_shown(allfold: Commands, url: str) -> None:
+    env = {"ALLFOLD_TOKEN": "hush", "ALLFOLD_ADMIN_TOKEN": "hushhush", "ALLFOLD_REDIS_URL": url}
     for options in (("--sources",), ("--json",), ("--json", "agent", "--token", "hush")):
         out = allfold.run("config", *options, env=env).out
         assert "hush" not in out

@@ -28,6 +28,32 @@ def test_a_first_failure_gives_the_others_a_grace_then_sigterm_then_sigkill() ->
     assert ending.exit_status == 3
 
 
+def test_the_status_is_that_of_the_cause_where_a_consequence_of_it_was_seen_first() -> None:
+    ending = Ending(grace=5.0)
+    ending.rank_ended(1, now=100.0)
+    ending.rank_ended(3, now=101.0)
+    ending.caused_by(3)
+    assert ending.exit_status == 3
+
+
+def test_the_status_of_a_run_that_was_told_to_end_is_not_that_of_a_later_failure() -> None:
+    ending = Ending(grace=5.0)
+    ending.told_to_end(signal.SIGINT, now=100.0)
+    ending.rank_ended(1, now=101.0)
+    ending.caused_by(1)
+    assert ending.exit_status == 130
+
+
+def test_with_keep_going_the_status_is_that_of_the_cause_if_nobody_ended_well() -> None:
+    ending = Ending(grace=5.0, keep_going=True)
+    ending.rank_ended(1, now=100.0)
+    ending.rank_ended(3, now=101.0)
+    ending.caused_by(3)
+    assert ending.exit_status == 3
+    ending.rank_ended(0, now=102.0)
+    assert ending.exit_status == 0
+
+
 @pytest.mark.parametrize(
     ("number", "expected"),
     [

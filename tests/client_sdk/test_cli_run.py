@@ -71,6 +71,24 @@ def test_several_launchers_number_the_ranks_of_one_job(allfold: Commands) -> Non
     assert "MASTER_ADDR" not in ranks[3]["env"]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--master-addr", "10.0.0.1"), ("10.0.0.1", "29500")),
+        (("--master-addr", "10.0.0.1", "--master-port", "7"), ("10.0.0.1", "7")),
+        ((), ("of the environment", None)),
+    ],
+)
+def test_ranks_of_several_machines_find_the_master_that_is_named(
+    allfold: Commands, options: tuple[str, ...], expected: tuple[str, str | None]
+) -> None:
+    place = ("--nnodes", "2", "--node-rank", "1", "--group", "job", *options)
+    env = {"MASTER_ADDR": "of the environment"}
+    command = allfold.run("run", *allfold.agent(), *place, allfold.script(TELL), env=env)
+    found = told(command.out)[1]["env"]
+    assert (found["MASTER_ADDR"], found.get("MASTER_PORT")) == expected
+
+
 def test_the_agent_is_taken_from_the_environment(allfold: Commands) -> None:
     env = {"ALLFOLD_SOCKET": allfold.agent("of the shell.sock")[1]}
     ranks = told(allfold.run("run", allfold.script(TELL), env=env).out)

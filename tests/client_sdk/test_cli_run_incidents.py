@@ -57,11 +57,14 @@ def test_the_end_of_a_rank_is_said_once(allfold: Commands) -> None:
     assert "before that" not in done.err
 
 
-def test_a_rank_that_fails_first_and_ends_last_is_named(allfold: Commands) -> None:
+def test_a_rank_that_fails_first_and_ends_last_is_the_first_failure(allfold: Commands) -> None:
     done = allfold.run("run", "--nproc-per-node", "2", allfold.script(FAILS), "1", status=1)
     assert "allfold: rank 0 ended with status 1" in done.err
-    assert "allfold: before that, rank 1 of group" in done.err
-    assert "ended with an exception (ValueError: no such file)" in done.err
+    assert "allfold: first failure: rank 1 on node 0 (pid " in done.err
+    assert "allfold:   ValueError: no such file" in done.err
+    assert "allfold:   1 other rank ended because of it: rank 0" in done.err
+    assert "before that" not in done.err
+    assert done.err.count("Traceback (most recent call last)") == 1
 
 
 @pytest.mark.parametrize(

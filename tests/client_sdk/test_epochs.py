@@ -188,7 +188,7 @@ def test_a_wait_with_a_time_limit_ends_then_though_the_group_recovers(
         work.wait(timeout=0.01)
 
 
-def test_a_long_recovery_is_explained_once(
+def test_a_long_recovery_is_explained_once_and_its_end_is_said(
     agent: FakeAgent, group: allfold.Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="allfold")
@@ -200,7 +200,9 @@ def test_a_long_recovery_is_explained_once(
     work.wait()
     assert [record.getMessage() for record in caplog.records] == [
         "group 'g' waits for node-b to answer, for 5 s now",
+        "group 'g' goes on, after 7 s",
         "group 'g' waits for node-b to answer, for 6 s now",
+        "group 'g' goes on, after 7 s",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import allfold as sdk
+from allfold._agent_socket import await_agent
 from allfold_core.errors import AgentUnreachable
 from tests.support.processes.cli import Commands, commands
 from tests.support.waiting import wait_until
@@ -99,6 +102,22 @@ def test_init_warns_at_once_that_it_waits(tmp_path: Path, caplog: pytest.LogCapt
     (said,) = caplog.messages
     assert said == (
         f"no node agent listens on {path} (No such file or directory); waiting up to 0.2 s for it"
+    )
+
+
+def test_the_wait_for_an_agent_that_comes_has_an_end_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "allfold")
+    path = str(tmp_path / "late.sock")
+    with ThreadPoolExecutor() as one, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:
+        connected = one.submit(await_agent, path, 30.0)
+        wait_until(lambda: "waiting up to 30 s" in caplog.text, "it waits")
+        late.bind(path)
+        late.listen(1)
+        connected.result(30).close()
+    assert re.fullmatch(
+        rf"a node agent listens on {re.escape(path)}, after \d+\.\d s", caplog.messages[-1]
     )
 
 

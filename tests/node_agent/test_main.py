@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import re
 import socket
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from allfold_agent import logs
 from allfold_agent.__main__ import main
 from allfold_agent.settings import AgentSettings, variables
 
@@ -119,7 +116,8 @@ def test_only_variables_of_allfold_are_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def started(*options: str) -> subprocess.CompletedProcess[str]:
     """Run an agent that is expected to end by itself."""
-    command = [sys.executable, "-m", "allfold_agent", "--control", "127.0.0.1:0", *options]
+    command = [sys.executable, "-m", "allfold_agent", "--control", "127.0.0.1:0"]
+    command += ["--log-format", "text", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -172,23 +170,3 @@ def test_a_path_that_cannot_be_used_is_no_traceback(
     assert "Traceback" not in ended.stderr
     assert f"{message} {path}" in ended.stderr
     assert f"{message} " in ended.stderr.splitlines()[-1]
-
-
-def test_a_json_log_line_has_the_facts_of_its_record() -> None:
-    record = logging.LogRecord(
-        "allfold_agent.agent", logging.WARNING, "agent.py", 1, "lost %s", ("b",), None
-    )
-    record.group = "train"
-    try:
-        raise ValueError("no")
-    except ValueError:
-        record.exc_info = sys.exc_info()
-    line = json.loads(logs.JsonLines().format(record))
-    assert line.pop("ts").endswith("+00:00")
-    assert "ValueError: no" in line.pop("exception")
-    assert line == {
-        "level": "warning",
-        "logger": "allfold_agent.agent",
-        "msg": "lost b",
-        "group": "train",
-    }

@@ -72,7 +72,7 @@ class OrchestratorProcess:
 
     def warnings(self) -> list[str]:
         """The messages that it logged as warnings."""
-        return [line["msg"] for line in self.log() if line["level"] == "warning"]
+        return [line["message"] for line in self.log() if line["level"] == "warning"]
 
     def register(self, node: str) -> None:
         body = {

@@ -43,7 +43,7 @@ def test_it_starts_without_any_configuration_and_says_where_it_listens() -> None
     with OrchestratorProcess() as orchestrator:
         orchestrator.wait_ready()
         assert orchestrator.address.startswith("127.0.0.1:")
-        (line,) = [line for line in orchestrator.log() if line["msg"] == "listening"]
+        (line,) = [line for line in orchestrator.log() if line["message"] == "listening"]
         assert line["address"] == orchestrator.address
         assert line["store"] == "embedded"
         assert not [line for line in orchestrator.log() if line["level"] != "info"]
@@ -63,7 +63,7 @@ def test_it_ends_cleanly_and_soon_although_somebody_waits(number: signal.Signals
         assert time.monotonic() - began < 5  # the promise is 2 s; test machines are busy
         assert json.load(waiter.getresponse())["ready"] is False
         waiter.close()
-        assert orchestrator.log()[-1]["msg"] == "stopped"
+        assert orchestrator.log()[-1]["message"] == "stopped"
 
 
 def test_it_ends_cleanly_and_soon_although_a_page_watches() -> None:
@@ -73,7 +73,7 @@ def test_it_ends_cleanly_and_soon_although_a_page_watches() -> None:
             assert next(lines) == "event: overview"
             assert orchestrator.end(signal.SIGTERM, seconds=10) == 0
             assert "data: " in "".join(lines)
-        assert orchestrator.log()[-1]["msg"] == "stopped"
+        assert orchestrator.log()[-1]["message"] == "stopped"
 
 
 @pytest.mark.redis
@@ -114,7 +114,7 @@ def test_it_survives_the_loss_of_its_store(own_redis: RedisServer) -> None:
         assert orchestrator.join(0, "a").status_code == 404  # this Redis kept nothing
         orchestrator.register("a")
         assert orchestrator.join(0, "a").json() == {"schema": 1, "epoch": 1, "ready": False}
-        lost = [line["msg"] for line in orchestrator.log() if line["level"] == "error"]
+        lost = [line["message"] for line in orchestrator.log() if line["level"] == "error"]
         assert len(lost) == 1  # not a line per second
 
 
@@ -191,13 +191,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["--redis-url", "localhost:6379"],
-            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss:// or "
-            "unix:// URL, got 'localhost:6379'",
+            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss://, "
+            "unix:// or redis+sentinel:// URL, got 'localhost:6379'",
         ),
         (
             ["--redis-url", "me:hush@localhost:6379"],
-            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss:// or "
-            "unix:// URL, got one with a password, which is not shown",
+            "--redis-url (ALLFOLD_REDIS_URL): must be 'embedded' or a redis://, rediss://, "
+            "unix:// or redis+sentinel:// URL, got one with a password, which is not shown",
         ),
         (
             ["--lease-seconds", "0"],
@@ -255,7 +255,7 @@ def test_a_taken_port_is_named_without_a_traceback() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run("--listen", address)
     assert done.returncode == 1
-    assert json.loads(done.stderr)["msg"] == (
+    assert json.loads(done.stderr)["message"] == (
         f"cannot listen on {address}: Address already in use. Choose another address with "
         "--listen or ALLFOLD_ORCHESTRATOR_LISTEN, or end what listens there."
     )

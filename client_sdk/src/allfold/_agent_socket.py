@@ -47,8 +47,10 @@ def await_agent(path: str, seconds: float) -> socket.socket:
     Raises:
         AgentUnreachable: no agent listens in time, or waiting would not help.
     """
-    deadline = monotonic() + seconds
+    began = monotonic()
+    deadline = began + seconds
     found = connect(path)
+    has_waited = isinstance(found, str)
     if isinstance(found, str):
         log.warning(
             "no node agent listens on %s (%s); waiting up to %g s for it", path, found, seconds
@@ -58,6 +60,8 @@ def await_agent(path: str, seconds: float) -> socket.socket:
             raise nobody_listens(path, found, seconds, _OR_ELSE)
         sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
         found = connect(path)
+    if has_waited:
+        log.info("a node agent listens on %s, after %.1f s", path, monotonic() - began)
     return found
 
 

@@ -76,6 +76,8 @@ class Epochs:
 
     def enter(self, ordinal: int) -> None:
         """Enter the epoch of an outcome that was waited for, unless the current one is newer."""
+        if self._has_warned:
+            self._note_end()
         if ordinal <= self.view.epoch or self._fixed:
             return
         with self._entering:
@@ -118,11 +120,13 @@ class Epochs:
 
     def hold(self, body: Mapping[str, Any]) -> None:
         """The group recovers; say so once if that takes long."""
+        if self._has_warned and body["seconds"] < _WARN_AFTER_SECONDS:
+            self._note_end()  # this is another wait
         self.held_for, self.waits_for = body["seconds"], body["waits_for"]
         self.held_at = monotonic()
         if body["seconds"] < _WARN_AFTER_SECONDS:
-            self._has_warned = False
-        elif not self._has_warned:
+            return
+        if not self._has_warned:
             self._has_warned = True
             log.warning(
                 "group '%s' waits for %s, for %d s now",
@@ -130,6 +134,12 @@ class Epochs:
                 body["waits_for"],
                 body["seconds"],
             )
+
+    def _note_end(self) -> None:
+        """Say that the group goes on, as seen where it was said that it waits."""
+        self._has_warned = False
+        seconds = self.held_for + monotonic() - self.held_at
+        log.warning("group '%s' goes on, after %d s", self.view.group, seconds)
 
 
 def _log_change(before: EpochView, view: EpochView) -> None:

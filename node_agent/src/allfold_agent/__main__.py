@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from allfold_agent import __version__, logs, settings
+from allfold_agent import __version__, settings
+from allfold_core import logs
 from allfold_core.errors import AllfoldError
 
 log = logging.getLogger("allfold_agent")
@@ -73,7 +74,13 @@ def main(argv: list[str] | None = None) -> int:
         for line in settings.explain(error):
             print(f"allfold-agent: {line}", file=sys.stderr)
         return EXIT_USAGE
-    logs.set_up(chosen.log_format, chosen.log_level)
+    logs.set_up(
+        chosen.log_format,
+        chosen.log_level,
+        service="agent",
+        instance=chosen.name,
+        quiet=["uvicorn", "httpx"],
+    )
     return _run(chosen, ready_file)
 
 

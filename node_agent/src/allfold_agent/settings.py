@@ -16,13 +16,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from allfold_agent.http import addresses
 from allfold_core.errors import InvalidArgument
+from allfold_core.logs import LogFormat, LogLevel
 from allfold_core.security.credentials import Credentials
 from allfold_core.security.tls import DEFAULT_NAME, identity
 from allfold_core.security.tokens import Tokens, parse
 from allfold_core.wire.local_wire import default_socket
 
 T = TypeVar("T")
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 # As the orchestrator's API has them. A name becomes a part of URLs, where "." and ".." have a
 # meaning of their own.
@@ -159,8 +159,10 @@ class AgentSettings(BaseSettings):
         "file with the join token, where there is no ALLFOLD_TOKEN; read again when it changes",
         default="",
     )
-    log_format: Literal["text", "json"] = _from(
-        "ALLFOLD_LOG_FORMAT", "text or json, one object per line", default="text"
+    log_format: LogFormat = _from(
+        "ALLFOLD_LOG_FORMAT",
+        "text, json (one object per line), or auto: text on a terminal, else json",
+        default="auto",
     )
     log_level: LogLevel = _from(
         "ALLFOLD_LOG_LEVEL", "DEBUG, INFO, WARNING, ERROR or CRITICAL", default="INFO"

@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from allfold_core import logs
 from allfold_core.errors import AllfoldError
-from allfold_orchestrator import __version__, logs
+from allfold_orchestrator import __version__
 from allfold_orchestrator.http.server import address_of, bind, serve, write_ready_file
 from allfold_orchestrator.settings import (
     Settings,
@@ -49,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in explain(error):
             print(f"allfold-orchestrator: {line}", file=sys.stderr)
         return EXIT_USAGE
-    logs.set_up(settings.log_format, settings.log_level)
+    logs.set_up(
+        settings.log_format,
+        settings.log_level,
+        service="orchestrator",
+        instance=socket.gethostname(),
+        quiet=["uvicorn"],
+    )
     host, port = parse_address(settings.orchestrator_listen)
     try:
         sock = bind(host, port)

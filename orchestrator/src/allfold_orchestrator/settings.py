@@ -14,11 +14,12 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.logs import LogFormat, LogLevel
 from allfold_core.security.credentials import Credentials
 from allfold_core.security.tls import DEFAULT_NAME, identity
 from allfold_core.security.tokens import Tokens, parse
-from allfold_orchestrator.logs import LogFormat, LogLevel
 from allfold_orchestrator.membership.group_state import LinkSettings
+from allfold_orchestrator.store import sentinel
 from allfold_orchestrator.store.redis_client import EMBEDDED
 
 PREFIX = "ALLFOLD_"
@@ -35,7 +36,8 @@ class Settings(BaseSettings):
     )
     redis_url: str = Field(
         default=EMBEDDED,
-        description="redis://host:port/db, or 'embedded': a store that ends with the process",
+        description="redis://host:port/db, redis+sentinel://host:port,host:port/master/db, or "
+        "'embedded': a store that ends with the process",
     )
     token: SecretStr | None = Field(
         default=None,
@@ -86,7 +88,10 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="bytes per second in one direction (default: as agents measure it)",
     )
-    log_format: LogFormat = Field(default="json", description="text, or json: one object per line")
+    log_format: LogFormat = Field(
+        default="auto",
+        description="text, json (one object per line), or auto: text on a terminal, else json",
+    )
     log_level: LogLevel = Field(
         default="INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL"
     )
@@ -100,11 +105,14 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _is_store(cls, value: str) -> str:
-        if value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
+        if value.startswith(sentinel.SCHEMES):
+            sentinel.parse(value)
+        elif value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
             has_password = "@" in value or "password=" in value
             got = "one with a password, which is not shown" if has_password else repr(value)
             raise ValueError(
-                f"must be 'embedded' or a redis://, rediss:// or unix:// URL, got {got}"
+                "must be 'embedded' or a redis://, rediss://, unix:// or redis+sentinel:// URL, "
+                f"got {got}"
             )
         return value
 

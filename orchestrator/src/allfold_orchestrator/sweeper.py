@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -95,6 +96,7 @@ class Sweeper:
         self._waited_for: set[Life] = set()  # of which it has been logged
         self._look_again: dict[Life, float] = {}  # silent nodes that have a vote
         self.problem: str | None = _NOT_YET
+        self._failed_at: float | None = None
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -227,11 +229,15 @@ class Sweeper:
         ``problem`` is shown to everybody who asks for readiness; ``cause`` is for the log.
         """
         if problem and self.problem in (None, _NOT_YET):
+            self._failed_at = time.monotonic()
             log.error(
                 "leases cannot be watched: %s (%s); groups that run go on, bring Redis back",
                 problem,
                 cause,
             )
         elif self.problem and not problem:
-            log.info("leases are watched")
+            seconds = time.monotonic() - self._failed_at if self._failed_at else None
+            again = "" if seconds is None else f" again, after {seconds:.1f} s"
+            log.info("leases are watched%s", again)
+            self._failed_at = None
         self.problem = problem

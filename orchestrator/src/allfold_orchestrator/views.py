@@ -101,7 +101,11 @@ def _present(shown: Epoch | Formation) -> Mapping[int, RankSeat]:
 
 def _left(epoch: Epoch) -> list[RankLeft]:
     return [
-        RankLeft(rank=rank, node=epoch.seats[rank].node.node, reason=reason.value)
+        RankLeft(
+            rank=rank,
+            node=epoch.seats[rank].node.node,
+            reason="left" if reason is Reason.FINISHED else "withdrawn",
+        )
         for rank, reason in sorted(epoch.departed.items())
         if reason is Reason.FINISHED or reason is Reason.WITHDRAWN
     ]

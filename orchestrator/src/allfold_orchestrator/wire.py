@@ -288,9 +288,9 @@ class RunningGroup(Answer):
 
 
 class RankLeft(RankPlace):
-    """A rank that left on its own."""
+    """A rank that left on its own; with which status its process ends is not known here."""
 
-    reason: Literal["finished", "withdrawn"]
+    reason: Literal["left", "withdrawn"]
 
 
 class RankLost(RankPlace):

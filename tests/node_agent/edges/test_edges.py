@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import selectors
 import socket
 import struct
@@ -154,9 +155,11 @@ def test_only_an_edge_that_breaks_and_is_opened_again_is_logged(
         assert wire.connections == 2
         # The last frames may be there before the thread that opened the edge comes to say so.
         wait_until(lambda: any("is open again" in each for each in caplog.messages), "the news")
-    # The sender says so too where it was writing at that moment.
-    (message,) = (each for each in caplog.messages if "edge to node b broke" not in each)
-    assert "edge test-a-b is open again" in message
+    # The sender says both too where it was writing at that moment.
+    (message,) = (each for each in caplog.messages if not each.startswith("edge to node b "))
+    assert re.fullmatch(r"edge test-a-b is open again, from frame \d+ on, after \d+\.\d s", message)
+    told = [each.split(" ")[4] for each in caplog.messages if each.startswith("edge to node b ")]
+    assert told in ([], ["broke,", "is"])
 
 
 def test_a_connection_that_is_cut_inside_every_header_still_makes_progress() -> None:

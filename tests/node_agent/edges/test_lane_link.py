@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 
@@ -233,6 +234,21 @@ def test_both_ends_are_told_when_the_other_one_closes(thread: LaneThread, pair: 
     in_thread(thread, sender.link.close)
     wait_until(receiver.has_broken, "the receiver knows")
     assert (sender.broken, receiver.broken) == (0, 1)
+
+
+def test_the_log_has_a_break_and_its_end(
+    thread: LaneThread, pair: MakePair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "allfold_agent.edges")
+    near, far = pair()
+    sender = End(thread)
+    sender.take_out(near)
+    far.close()
+    wait_until(sender.has_broken, "the sender knows")
+    sender.take_out(pair()[0])
+    broke, back = caplog.messages
+    assert broke.startswith("the short lane to node there broke: ")
+    assert re.fullmatch(r"the short lane to node there is back, after \d+\.\d s", back)
 
 
 def test_what_is_sent_on_a_connection_that_has_ended_is_lost_and_nothing_is_raised(

@@ -132,7 +132,7 @@ def test_an_edge_that_cannot_be_opened_is_asked_for_again_after_short_pauses() -
     assert pauses.taken == [0.0, 0.02, 0.04, 0.05, 0.05, 0.05]
 
 
-def test_why_an_edge_cannot_be_opened_is_logged_once_per_reason(
+def test_why_an_edge_cannot_be_opened_is_logged_once_per_reason_and_that_it_is_open_at_last(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -149,6 +149,7 @@ def test_why_an_edge_cannot_be_opened_is_logged_once_per_reason(
     assert caplog.messages == [
         "edge test-a-b cannot be opened yet: refused",
         "edge test-a-b cannot be opened yet: timed out",
+        "edge test-a-b is open, after 0.0 s",
     ]
 
 

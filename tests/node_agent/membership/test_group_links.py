@@ -242,6 +242,28 @@ def test_a_message_for_a_group_that_all_ranks_have_left_is_answered(
     links.peers.send.assert_called_once_with("node1", closed(all_left=True).pack())
 
 
+def test_the_log_tells_ranks_that_left_in_order_from_those_that_were_lost(
+    local: LocalGroups, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "allfold_agent.groups.lost_ranks")
+    first, *others = local.ranks
+    first.end("ended with an exception (ValueError: no)")
+    wait_until(lambda: len(caplog.messages) == len(local.groups), "it is lost")
+    for record in caplog.records:
+        assert record.levelname == "WARNING"
+        assert "has lost rank " in record.getMessage()
+        assert "ended with an exception (ValueError: no)" in record.getMessage()
+    caplog.clear()
+    for rank in others:
+        rank.end("left the group")
+    wait_until(lambda: sorted(local.notes.over) == ["node0", "node1"], "all have left")
+    assert caplog.records
+    for record in caplog.records:
+        assert record.levelname == "INFO"
+        assert "left in order; " in record.getMessage()
+        assert "lost" not in record.getMessage()
+
+
 def test_a_rank_that_is_to_join_hears_that_all_others_have_left(local: LocalGroups) -> None:
     group, told = local.groups[1], list[Epoch | None]()
     neighbours: Any = create_autospec(Neighbours, instance=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -93,6 +94,18 @@ def test_a_broken_link_is_back_and_both_ends_are_told() -> None:
             node.await_event("up", other, times=2)
             assert node.count("down", other, True) == 0
         await_one_connection(a, b)
+
+
+def test_the_log_says_for_how_long_a_link_was_away(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "allfold_agent.membership.link")
+    with nodes("a", "b") as (a, b):
+        link(a, b)
+        break_connections(b)
+        a.await_event("up", "b", times=2)
+    there = [each for each in caplog.messages if each.startswith("there is a link to node b")]
+    first, second = there[:2]
+    assert ", after " not in first
+    assert re.search(r", after \d+\.\d s$", second)
 
 
 def test_of_the_connections_of_two_nodes_that_dial_at_once_one_stays() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from functools import partial
 from threading import Event
 from time import monotonic
@@ -289,8 +290,9 @@ async def test_an_agent_that_ends_waits_for_no_answer(one: ScriptedOrchestrator)
 
 
 async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
-    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
+    one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "allfold_agent.membership.seats")
     monkeypatch.setattr("allfold_agent.membership.seats._RETRY_SECONDS", 0.01)
     async with linked_node(one.url) as node:
         link = await one.is_linked()
@@ -307,6 +309,9 @@ async def test_a_seat_that_cannot_be_given_back_at_once_is_given_back_later(
         assert set(one.given_back) == {("train", 3, "lost")}
         assert set(one.ended) == {7}
         assert set(one.was_joining) == {False}
+    began, ended = (each for each in caplog.messages if "rank 3" in each)  # not at each try
+    assert began.startswith("rank 3 of group 'train' stays registered for now: ")
+    assert re.fullmatch(r"rank 3 of group 'train' is registered no more, after \d+\.\d s", ended)
 
 
 async def test_seats_that_are_given_back_together_are_given_back_once_each(

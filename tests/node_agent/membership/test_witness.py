@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from allfold_agent.membership.witness import TICK_SECONDS
 from allfold_core.survival.overdue import STUCK_SECONDS, Awaited
 from allfold_core.survival.suspicion import PATIENCE_SECONDS, UNANSWERED_PINGS
@@ -41,6 +45,33 @@ def test_the_end_of_the_silence_takes_the_charge_back() -> None:
     links.nodes["b"].answers = lambda _: True
     links.run(LONGEST)
     assert links.charges.withdrawn == [("b", "silent")]
+
+
+def test_the_log_has_each_accusation_once_and_its_end_with_how_long_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "allfold_agent")
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    links.run(LONGEST)
+    links.witness.again()  # as after an outage of the orchestrator
+    links.nodes["b"].answers = lambda _: True
+    links.run(LONGEST)
+    began, ended = caplog.messages
+    assert re.fullmatch(r"node b is accused: silent for \d+\.\d+ s", began)
+    assert re.fullmatch(r"node b is accused no more: it was silent for \d+\.\d+ s", ended)
+
+
+def test_the_log_says_that_the_orchestrator_clears_a_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "allfold_agent")
+    links = ScriptedLinks("b")
+    silenced(links, "b")
+    links.run(LONGEST)
+    links.witness.cleared("b", "life-1", 60.0)
+    assert "node b is cleared by the orchestrator: it was silent for " in caplog.messages[-1]
+    assert len(caplog.messages) == 2
 
 
 def test_bytes_on_an_edge_are_signs_of_life() -> None:

@@ -64,6 +64,17 @@ def test_a_group_that_cannot_be_looked_at_hides_no_other_and_does_not_fill_the_l
     assert caplog.messages == ["the observer cannot look at group 'broken'; it goes on"]
 
 
+def test_it_is_said_once_when_a_group_can_be_looked_at_again(
+    groups: list[Named], observer: Observer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        observer.look(1.0, 101.0)
+        groups[0].is_broken = False
+        for now in (3.5, 4.5):
+            observer.look(now, 100.0 + now)
+    assert caplog.messages[1:] == ["the observer can look at group 'broken' again, after 2.5 s"]
+
+
 def test_a_group_that_is_over_is_closed_and_has_no_history_any_more(
     groups: list[Named], observer: Observer
 ) -> None:

@@ -219,7 +219,7 @@ async def test_a_group_is_shown_through_its_whole_life(api: ApiClient) -> None:
     await api.leave(0)
     view = await api.group()
     assert view["phase"] == "reduced"
-    assert view["left"] == [{"rank": 0, "node": "b", "reason": "finished"}]
+    assert view["left"] == [{"rank": 0, "node": "b", "reason": "left"}]
     assert view["present"] == [{"rank": 1, "node": "a"}]
     await api.leave(1, reason="lost")
     view = await api.group()

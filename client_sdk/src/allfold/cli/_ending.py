@@ -28,6 +28,7 @@ class Ending:
     _steps: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _told: int = 0
     _lost: int | None = None
+    _is_by_failure: bool = False
 
     @property
     def begun(self) -> bool:
@@ -49,7 +50,15 @@ class Ending:
         if self.keep_going:
             self._lost = self._lost or status
             return False
-        return self._begin(status, now + self.grace)
+        begins = self._begin(status, now + self.grace)
+        self._is_by_failure |= begins
+        return begins
+
+    def caused_by(self, status: int) -> None:
+        """Take the status of the failure that led to the one which was seen first."""
+        if self._is_by_failure:
+            self._status = status
+        self._lost = self._lost and status
 
     def timed_out(self, now: float) -> bool:
         """Note that the run takes too long; True when this is what ends it."""

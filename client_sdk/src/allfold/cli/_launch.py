@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allfold.cli._ending import Ending
+from allfold.cli._failures import Failures
+from allfold.cli._folding import Folding
 from allfold.cli._incident_watch import IncidentWatch
 from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
@@ -25,6 +27,8 @@ _FLUSH_SECONDS = 2.0
 """Seconds by which a slow reader of our output may delay the end of a run that was told to end."""
 _LATECOMERS_SECONDS = 2.0
 """The interval of the checks whether restarted ranks wait for ranks that have ended."""
+_LOOK_AT_AGENTS = "'allfold trace' writes the last ops of the agents, 'allfold status' what is left"
+"""Only where they outlive the run."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Policy:
         prefix: put ``[rank]`` in front of each line.
         keep_going: let the others go on after a failure.
         max_restarts: how many restarts of failed ranks there may be, over all ranks.
+        all_tracebacks: fold none, also where another rank is the cause.
     """
 
     grace: float = 5.0
@@ -46,6 +51,7 @@ class Policy:
     prefix: bool = True
     keep_going: bool = False
     max_restarts: int = 0
+    all_tracebacks: bool = False
 
 
 class Launch:
@@ -72,7 +78,10 @@ class Launch:
         self._incidents: IncidentWatch
         self._running: list[RankProcess] = []
         self._ended_well: set[int] = set()
-        self._failed_first: int | None = None
+        self._failures = Failures()
+        self._failed: dict[int, RankProcess] = {}
+        self._folding = Folding(shows_all=policy.all_tracebacks)
+        self._has_told_to_end = False
         self._ask_at: float | None = None
 
     def run(self, env: Mapping[str, str]) -> int:
@@ -84,7 +93,7 @@ class Launch:
                     self._start(number)
                 while self._running or self._restarts.waiting:
                     self._step()
-                self._note_rest()
+                self._sum_up()
                 self._flush_output()
         except BrokenPipeError:
             # Nobody reads any more: end as what writes to a closed pipe does.
@@ -106,6 +115,7 @@ class Launch:
                 self._spec.command,
                 {**self._env, **own},
                 (self._out, self._err),
+                folding=self._folding,
                 shown=number == 0 or not self._policy.quiet_others,
                 # One reader, or the ranks would share the lines out among themselves.
                 stdin=None if number == 0 else subprocess.DEVNULL,
@@ -115,11 +125,21 @@ class Launch:
         self._restarts.started(number, time.monotonic())
         self._running.append(rank)
 
-    def _note_rest(self) -> None:
-        """After a failure: the incidents since the last look, and who was the first to end."""
-        if self._failed_first is not None:
-            for note in self._incidents.finish(self._failed_first):
-                self._note(note)
+    def _sum_up(self) -> None:
+        """After a failure: say which was the first, and what came of it."""
+        cause = self._failures.cause
+        if cause is None:
+            return
+        self._ending.caused_by(cause.status)
+        self._failed[cause.rank].show_unshown()
+        if cause.is_consequence:
+            self._failed[cause.rank].show_folded()  # of all alike, one is shown
+        notes = self._incidents.finish(cause.rank)
+        advice = [*self._folding.advice, *([] if self._stack else [_LOOK_AT_AGENTS])]
+        for note in self._failures.summary(self._ended_well, advice):
+            self._note(note)
+        for note in notes:
+            self._note(note)
 
     # --- what happens while ranks run
 
@@ -155,6 +175,7 @@ class Launch:
                 self._note(f"not over after {self._policy.timeout:g} s; ending the ranks")
         self._end_latecomers(now)
         for due in self._ending.due(now):
+            self._has_told_to_end = True
             for rank in self._running:
                 rank.child.signal(due)
         if self._ending.begun:
@@ -187,12 +208,22 @@ class Launch:
             most = self._policy.max_restarts
             spent = f"; no restart is left of {most}" if most else ""
         ends_the_run = self._ending.rank_ended(status, time.monotonic())
+        if status and not self._ending.urgent:
+            self._note_failure(rank)
         if ends_the_run or (status and not self._ending.begun):
-            if self._failed_first is None:
-                self._failed_first = rank.number
             rank.show_unshown()
             then = self._consequence(ends_the_run)
             self._note(f"{rank.child.name} {rank.child.ending}{spent}{then}")
+
+    def _note_failure(self, rank: RankProcess) -> None:
+        self._failed[rank.number] = rank
+        self._failures.all.append(
+            rank.failure(
+                self._spec.place(rank.number),
+                was_told=self._has_told_to_end,
+                restarts=self._restarts.count(rank.number),
+            )
+        )
 
     @property
     def _may_restart(self) -> bool:

@@ -25,6 +25,8 @@ class LaunchSpec:
         group: the name of the ranks' group.
         first_node: the number of the first node here; not 0 where several launchers share a job.
         total_nodes: of all launchers together.
+        master: host and port at which rank 0 serves torch's store; ``None``: as the environment
+            has it, and on one machine any free port of it.
     """
 
     command: Sequence[str]
@@ -33,6 +35,7 @@ class LaunchSpec:
     group: str
     first_node: int
     total_nodes: int
+    master: tuple[str, int] | None = None
 
     @property
     def world_size(self) -> int:
@@ -43,6 +46,12 @@ class LaunchSpec:
         """The ranks that are started here."""
         first = self.first_node * self.per_node
         return range(first, first + len(self.nodes) * self.per_node)
+
+    def place(self, rank: int) -> str:
+        """Return where a rank runs, in words: ``node 1``, with its machine where there are more."""
+        node = f"node {rank // self.per_node}"
+        is_whole = self.total_nodes == len(self.nodes)
+        return node if is_whole else f"{node}, machine {socket.gethostname()}"
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return a rank's own variables, beside those that all share: torchrun's and ours."""
@@ -79,7 +88,11 @@ def common_environment(
             f"OMP_NUM_THREADS is not set: each rank gets {threads}, so that the {len(spec.ranks)} "
             "ranks share this machine's cores; set it to choose for yourself"
         )
-    if spec.total_nodes == len(spec.nodes) and "MASTER_ADDR" not in ours:
+    ours.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code tells the line of Python
+    if spec.master is not None:
+        host, port = spec.master
+        ours |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    elif spec.total_nodes == len(spec.nodes) and "MASTER_ADDR" not in ours:
         # Scripts that call torch.distributed as well meet there.
         ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return ours, notes

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
+from allfold.cli._failures import Failure
+from allfold.cli._folding import Folding
 from allfold.cli._output import LineCutter, Output
 from allfold.cli._processes import Child, wait_for
+from allfold.cli._tracebacks import Traceback, TracebackReader
 
 _READ_BYTES = 64 * 1024
 # A pipe holds 1 MiB at most, and 64 KiB unless somebody enlarged it.
@@ -34,7 +38,10 @@ class RankStream:
     def forward(self) -> None:
         """Pass on what there is to read."""
         data = self._source.read(_READ_BYTES)
-        self._pass_on(self._cutter.feed(data) if data else self._cutter.close())
+        if data:
+            self._pass_on(self._cutter.feed(data))
+        else:
+            self._finish()
         self.open = bool(data)
 
     def drain(self) -> None:
@@ -44,20 +51,65 @@ class RankStream:
             if not (self.open and wait_for([self], 0)):
                 break
             self.forward()
-        self._pass_on(self._cutter.close())
+        self._finish()
         self._source.close()
         self.open = False
+
+    def _finish(self) -> None:
+        """Pass on a last line that the stream has not ended."""
+        self._pass_on(self._cutter.close())
 
     def show_unshown(self) -> None:
         """Pass on the last lines of what was not to be shown."""
         self.output.write(self._rank, self._unshown)
         self._unshown.clear()
 
-    def _pass_on(self, lines: list[bytes]) -> None:
+    def _pass_on(self, lines: Iterable[bytes]) -> None:
         if self._shown:
             self.output.write(self._rank, lines)
         else:
             self._unshown.extend(lines)
+
+
+class ErrorStream(RankStream):
+    """The standard error of a rank, whose tracebacks are known and may be folded.
+
+    Attributes:
+        reader: what was found.
+        failed_at: when the last traceback had come (monotonic).
+    """
+
+    def __init__(
+        self, rank: int, source: IO[bytes], output: Output, folding: Folding, *, shown: bool
+    ) -> None:
+        super().__init__(rank, source, output, shown=shown)
+        # Of what is not shown only the end is kept, and that should be whole.
+        self._folding = folding if shown else Folding(shows_all=True)
+        self.reader = TracebackReader()
+        self.failed_at: float | None = None
+
+    def show_folded(self) -> None:
+        """Show the last traceback whole, if it was folded to a line."""
+        last = self.reader.last
+        if last is not None and self._shown and self._folding.folds(last):
+            self.output.write(self._rank, last.lines)
+
+    def _pass_on(self, lines: Iterable[bytes]) -> None:
+        super()._pass_on(
+            [each for found in self.reader.feed(lines) for each in self._shown_of(found)]
+        )
+
+    def _finish(self) -> None:
+        super()._finish()
+        super()._pass_on(self.reader.close())
+
+    def _shown_of(self, found: bytes | Traceback) -> Iterator[bytes]:
+        """Yield the lines to be shown of a line or of a traceback."""
+        if isinstance(found, Traceback):
+            self.failed_at = time.monotonic()
+            yield from self._folding.lines(self._rank, found)
+        else:
+            yield found
 
 
 class RankProcess:
@@ -70,6 +122,7 @@ class RankProcess:
         env: Mapping[str, str],
         outputs: tuple[Output, Output],
         *,
+        folding: Folding,
         shown: bool,
         stdin: int | None,
     ) -> None:
@@ -82,11 +135,12 @@ class RankProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        pipes = (self.child.stdout, self.child.stderr)
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        self._errors = ErrorStream(number, self.child.stderr, outputs[1], folding, shown=shown)
         self._streams = [
-            RankStream(number, pipe, output, shown=shown)
-            for pipe, output in zip(pipes, outputs, strict=True)
-            if pipe is not None
+            RankStream(number, self.child.stdout, outputs[0], shown=shown),
+            self._errors,
         ]
 
     @property
@@ -105,3 +159,38 @@ class RankProcess:
         """Show the last lines of a rank that was to be quiet."""
         for stream in self._streams:
             stream.show_unshown()
+
+    def show_folded(self) -> None:
+        """Show the last traceback whole, if it was folded."""
+        self._errors.show_folded()
+
+    def failure(self, place: str, *, was_told: bool, restarts: int) -> Failure:
+        """Return what is known of the end of a rank that has failed.
+
+        Args:
+            place: where it ran.
+            was_told: the launcher had told it to end.
+            restarts: how often it had been started again.
+        """
+        child, found = self.child, self._errors.reader
+        assert child.status is not None
+        # Of an exception that nobody catches; with another status, the script went on after it.
+        last = found.last if child.status == 1 else None
+        error, frames = found.fatal or ("", ()) if child.killed_by else ("", ())
+        if last is not None:
+            error, frames = last.error, last.frames
+        elif not error and found.last_words:
+            error = f"it last wrote: {found.last_words}"
+        return Failure(
+            self.number,
+            place,
+            child.pid,
+            child.ending,
+            child.status,
+            child.killed_by,
+            at=(self._errors.failed_at if last else None) or time.monotonic(),
+            error=error,
+            frames=frames,
+            is_consequence=was_told or (last is not None and last.is_consequence),
+            restarts=restarts,
+        )

@@ -42,6 +42,10 @@ class Restarts:
             "TORCHELASTIC_MAX_RESTARTS": str(self.most),
         }
 
+    def count(self, rank: int) -> int:
+        """Return how often a rank was started again."""
+        return self._counts[rank]
+
     def last_failure(self, rank: int) -> int | None:
         """Return the status for which a rank was started again last; ``None`` if it never was."""
         return self._failures.get(rank)

@@ -28,6 +28,14 @@ from allfold_core.verdict import counted
 @click.option("--agent", "agents", multiple=True, metavar="SOCKET", help="Use a running agent.")
 @click.option("--nnodes", type=click.IntRange(1), help="Machines that share the job.")
 @click.option("--node-rank", type=click.IntRange(0), help="Which of them this is.")
+@click.option("--master-addr", metavar="HOST", help="For torch: the machine of rank 0.")
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65535),
+    default=29500,
+    show_default=True,
+    help="For torch: a free port of it.",
+)
 @click.option("--group", envvar="ALLFOLD_GROUP", help="The ranks' group.  [one for this run]")
 @click.option("--timeout", type=Seconds(positive=True), metavar="S", help="End the run after S.")
 @click.option("--grace", type=Seconds(), default=5.0, show_default=True, metavar="S")
@@ -42,6 +50,9 @@ from allfold_core.verdict import counted
 )
 @click.option("--quiet-others", is_flag=True, help="Show the output of rank 0 only.")
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] in front of lines.")
+@click.option(
+    "--all-tracebacks", is_flag=True, help="Fold none, also where another rank is the cause."
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -51,6 +62,8 @@ def run(
     agents: tuple[str, ...],
     nnodes: int | None,
     node_rank: int | None,
+    master_addr: str | None,
+    master_port: int,
     group: str | None,
     timeout: float | None,
     grace: float,
@@ -58,6 +71,7 @@ def run(
     max_restarts: int,
     quiet_others: bool,
     no_prefix: bool,
+    all_tracebacks: bool,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -68,8 +82,9 @@ def run(
     with --nodes they are started in any case. With --agent the ranks use that agent; it may be
     given several times, once per node of this machine. Where several machines share a job, each
     runs this command with its own agent and --node-rank, and all with the same --nnodes and
-    --group. An agent that does not listen within 5 s, or ALLFOLD_INIT_TIMEOUT, ends the run with
-    status 3.
+    --group; for torch.distributed also with --master-addr, the machine of rank 0 as the others
+    reach it, where MASTER_ADDR and MASTER_PORT are not set. An agent that does not listen within 5
+    s, or ALLFOLD_INIT_TIMEOUT, ends the run with status 3.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as under
     torchrun, and ALLFOLD_SOCKET, ALLFOLD_GROUP and ALLFOLD_TOKEN.
@@ -77,6 +92,10 @@ def run(
     The status is that of the first rank that fails, 128 + n after signal n, 124 after --timeout.
     After a first failure the others have --grace seconds to end by themselves; then comes SIGTERM
     and, as long again, SIGKILL. With --keep-going it is 0 if any rank ends well.
+
+    At the end, a summary names the rank that failed first, its error, and what became of the
+    others. A traceback whose cause is another rank, or that another rank has written already, is
+    folded to one line.
 
     With --max-restarts a rank that fails, or is killed, is started again alone, while the others go
     on: for scripts whose group is elastic (init(min_world=, max_world=)), which it then rejoins. As
@@ -96,7 +115,9 @@ def run(
     group = group_name(group or make_group_name())
     world_size = (nnodes or count) * nproc_per_node
     GroupSettings.resolve(world_size)  # refuses what the ranks' init would refuse
-    policy = Policy(grace, timeout, quiet_others, not no_prefix, keep_going, max_restarts)
+    policy = Policy(
+        grace, timeout, quiet_others, not no_prefix, keep_going, max_restarts, all_tracebacks
+    )
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
         stack = None
@@ -113,6 +134,7 @@ def run(
             group=group,
             first_node=first_node,
             total_nodes=nnodes or count,
+            master=(master_addr, master_port) if master_addr else None,
         )
         env, notes = common_environment(os.environ, spec)
         for note in notes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from time import monotonic
 
 import xxhash
 
@@ -45,6 +46,7 @@ class LaneLink:
         self._thread = thread
         self._on_frame = on_frame
         self._on_broken = on_broken
+        self._broke_at: dict[str, float] = {}
         self._out: socket.socket | None = None
         self._in: socket.socket | None = None
         self._unsent = b""
@@ -66,6 +68,7 @@ class LaneLink:
     def take_out(self, connected: socket.socket) -> None:
         """Send on this connection, which the other node has opened."""
         self._drop_out()
+        self._note_end("to")
         tune(connected)
         connected.setblocking(False)
         self._out, self._number = connected, 0
@@ -74,6 +77,7 @@ class LaneLink:
     def take_in(self, connected: socket.socket, early: bytes) -> None:
         """Receive on this connection, which this node has opened."""
         self._drop_in()
+        self._note_end("from")
         tune(connected)
         connected.setblocking(False)
         self._in, self._filled = connected, len(early)
@@ -88,6 +92,19 @@ class LaneLink:
         """End the connections."""
         self._drop_out()
         self._drop_in()
+
+    def _note_break(self, direction: str, error: Exception) -> None:
+        log.info("the short lane %s node %s broke: %s", direction, self.node, error)
+        self._broke_at[direction] = monotonic()
+
+    def _note_end(self, direction: str) -> None:
+        """Log that the lane is there again, if it was broken in this direction."""
+        began = self._broke_at.pop(direction, None)
+        if began is not None:
+            seconds = monotonic() - began
+            log.info(
+                "the short lane %s node %s is back, after %.1f s", direction, self.node, seconds
+            )
 
     # Sending
 
@@ -136,7 +153,7 @@ class LaneLink:
             self._lose_out(error)
 
     def _lose_out(self, error: Exception) -> None:
-        log.info("the short lane to node %s broke: %s", self.node, error)
+        self._note_break("to", error)
         self._drop_out()
         self._on_broken()
 
@@ -164,7 +181,7 @@ class LaneLink:
             self._lose_in(error)
 
     def _lose_in(self, error: Exception) -> None:
-        log.info("the short lane from node %s broke: %s", self.node, error)
+        self._note_break("from", error)
         self._drop_in()
         self._on_broken()
 

@@ -65,7 +65,7 @@ class EdgeOpener:
             try:
                 opened = self._dial(from_frame)
                 self._opened = monotonic()
-                self._refusal = ""
+                was_refused, self._refusal = bool(self._refusal), ""
                 break
             except PeerLost as error:
                 pause = next(pauses)
@@ -77,8 +77,9 @@ class EdgeOpener:
                 self._note_refusal(error.message)
                 if self._closed.wait(_BUSY_RETRY_SECONDS) or monotonic() > began + _BUSY_SECONDS:
                     raise
-        if from_frame:
-            log.info("edge %s is open again, from frame %d on", self._name, from_frame)
+        if from_frame or was_refused:
+            which = f" again, from frame {from_frame} on" if from_frame else ""
+            log.info("edge %s is open%s, after %.1f s", self._name, which, self._opened - began)
         return opened
 
     def _note_refusal(self, reason: str) -> None:

@@ -57,6 +57,7 @@ class OutEdge:
         self._partial: tuple[Frame, int] | None = None
         self._next_number = 0
         self._connection: OutConnection | None = None
+        self._broke_at: float | None = None
         self._lost_at = monotonic()  # one that was never opened may be opened yet
         self._dropped: list[OutConnection] = []
         self._busy = False
@@ -163,6 +164,9 @@ class OutEdge:
                 return
             self._drop_connection()
             self._release_acknowledged(from_frame)
+            if self._broke_at is not None:
+                seconds, self._broke_at = monotonic() - self._broke_at, None
+                log.info("edge to node %s is back, after %.1f s", self.destination, seconds)
             self._resend = deque(self._unacked)
             self._partial = None
             self._connection = connection
@@ -191,6 +195,7 @@ class OutEdge:
         with self._lock:
             if self._connection is connection:
                 log.info("edge to node %s broke, waiting for it: %s", self.destination, error)
+                self._broke_at = monotonic()
                 self._drop_connection()
 
     # Sending

@@ -9,7 +9,7 @@ from allfold_agent.p2p.engine import P2PEngine
 from allfold_core.plan import Plan
 from allfold_core.survival.losses import unpacked
 from allfold_core.survival.records import Epoch
-from allfold_core.verdict import LEFT
+from allfold_core.verdict import LEFT, name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class LostRanks:
     def __init__(self, plan: Plan, p2p: P2PEngine) -> None:
         self._fail_any_source = plan.on_loss == "raise"
         self._p2p = p2p
+        self._group = plan.group
 
     def note(self, before: Epoch, now: Epoch) -> None:
         """One epoch has followed another, which had other ranks."""
@@ -32,8 +33,13 @@ class LostRanks:
         gone = [seat for seat in before.seats if seat.session not in now.sessions]
         ways = {seat.number: how_lost(change, seat.session) for seat in gone}
         all_left = all(how == LEFT for how in ways.values())
-        level = logging.INFO if all_left else logging.WARNING
-        log.log(level, "epoch %d: %s", now.ordinal, change.message)
+        if all_left:  # they have finished, and nobody has lost them
+            counts = len(now.seats), len(before.seats)
+            who = name_ranks(sorted(ways))
+            text = "epoch %d: %s of group '%s' left in order; %d of %d are left"
+            log.info(text, now.ordinal, who, self._group, *counts)
+        else:
+            log.warning("epoch %d: %s", now.ordinal, change.message)
         for number, how in ways.items():
             if how == LEFT:
                 self._p2p.rank_left(number, how)

@@ -154,6 +154,7 @@ class PeerLink:
         self._dialled_incarnation = ""
         self._dialled_at_silence = float("-inf")
         self._failure = ""  # of the last dial
+        self._ended_at: float | None = None
         self._redial = Redial(self, context.reactor, context.handover)
 
     # What the groups want
@@ -171,6 +172,8 @@ class PeerLink:
         """Add a user of the link: a group with this incarnation of the node among its members."""
         self.times_wanted += 1
         is_first = not self._lives
+        if is_first:
+            self._ended_at = None  # while nobody wanted it, it was not missed
         others = {each: life for each, life in self._lives.items() if each != incarnation}
         users = self._lives[incarnation].users if incarnation in self._lives else 0
         self._lives = {**others, incarnation: _Life(address, users + 1)}
@@ -320,6 +323,7 @@ class PeerLink:
             self.connection = None
             if self.users:
                 log.info("the link to node %s has ended: %s", self.node, reason)
+                self._ended_at = monotonic()
                 self._context.tell(self._context.listener.on_down, self.node, False)
                 if self._newest is not None:
                     self._expect(self._newest)
@@ -351,8 +355,14 @@ class PeerLink:
         if self.needs_dial():  # a later life may be there
             self._redial.start()
         if self.users:
-            log.info("there is a link to node %s, incarnation %s", self.node, self.incarnation)
+            again = (
+                "" if self._ended_at is None else f", after {monotonic() - self._ended_at:.1f} s"
+            )
+            log.info(
+                "there is a link to node %s, incarnation %s%s", self.node, self.incarnation, again
+            )
             self._tell_up()
+        self._ended_at = None
 
     def _tell_up(self) -> None:
         self._context.tell(self._context.listener.on_up, self.node, self.incarnation)

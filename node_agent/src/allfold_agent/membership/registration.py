@@ -82,6 +82,7 @@ class Registration:
             "not registered with the orchestrator yet"
         )
         self._outage: set[str] = set()
+        self._outage_began = 0.0
         self._client = client
         self._groups = groups
         self._probe = probe
@@ -135,7 +136,8 @@ class Registration:
     def linked(self, url: str) -> None:
         """Note that the control link is open: ranks can join."""
         if self._outage:
-            log.info("the orchestrator at %s answers again", url)
+            seconds = monotonic() - self._outage_began
+            log.info("the orchestrator at %s answers again, after %.1f s", url, seconds)
         self._outage.clear()
         self._obstacle = None
         self._refused.clear()
@@ -155,6 +157,8 @@ class Registration:
                 obstacle.message,
                 exc_info=bug,
             )
+        if not self._outage:
+            self._outage_began = monotonic()
         self._outage.add(obstacle.message)
         self._obstacle = obstacle
 

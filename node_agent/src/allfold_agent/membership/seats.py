@@ -89,12 +89,14 @@ class _Debt:
 
     Attributes:
         was_joining: the plan, or the term, that lets the rank in may be on its way here.
+        refused_at: when it could not be given back for the first time (monotonic).
     """
 
     reason: str
     ended: int = 0
     was_joining: bool = False
     paying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    refused_at: float | None = None
 
     @property
     def said(self) -> dict[str, Any]:
@@ -227,13 +229,19 @@ class Seats:
             try:
                 await self._leave(seat, debt)
             except ServiceError as error:
-                what = seat.rank, seat.group
-                log.info("rank %d of group '%s' stays registered for now: %s", *what, error)
+                if debt.refused_at is None:
+                    debt.refused_at = monotonic()
+                    what = seat.rank, seat.group
+                    log.info("rank %d of group '%s' stays registered for now: %s", *what, error)
                 self._is_owing.set()
                 return
             except (AllfoldError, Forgotten) as error:
                 # It has freed the seat by itself: the lease ended, or it lost its state.
                 log.info("rank %d of group '%s' had left already: %s", seat.rank, seat.group, error)
+            if debt.refused_at is not None:
+                seconds = monotonic() - debt.refused_at
+                text = "rank %d of group '%s' is registered no more, after %.1f s"
+                log.info(text, seat.rank, seat.group, seconds)
             if self._owed.get(seat) is debt:
                 del self._owed[seat]
 

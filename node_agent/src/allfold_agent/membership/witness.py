@@ -80,6 +80,7 @@ class Witness:
         self._suspicions: dict[Life, Suspicion] = {}
         self._overdue = OverdueRounds()
         self._stuck: dict[Life, float] = {}
+        self._accused: dict[tuple[Life, Charge], float] = {}  # since when, as the log has it
         self._news = _News({}, 0.0, float("inf"))
 
     # From any thread
@@ -122,6 +123,8 @@ class Witness:
         try:
             wanted = self._links.wanted()
             self._suspicions = {life: self._suspicions.get(life) or Suspicion() for life in wanted}
+            # The end of those that are gone is logged by their groups.
+            self._accused = {key: at for key, at in self._accused.items() if key[0] in wanted}
             for life in wanted:
                 self._judge(life)
             self._judge_rounds()
@@ -147,7 +150,7 @@ class Witness:
         action = suspicion.judge(self._clock(), seen)
         charge = suspicion.charge
         if charge is None and before is not None:
-            self._accuser.withdraw(*life, before)
+            self._withdraw(life, before)
         if action is Action.DIAL_AGAIN:
             self._links.dial_again(node)
         elif action is not Action.NOTHING and charge is not None:
@@ -166,11 +169,27 @@ class Witness:
         return max(heard, self._heard_on_edges(node))
 
     def _accuse(self, life: Life, charge: Charge, seconds: float) -> None:
-        log.warning("node %s is accused: %s for %.3f s", life[0], charge, seconds)
+        if (life, charge) not in self._accused:
+            log.warning("node %s is accused: %s for %.3f s", life[0], charge, seconds)
+            self._accused[life, charge] = self._clock() - seconds
         self._accuser.accuse(*life, charge, seconds, self._links.lag())
+
+    def _withdraw(self, life: Life, charge: Charge) -> None:
+        self._accuser.withdraw(*life, charge)
+        self._note_end(life, charge, "is accused no more")
+
+    def _note_end(self, life: Life, charge: Charge, how: str) -> None:
+        began = self._accused.pop((life, charge), None)
+        if began is not None:
+            log.info(
+                "node %s %s: it was %s for %.3f s", life[0], how, charge, self._clock() - began
+            )
 
     def _clear(self, life: Life, patience: float) -> None:
         if life in self._suspicions:
+            charge = self._suspicions[life].charge
+            if charge is not None:
+                self._note_end(life, charge, "is cleared by the orchestrator")
             self._suspicions[life].clear(self._clock(), patience)
 
     def _accuse_again(self) -> None:
@@ -193,7 +212,7 @@ class Witness:
         for life in stuck.keys() - self._stuck.keys():
             self._accuse(life, "stuck", stuck[life])
         for life in self._stuck.keys() - stuck.keys():
-            self._accuser.withdraw(*life, "stuck")
+            self._withdraw(life, "stuck")
         self._stuck = stuck
 
     def _has_excuse(self, awaited: Awaited) -> bool:

@@ -41,7 +41,7 @@ class Observer:
         self._pids = pids
         self._incidents = incidents
         self._observers: dict[Group, GroupObserver] = {}
-        self._failing: set[Group] = set()
+        self._failing: dict[Group, float] = {}  # since when
         self._opened: deque[Group] = deque()  # since the last look
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="allfold-observer", daemon=True)
@@ -94,7 +94,7 @@ class Observer:
         for group in dict.fromkeys([*opened, *groups]):
             self._look_at(group, now, wall, pids)
         for group in self._observers.keys() - groups:
-            self._failing.discard(group)
+            self._failing.pop(group, None)
             self._observers.pop(group).close(wall)
         self._incidents.repeat(now)
 
@@ -108,6 +108,9 @@ class Observer:
         except Exception:
             if group not in self._failing:  # some times a second would fill the log
                 log.exception("the observer cannot look at group '%s'; it goes on", group.name)
-            self._failing.add(group)
+            self._failing.setdefault(group, now)
         else:
-            self._failing.discard(group)
+            began = self._failing.pop(group, None)
+            if began is not None:
+                text = "the observer can look at group '%s' again, after %.1f s"
+                log.info(text, group.name, now - began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from time import monotonic
 
 from allfold_agent.runtime.reactor import Reactor
 
@@ -34,7 +35,7 @@ class Acceptor:
         self._listener = listener
         self._accepted = accepted
         self._name = name
-        self._fails = False
+        self._failed_at: float | None = None
         listener.setblocking(False)
         reactor.register(listener, self._accept)
 
@@ -46,14 +47,14 @@ class Acceptor:
         except OSError as error:
             self._pause(error)
             return
-        if self._fails:
-            self._fails = False
-            log.info("%s are accepted again", self._name)
+        if self._failed_at is not None:
+            seconds, self._failed_at = monotonic() - self._failed_at, None
+            log.info("%s are accepted again, after %.1f s", self._name, seconds)
         self._accepted(connected)
 
     def _pause(self, error: OSError) -> None:
-        if not self._fails:
-            self._fails = True
+        if self._failed_at is None:
+            self._failed_at = monotonic()
             log.warning("%s cannot be accepted until others end: %s", self._name, error)
         self._reactor.unregister(self._listener)
         self._reactor.later(_PAUSE_SECONDS, self._resume)

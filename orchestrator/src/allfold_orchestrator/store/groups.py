@@ -190,7 +190,9 @@ class GroupStore:
                 log.error("%s", error.message, extra={"group": group})
                 self._unreadable.add(group)
             return None
-        self._unreadable.discard(group)
+        if group in self._unreadable:
+            log.info("group can be read again", extra={"group": group})
+            self._unreadable.discard(group)
         return state
 
     def finders(self, group: str) -> Finders:

@@ -14,6 +14,7 @@ from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from allfold_orchestrator.store import sentinel
 from allfold_orchestrator.store.timing import CommandTimes, TimedRedis
 
 if TYPE_CHECKING:
@@ -111,13 +112,19 @@ class Client(Commands, Protocol):
 def connect(url: str) -> Client:
     """A client of the Redis at ``url``, or of a new in-process one for ``embedded``.
 
-    It connects when it is first used, so Redis may start later than the orchestrator.
+    It connects when it is first used, so Redis may start later than the orchestrator. Where
+    Sentinels are named, it follows the master that they have.
     """
     if url == EMBEDDED:
         from fakeredis import FakeServer  # with a Redis of their own, people need not wait for it
 
         return connect_embedded(FakeServer())
-    pool = BlockingConnectionPool.from_url(
+    make_pool = (
+        sentinel.master_pool
+        if url.startswith(sentinel.SCHEMES)
+        else BlockingConnectionPool.from_url
+    )
+    pool = make_pool(
         url,
         **_POOL,
         socket_connect_timeout=CONNECT_SECONDS,

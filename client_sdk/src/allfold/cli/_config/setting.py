@@ -11,7 +11,7 @@ from typing import Any
 PREFIX = "ALLFOLD_"
 _LIKE = 0.7
 # Up to the last @ before the path, as a password may have one; and what redis takes as a query.
-_PASSWORD = re.compile(r"(?<=//)[^/\s]*(?=@)|(?<=[?&]password=)[^&#\s]*")
+_PASSWORD = re.compile(r"(?<=//)[^/\s]*(?=@)|(?<=password=)[^&#\s]*")
 
 DEFAULT, ENVIRONMENT, FILE, FLAG = "default", "environment", "file", "flag"
 

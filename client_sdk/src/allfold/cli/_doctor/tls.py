@@ -39,8 +39,8 @@ def _check(url: str) -> Finding:
     except ssl.SSLCertVerificationError as error:
         advice = (
             "renew it if it has expired, use the name that it is for, or have its CA trusted: "
-            "ALLFOLD_TLS_DIR names a folder with our certificate and that of the CA; for a proxy in "
-            "front of a service, SSL_CERT_FILE names a file with certificates of CAs"
+            "ALLFOLD_TLS_DIR names a folder with our certificate and that of the CA; for a proxy "
+            "in front of a service, SSL_CERT_FILE names a file with certificates of CAs"
         )
         return fail(check, url, f"the certificate is not valid: {error.verify_message}", advice)
     except OSError as error:
