@@ -85,8 +85,7 @@ docs-check: .venv/.installed-dev ## show where that is not what the code says
 	@$(BIN)/python -m tests.made_files --check
 
 site: .venv/.installed-dev ## build the documentation site of docs/ into site/
-	@$(MKDOCS) build --quiet
-	@echo 'open site/index.html'
+	@$(MKDOCS) build --strict
 
 site-serve: .venv/.installed-dev ## show the site at http://127.0.0.1:8000 while its pages are written
 	@$(MKDOCS) serve

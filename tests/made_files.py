@@ -12,7 +12,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import architecture_tables, cli_page, grafana_dashboard, metrics_page
+from tests import (
+    architecture_tables,
+    cli_page,
+    grafana_dashboard,
+    metrics_page,
+    rest_page,
+    sdk_page,
+    settings_page,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +28,9 @@ MADE: dict[Path, Callable[[str], str]] = {
     architecture_tables.PAGE: architecture_tables.renewed,
     cli_page.PAGE: cli_page.renewed,
     metrics_page.PAGE: metrics_page.renewed,
+    rest_page.PAGE: rest_page.renewed,
+    sdk_page.PAGE: sdk_page.renewed,
+    settings_page.PAGE: settings_page.renewed,
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
 }
 """By file, what makes its text from the one that it has."""

@@ -1,6 +1,7 @@
 """Links from pages to files of the repository that are not pages, as addresses of the repository.
 
-Pages link to ``../examples/train_ddp.py``: right in the repository, but the site has ``docs/`` alone.
+Pages link to ``../examples/train_ddp.py``: right in the repository, but the site has ``docs/``
+alone.
 """
 
 from __future__ import annotations
