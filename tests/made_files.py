@@ -18,11 +18,16 @@ from tests import (
     grafana_dashboard,
     metrics_page,
     rest_page,
+    schedule_pictures,
     sdk_page,
     settings_page,
 )
 
 ROOT = Path(__file__).parents[1]
+
+def _drawn(picture: schedule_pictures.Picture) -> Callable[[str], str]:
+    return lambda _: picture.svg()
+
 
 MADE: dict[Path, Callable[[str], str]] = {
     architecture_tables.PAGE: architecture_tables.renewed,
@@ -31,6 +36,7 @@ MADE: dict[Path, Callable[[str], str]] = {
     rest_page.PAGE: rest_page.renewed,
     sdk_page.PAGE: sdk_page.renewed,
     settings_page.PAGE: settings_page.renewed,
+    **{each.path: _drawn(each) for each in schedule_pictures.PICTURES},
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
 }
 """By file, what makes its text from the one that it has."""
