@@ -67,7 +67,7 @@ coverage: .venv/.installed-dev ## show that tests run every branch of the core a
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
 	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
 
-test-clients: .venv-clients/.installed ## run what docs/torch.md shows with other libraries, in an environment of its own
+test-clients: .venv-clients/.installed ## run what docs/ shows with other libraries, in an environment of its own
 	@.venv-clients/bin/python -m pytest $(PYTEST_ARGS) tests/clients
 
 lint: .venv/.installed-dev ## check style, format and the layers of the packages
