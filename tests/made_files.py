@@ -25,6 +25,7 @@ from tests import (
 
 ROOT = Path(__file__).parents[1]
 
+
 def _drawn(picture: schedule_pictures.Picture) -> Callable[[str], str]:
     return lambda _: picture.svg()
 

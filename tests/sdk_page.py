@@ -130,7 +130,7 @@ def _body(found: Any, name: str) -> Iterator[str]:
     elif found.is_attribute and "property" in found.labels:
         yield _code(f"{name}: {found.annotation}")
     elif found.is_attribute:
-        yield _code(f"{name} = {found.value}")
+        yield _code(f"{name} = {found.value}".replace("'", '"'))  # as ruff formats it
     elif found.is_class and "__init__" in found.all_members and name not in _MADE_BY_ALLFOLD:
         yield _code(_signature(_target(found.all_members["__init__"]), name, returns=False))
     if found.docstring:
