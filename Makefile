@@ -10,7 +10,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos coverage lint types docs docs-check bench up down clean wheels lock version test-torch test-clients
+.PHONY: help demo test chaos coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
@@ -24,6 +24,8 @@ BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 PACKAGES := collective_core orchestrator node_agent client_sdk
 SOURCES := $(PACKAGES:%=%/src)
+# Without the theme's notice about its successor.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 CURRENT = $(shell sed -n 's/^version = "\(.*\)"/\1/p' client_sdk/pyproject.toml)
 VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__init__.py)) \
@@ -65,7 +67,7 @@ coverage: .venv/.installed-dev ## show that tests run every branch of the core a
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
 	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
 
-test-clients: .venv-clients/.installed ## run what docs/torch.md shows with other libraries, in an environment of its own
+test-clients: .venv-clients/.installed ## run what docs/ shows with other libraries, in an environment of its own
 	@.venv-clients/bin/python -m pytest $(PYTEST_ARGS) tests/clients
 
 lint: .venv/.installed-dev ## check style, format and the layers of the packages
@@ -81,6 +83,12 @@ docs: .venv/.installed-dev ## write again what is made from the code: tables of 
 
 docs-check: .venv/.installed-dev ## show where that is not what the code says
 	@$(BIN)/python -m tests.made_files --check
+
+site: .venv/.installed-dev ## build the documentation site of docs/ into site/
+	@$(MKDOCS) build --strict
+
+site-serve: .venv/.installed-dev ## show the site at http://127.0.0.1:8000 while its pages are written
+	@$(MKDOCS) serve
 
 bench: .venv/.installed-bench ## measure Allfold side by side with Gloo and MPICH: some minutes
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -110,7 +118,7 @@ version: ## give everything another version: make version VERSION=1.2.3
 	@echo 'now write the section of CHANGELOG.md; tests/test_versions.py checks that all agree'
 
 clean: ## remove .venv and every cache
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:

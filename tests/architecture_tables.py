@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md that follow from the code: rooms, bytes on the wire, REST API.
+"""The tables of docs/architecture.md that follow from the code: rooms, bytes on the wire.
 
     python -m tests.architecture_tables
 
@@ -15,15 +15,9 @@ import struct
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from fastapi import FastAPI
-
-from allfold_agent.agent import Agent
-from allfold_agent.control.app import make_app
 from allfold_agent.runtime.locks import ORDER
-from allfold_agent.settings import AgentSettings
 from allfold_core import operations
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -31,12 +25,9 @@ from allfold_core.mailbox import ENVELOPE_SIZE
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.short_lane import page
 from allfold_core.wire import frames, local_wire, peer_link
-from allfold_orchestrator.http.app import create_app
-from allfold_orchestrator.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-METHODS = ("get", "post", "put", "delete")
 SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "q": 8, "d": 8, "x": 1}
 TYPES = {
     "B": "u8", "H": "u16", "I": "u32", "i": "i32", "Q": "u64", "q": "i64", "d": "f64", "x": "zero",
@@ -66,7 +57,7 @@ def rooms(package: str) -> str:
     for layer in contracts()[package]:
         for name in re.split(r" [|:] ", layer):
             about = _docstring_of(f"{package}.{name}").split("\n\n")[0]
-            lines.append([f"`{name}`", _markdown(about)])
+            lines.append([f"`{name}`", markdown(about)])
     return table(["room", "what it is"], lines)
 
 
@@ -78,7 +69,7 @@ def _docstring_of(module: str) -> str:
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
 
 
-def _markdown(docstring: str) -> str:
+def markdown(docstring: str) -> str:
     """A paragraph of reStructuredText, with names in plain backticks."""
     named = re.sub(r":\w+:`([^`]*)`", r"`\1`", docstring)
     return named.replace("``", "`").replace("\n", " ")
@@ -205,68 +196,6 @@ def _fields(named_tuple: Any) -> list[str]:
     return [f"`{name}`" for name in named_tuple._fields]
 
 
-# --- REST
-
-
-def orchestrator_app() -> FastAPI:
-    return create_app(Settings(token=cast(Any, "secret")))
-
-
-def agent_app() -> FastAPI:
-    agent = SimpleNamespace(settings=AgentSettings(token="secret"))
-    return make_app(cast(Agent, agent))
-
-
-def routes(app: FastAPI) -> str:
-    """Every route with what it does and the names of its query parameters."""
-    lines = [
-        [f"`{method.upper()} {path}`", _about(operation), _query(operation)]
-        for path, operations in app.openapi()["paths"].items()
-        for method, operation in operations.items()
-        if method in METHODS
-    ]
-    return table(["route", "what it does", "query"], lines)
-
-
-def _about(operation: dict[str, Any]) -> str:
-    text = operation.get("description") or operation.get("summary") or ""
-    return _markdown(" ".join(text.split()))
-
-
-def _query(operation: dict[str, Any]) -> str:
-    asked = [each for each in operation.get("parameters", []) if each["in"] == "query"]
-    return ", ".join(f"`{each['name']}`" for each in asked)
-
-
-def bodies(app: FastAPI) -> str:
-    """Every field of every JSON body, by the names of the OpenAPI document."""
-    lines = []
-    for name, schema in sorted(app.openapi()["components"]["schemas"].items()):
-        if name in ("HTTPValidationError", "ValidationError"):
-            continue
-        needed = schema.get("required", ())
-        for field, about in schema.get("properties", {}).items():
-            text = " ".join(about.get("description", "").split())
-            kind = _type(about) + ("" if field in needed else ", optional")
-            lines.append([f"`{name}`", f"`{field}`", kind, text])
-    return table(["body", "field", "type", "meaning"], lines)
-
-
-def _type(schema: dict[str, Any]) -> str:
-    if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
-    for joint in ("anyOf", "oneOf"):
-        if joint in schema:
-            return " or ".join(_type(each) for each in schema[joint])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return " or ".join(f"`{each}`" for each in schema["enum"])
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    return str(schema.get("type", "any"))
-
-
 def locks() -> str:
     """The locks of the agent, in the order in which they may be taken."""
     lines = ["| lock | protects |", "|---|---|"]
@@ -294,9 +223,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fence": fence,
     "send and receive": p2p_message,
     "outcome": outcome,
-    "orchestrator routes": lambda: routes(orchestrator_app()),
-    "orchestrator bodies": lambda: bodies(orchestrator_app()),
-    "agent routes": lambda: routes(agent_app()),
 }
 
 

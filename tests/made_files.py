@@ -12,14 +12,32 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import architecture_tables, cli_page, grafana_dashboard, metrics_page
+from tests import (
+    architecture_tables,
+    cli_page,
+    grafana_dashboard,
+    metrics_page,
+    rest_page,
+    schedule_pictures,
+    sdk_page,
+    settings_page,
+)
 
 ROOT = Path(__file__).parents[1]
+
+
+def _drawn(picture: schedule_pictures.Picture) -> Callable[[str], str]:
+    return lambda _: picture.svg()
+
 
 MADE: dict[Path, Callable[[str], str]] = {
     architecture_tables.PAGE: architecture_tables.renewed,
     cli_page.PAGE: cli_page.renewed,
     metrics_page.PAGE: metrics_page.renewed,
+    rest_page.PAGE: rest_page.renewed,
+    sdk_page.PAGE: sdk_page.renewed,
+    settings_page.PAGE: settings_page.renewed,
+    **{each.path: _drawn(each) for each in schedule_pictures.PICTURES},
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
 }
 """By file, what makes its text from the one that it has."""

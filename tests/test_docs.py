@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import allfold
+from allfold import _ranks
+from allfold._rank_sources import READERS
 from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
+from allfold_agent import data_port
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
@@ -25,7 +28,7 @@ from allfold_core.schedules import registry
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.strategy import Description, Strategy
 from allfold_orchestrator.settings import Settings
-from tests import cli_page
+from tests import cli_page, schedule_pictures, sdk_page, settings_page
 from tests.core.cases import bytes_sent
 
 ROOT = Path(__file__).parents[1]
@@ -260,6 +263,90 @@ def plan(nodes: int, links: LinkModel | None = None) -> Plan:
     order = tuple(range(nodes))
     links = links or LinkModel()
     return Plan("group", 1, nodes, members, order, links, strategies={}, timeout=300.0)
+
+
+# --- docs/concepts.md
+
+
+def test_every_strategy_has_a_picture_which_the_page_of_concepts_shows() -> None:
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    drawn = [picture.strategy for picture in schedule_pictures.PICTURES]
+    assert sorted(drawn) == sorted(registry.STRATEGIES)
+    assert [each for each in drawn if f"(images/schedules/{each}.svg)" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [
+        ("direct", 1),
+        ("direct2", 2),
+        ("halving_doubling", 4),
+        ("ring", 6),
+        ("tree", 4),
+        ("centralized", 2),
+        ("chain", 6),
+    ],
+)
+def test_a_picture_has_the_steps_of_the_strategy(strategy: str, steps: int) -> None:
+    (picture,) = (each for each in schedule_pictures.PICTURES if each.strategy == strategy)
+    run = picture.run()
+    assert run.steps == steps
+    assert all(len(each) == picture.nodes for node in run.history[-1] for each in node)
+    assert run.history[0] != run.history[-1]
+
+
+# --- docs/settings.md
+
+
+def test_the_page_of_settings_has_every_variable_that_the_code_reads() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    read = {
+        variable
+        for path in SOURCES
+        for variable in re.findall(r"\"(ALLFOLD_[A-Z_]*[A-Z])\"", path.read_text())
+    }
+    assert read <= settings_page.variables()
+    assert [each for each in settings_page.variables() if f"`{each}`" not in page] == []
+
+
+def test_the_table_of_launchers_has_the_variables_from_which_ranks_are_read() -> None:
+    lines = checked("launchers", (ROOT / "docs" / "settings.md").read_text()).splitlines()[2:]
+    shown = [line.strip("|").split("|") for line in lines]
+    for source, names in [(each[0].strip(), each[1]) for each in shown]:
+        variables = re.findall(r"`([A-Z_]+)`", names)
+        env = {name: str(index) for index, name in enumerate(variables)} | {"SLURM_STEP_ID": "0"}
+        if variables:
+            assert _ranks.resolve({**env, variables[1]: "4"}).source.startswith(source[:5]), source
+    assert len(shown) == len(READERS) + 2
+
+
+# --- docs/rest.md
+
+
+def test_the_page_of_rest_has_every_route_of_the_data_port() -> None:
+    """It is no FastAPI: its routes are the cases of one match."""
+    page = (ROOT / "docs" / "rest.md").read_text()
+    source = Path(data_port.__file__).read_text()
+    cases = re.findall(r"case \((\"v1\".*?)\)(?: if .*)?:", source)
+    assert len(cases) == 5
+    for case in cases:
+        parts = [part.strip() for part in case.split(",")]
+        path = "".join(r"/" + (part[1:-1] if '"' in part else r"\{\w+\}") for part in parts)
+        assert re.search(rf"`(?:GET|HEAD) {path}`", page), case
+    assert [name for name in data_port._OPENED if f"`Upgrade: {name}`" not in page] == []
+
+
+# --- docs/sdk.md
+
+
+@pytest.mark.parametrize(
+    "module", ["allfold", "allfold.torch", "allfold.torch.hook", "allfold.torchft"]
+)
+def test_every_public_name_is_on_the_page_of_the_sdk(module: str) -> None:
+    described = {name for names in sdk_page.SECTIONS.values() for name in names}
+    described |= {f"allfold.{error.__name__}" for error in CLASSES.values()}
+    assert sdk_page.public_names(module)
+    assert set(sdk_page.public_names(module)) - described == set()
 
 
 # --- all pages

@@ -1,4 +1,4 @@
-"""The scripts of docs/torch.md for other libraries: on Allfold they train as on Gloo.
+"""The scripts of docs/ for other libraries: on Allfold they train as on Gloo.
 
 `make test-clients` installs the libraries; where one is missing its tests are skipped.
 """
@@ -20,15 +20,14 @@ from tests.support.processes.services import ROOT, Services
 services = services_with("node0")
 
 SECONDS = 300.0
-PAGE = (ROOT / "docs" / "torch.md").read_text()
-# Section of the page: (module that it needs, how the script is started).
+# Section of a page: (page, module that it needs, how the script is started).
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 HOW_TOS = {
-    "Accelerate": ("accelerate", TORCHRUN),
-    "Trainer of Hugging Face": ("transformers", TORCHRUN),
-    "Lightning": ("lightning", TORCHRUN),
-    "Ignite": ("ignite", TORCHRUN),
-    "Ray Train": ("ray", ()),
+    "Accelerate": ("how-to-accelerate", "accelerate", TORCHRUN),
+    "Trainer of Hugging Face": ("how-to-accelerate", "transformers", TORCHRUN),
+    "Train with Lightning": ("how-to-lightning", "lightning", TORCHRUN),
+    "Ignite": ("torch", "ignite", TORCHRUN),
+    "Ray Train": ("torch", "ray", ()),
 }
 
 IGNITE_WRAPS = """
@@ -45,7 +44,8 @@ pytestmark = pytest.mark.slow
 
 def how_to(title: str) -> str:
     """The script of a section."""
-    section = PAGE.partition(f"\n### {title}\n")[2].partition("\n#")[0]
+    page = (ROOT / "docs" / f"{HOW_TOS[title][0]}.md").read_text()
+    section = page.partition(f"# {title}\n")[2].partition("\n#")[0]
     (script,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     assert '"allfold"' in script
     return str(script)
@@ -97,7 +97,7 @@ def weights(printed: str) -> list[list[float]]:
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("title", HOW_TOS)
 def test_a_how_to_trains_as_on_gloo(runner: Runner, title: str) -> None:
-    module, launcher = HOW_TOS[title]
+    _, module, launcher = HOW_TOS[title]
     need(module)
     script = how_to(title)
     ours, others = (

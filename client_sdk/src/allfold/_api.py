@@ -167,7 +167,7 @@ def new_group(
 
     Raises:
         InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
-        The errors of :func:`init`.
+        AllfoldError: the errors of :func:`init`.
     """
     parent = _chosen(group)
     members = parent.membership.checked_members(ranks)

@@ -72,12 +72,22 @@ def known() -> list[Known]:
     """Return all of them, those of ranks first."""
     socket = default_socket(os.environ, os.getuid(), tempfile.gettempdir())
     return [
-        Known("sdk", "ALLFOLD_SOCKET", "init(agent=)", socket, "the socket of the node agent"),
-        Known("sdk", "ALLFOLD_RANK", "init(rank=)", None, "who this rank is", _rank),
-        Known("sdk", "ALLFOLD_WORLD_SIZE", "init(world_size=)", None, "ranks that open it", _count),
         Known(
-            "sdk", "ALLFOLD_GROUP", "init(group=)", _settings.DEFAULT_GROUP, "the group's name",
-            _settings.group_name,
+            "sdk", "ALLFOLD_SOCKET", "init(agent=)", socket,
+            "the socket of the node agent of this machine (default: as for the agent)",
+        ),
+        Known(
+            "sdk", "ALLFOLD_RANK", "init(rank=)", None,
+            "who this rank is, from 0 on (default: what the launcher says)", _rank,
+        ),
+        Known(
+            "sdk", "ALLFOLD_WORLD_SIZE", "init(world_size=)", None,
+            "how many ranks open the group (default: what the launcher says)", _count,
+        ),
+        Known(
+            "sdk", "ALLFOLD_GROUP", "init(group=)", _settings.DEFAULT_GROUP,
+            "the group's name, of which jobs that share an orchestrator need different ones; "
+            "allfold run makes one for each run", _settings.group_name,
         ),
         Known(
             "sdk", "ALLFOLD_TIMEOUT", "init(timeout=)", f"{_settings.DEFAULT_TIMEOUT:g}",
@@ -85,21 +95,46 @@ def known() -> list[Known]:
         ),
         Known(
             "sdk", "ALLFOLD_INIT_TIMEOUT", "init(init_timeout=)",
-            f"{_settings.DEFAULT_INIT_TIMEOUT:g}", "seconds until init fails", _seconds,
+            f"{_settings.DEFAULT_INIT_TIMEOUT:g}",
+            "seconds until init fails; allfold run --agent waits as long for the agent, or 5 s",
+            _seconds,
         ),
         Known(
-            "sdk", "ALLFOLD_STRATEGY", "init(strategies=)", "auto", "strategies by kind",
-            parse_overrides,
+            "sdk", "ALLFOLD_STRATEGY", "init(strategies=)", "auto",
+            "strategies by kind, as in all_reduce=ring;broadcast=tree(4)", parse_overrides,
         ),
-        Known("sdk", "ALLFOLD_WIRE", "init(wire=)", "native", "compression", checked_wire),
-        Known("sdk", "ALLFOLD_GPU_PATH", "", "auto", "the way of GPU tensors", _gpu_path),
-        Known("sdk", "ALLFOLD_ON_LOSS", "init(on_loss=)", "raise", "ops after a loss", _on_loss),
-        Known("sdk", "ALLFOLD_MIN_WORLD", "init(min_world=)", "1", "the fewest ranks", _count),
-        Known("sdk", "ALLFOLD_MAX_WORLD", "init(max_world=)", None, "the most ranks", _count),
-        Known("sdk", "ALLFOLD_RESTARTS", "", None, "restarts so far, set by allfold run", _rank),
+        Known(
+            "sdk", "ALLFOLD_WIRE", "init(wire=)", "native",
+            "compression of reductions between nodes: native, bfloat16, float16 or int8",
+            checked_wire,
+        ),
+        Known(
+            "sdk", "ALLFOLD_GPU_PATH", "", "auto",
+            "how tensors on a GPU get to the agent: auto, ipc, pinned or host", _gpu_path,
+        ),
+        Known(
+            "sdk", "ALLFOLD_ON_LOSS", "init(on_loss=)", "raise",
+            "what a loss makes of the ops that it interrupts. raise: they fail with the same error "
+            "on all ranks that are left; shrink: these do them again, where that is possible",
+            _on_loss,
+        ),
+        Known(
+            "sdk", "ALLFOLD_MIN_WORLD", "init(min_world=)", "1",
+            "with fewer ranks than this left, no op runs", _count,
+        ),
+        Known(
+            "sdk", "ALLFOLD_MAX_WORLD", "init(max_world=)", None,
+            "ranks may join the group while it runs, up to this number (default: none may)", _count,
+        ),
+        Known(
+            "sdk", "ALLFOLD_RESTARTS", "", None,
+            "how often allfold run --max-restarts has started this rank again; it sets this itself",
+            _rank,
+        ),
         Known(
             "cli", "ALLFOLD_ORCHESTRATOR_URL", "--orchestrator",
-            _parameters.DEFAULT_ORCHESTRATOR, "the orchestrator's replicas",
+            _parameters.DEFAULT_ORCHESTRATOR,
+            "where the orchestrator is; of several replicas, all URLs with commas between",
             _parameters.orchestrators,
         ),
         Known("cli", "ALLFOLD_TOKEN", "", None, "the join token", secret=True),
