@@ -12,7 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import architecture_tables, cli_page, grafana_dashboard, metrics_page
+from tests import (
+    architecture_tables,
+    cli_page,
+    grafana_dashboard,
+    kubernetes_manifests,
+    metrics_page,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +27,7 @@ MADE: dict[Path, Callable[[str], str]] = {
     cli_page.PAGE: cli_page.renewed,
     metrics_page.PAGE: metrics_page.renewed,
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
+    **kubernetes_manifests.MADE,
 }
 """By file, what makes its text from the one that it has."""
 
