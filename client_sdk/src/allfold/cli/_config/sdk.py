@@ -95,6 +95,10 @@ def known() -> list[Known]:
         Known("sdk", "ALLFOLD_ON_LOSS", "init(on_loss=)", "raise", "ops after a loss", _on_loss),
         Known("sdk", "ALLFOLD_MIN_WORLD", "init(min_world=)", "1", "the fewest ranks", _count),
         Known("sdk", "ALLFOLD_MAX_WORLD", "init(max_world=)", None, "the most ranks", _count),
+        Known(
+            "sdk", "ALLFOLD_TORCH_REPLACE", "", None,
+            "backends of torch whose groups Allfold serves, e.g. gloo,nccl",
+        ),
         Known("sdk", "ALLFOLD_RESTARTS", "", None, "restarts so far, set by allfold run", _rank),
         Known(
             "cli", "ALLFOLD_ORCHESTRATOR_URL", "--orchestrator",
