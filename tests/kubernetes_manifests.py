@@ -15,12 +15,14 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from tests import grafana_dashboard
 from tests.support import kubernetes
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "allfold"
 FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "kubernetes.md"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 HEAD = "# Made from deploy/helm/allfold by `make docs`: change it there.\n"
 BASE = ("namespace.create=true",)
 CERT_MANAGER = (*BASE, "tls.enabled=true", "tls.certManager.enabled=true")
@@ -89,6 +91,9 @@ def renewed_page(page: str) -> str:
 
 
 MADE: dict[Path, Callable[[str], str]] = {
+    # What a chart uses has to lie in its folder.
+    CHART / "files" / "alerts.yml": lambda _: ALERTS.read_text(),
+    CHART / "files" / "allfold.json": lambda _: grafana_dashboard.text(),
     **{
         FOLDER / "base" / f"{name}.yaml": partial(_of_base, f"{name}.yaml")
         for name in ("namespace", "priority", "redis", "orchestrator", "agent", "network")

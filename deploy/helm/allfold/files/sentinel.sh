@@ -31,13 +31,14 @@ sentinel announce-ip $HOST
 sentinel announce-port 26379
 sentinel monitor allfold $(primary) 6379 2
 sentinel down-after-milliseconds allfold 5000
-sentinel failover-timeout allfold 30000
+sentinel failover-timeout allfold 10000
 END
     mv "$file.new" "$file"
 fi
 
-# The password may have changed since.
-grep -v -E '^(requirepass|sentinel sentinel-pass|sentinel auth-pass) ' "$file" > "$file.new"
+# The password may have changed since; Sentinel writes it down as that of the default user.
+grep -v -E '^(user default|requirepass|sentinel sentinel-pass|sentinel auth-pass) ' "$file" \
+    > "$file.new"
 cat >> "$file.new" << END
 requirepass $REDISCLI_AUTH
 sentinel sentinel-pass $REDISCLI_AUTH
