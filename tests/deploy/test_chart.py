@@ -149,8 +149,8 @@ def test_the_table_of_values_is_on_the_page() -> None:
 def notes(*values: str) -> str:
     requires("kubernetes-tools")
     given = [argument for each in values for argument in ("--set", each)]
-    command = ["install", "allfold", CHART, "--namespace", "allfold", "--dry-run=client", *given]
-    return kubernetes.run("helm", *command).partition("\nNOTES:\n")[2]
+    options = ("--namespace", "allfold", "--dry-run=client")
+    return kubernetes.run("helm", "install", "allfold", CHART, *options, *given).partition("\nNOTES:\n")[2]
 
 
 def test_the_notes_say_the_next_steps() -> None:

@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,11 +43,19 @@ def option(container: Container, name: str) -> str:
 def job_spec(name: str) -> Object:
     """The spec of a Job, also of the one within a JobSet or a runtime."""
     (found,) = (each for each in workloads(OBJECTS) if each["metadata"]["name"] == name)
-    spec: Object = found["spec"]
-    while "replicatedJobs" in spec or "template" in spec.get("template", {}).get("spec", {}):
-        (replicated,) = spec.get("replicatedJobs", [spec])
-        spec = replicated["template"]["spec"]
+    (spec,) = _specs_of_jobs(found)
     return spec
+
+
+def _specs_of_jobs(found: Any) -> Iterator[Object]:
+    if isinstance(found, dict):
+        if "backoffLimit" in found:
+            yield found
+        for each in found.values():
+            yield from _specs_of_jobs(each)
+    elif isinstance(found, list):
+        for each in found:
+            yield from _specs_of_jobs(each)
 
 
 def test_every_example_is_tested() -> None:
@@ -205,6 +215,7 @@ def test_a_rank_that_had_to_leave_is_no_training_that_is_done(tmp_path: Path) ->
         assert rank.wait(30) == 143
     finally:
         rank.kill()
+        rank.wait(10)
     assert (tmp_path / "left").exists()  # it was waited for
 
 
