@@ -150,7 +150,9 @@ def notes(*values: str) -> str:
     requires("kubernetes-tools")
     given = [argument for each in values for argument in ("--set", each)]
     options = ("--namespace", "allfold", "--dry-run=client")
-    return kubernetes.run("helm", "install", "allfold", CHART, *options, *given).partition("\nNOTES:\n")[2]
+    return kubernetes.run("helm", "install", "allfold", CHART, *options, *given).partition(
+        "\nNOTES:\n"
+    )[2]
 
 
 def test_the_notes_say_the_next_steps() -> None:
