@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import subprocess
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import click
 import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from allfold.cli._main import cli
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
@@ -92,44 +89,10 @@ def test_agents_are_also_where_gpus_keep_other_pods_away(objects: list[Object]) 
 
 def test_agents_have_the_time_to_drain_before_they_are_killed(objects: list[Object]) -> None:
     agent = services(objects)["agent"]
+    assert agent.value("ALLFOLD_DRAIN_FOR") == "all"
     drain = int(agent.value("ALLFOLD_DRAIN_SECONDS"))
     assert drain >= 3600
     assert agent.pod["terminationGracePeriodSeconds"] == drain + 30
-
-
-def test_an_agent_that_is_to_end_has_its_node_drained_first(
-    objects: list[Object], tmp_path: Path
-) -> None:
-    """With the token of operators, out of the file, and for as long as it may take."""
-    command = services(objects)["agent"].spec["lifecycle"]["preStop"]["exec"]["command"]
-    (tmp_path / "admin-token").write_text("of-operators\n")
-    allfold = tmp_path / "allfold"
-    allfold.write_text('#!/bin/sh\necho "$ALLFOLD_ADMIN_TOKEN" "$@"\n')
-    allfold.chmod(0o755)
-    done = subprocess.run(
-        [each.replace("/run/allfold-token", str(tmp_path)) for each in command],
-        env={
-            "PATH": f"{tmp_path}:{os.defpath}",
-            "ALLFOLD_AGENT_NAME": "node-a",
-            "ALLFOLD_DRAIN_SECONDS": "7",
-        },
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    token, *arguments = done.stdout.split()
-    assert token == "of-operators"
-    assert arguments == ["drain", "node-a", "--timeout", "7"]
-    # The command takes them so.
-    (name, *rest) = arguments
-    drain = cli.get_command(click.Context(cli), name)
-    assert drain is not None
-    assert drain.make_context(name, rest).params | {"orchestrator": None} == {
-        "node": "node-a",
-        "timeout": 7.0,
-        "orchestrator": None,
-    }
 
 
 # --- the folder with the socket

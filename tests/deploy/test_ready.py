@@ -18,7 +18,7 @@ READY = ROOT / "deploy" / "docker" / "ready.py"
 class Service(BaseHTTPRequestHandler):
     """One that is alive and not ready."""
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class has the name
+    def do_GET(self) -> None:
         self.send_response(200 if self.path == "/healthz" else 503)
         self.end_headers()
         self.wfile.write(b"it is asked for " + self.path.encode())

@@ -95,7 +95,8 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = _Server(config)
-    server.end_at_signals(partial(agent.draining.end, settings.drain_seconds))
+    drain = partial(agent.draining.end, settings.drain_seconds, settings.drain_for)
+    server.end_at_signals(drain)
     agent.start()
     listening = addresses.join(*bound[0]), addresses.join(*bound[1]), settings.socket
     log.info("node %s listens: control %s, data %s, ranks %s", settings.name, *listening)
