@@ -29,7 +29,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 CURRENT = $(shell sed -n 's/^version = "\(.*\)"/\1/p' client_sdk/pyproject.toml)
 VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__init__.py)) \
-  $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml docs/gpu_deployment.md)
+  $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml \
+  deploy/helm/allfold/*.yaml docs/gpu_deployment.md docs/kubernetes.md)
 
 # Fast tests first; then the longest file, which mostly waits, beside all that comes after it; small
 # files last, so that no worker is left with a long one. What is not named here comes in between.
@@ -135,8 +136,9 @@ clean: ## remove .venv and every cache
 	$(PIP) -r requirements-bench.txt
 	@touch $@
 
-.venv/.installed-dev: .venv/.installed-bench requirements-dev.txt
+.venv/.installed-dev: .venv/.installed-bench requirements-dev.txt requirements-tools.txt
 	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps -r requirements-tools.txt
 	@touch $@
 
 EDITABLE = $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sdk[local]'

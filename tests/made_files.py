@@ -16,6 +16,7 @@ from tests import (
     architecture_tables,
     cli_page,
     grafana_dashboard,
+    kubernetes_manifests,
     metrics_page,
     rest_page,
     schedule_pictures,
@@ -39,6 +40,7 @@ MADE: dict[Path, Callable[[str], str]] = {
     settings_page.PAGE: settings_page.renewed,
     **{each.path: _drawn(each) for each in schedule_pictures.PICTURES},
     grafana_dashboard.FILE: lambda _: grafana_dashboard.text(),
+    **kubernetes_manifests.MADE,
 }
 """By file, what makes its text from the one that it has."""
 

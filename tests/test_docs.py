@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from inspect import signature
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
 from allfold_agent import data_port
-from allfold_agent.settings import AgentSettings
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.operations import Kind
@@ -27,7 +25,6 @@ from allfold_core.pricing.predict import closed_form
 from allfold_core.schedules import registry
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.strategy import Description, Strategy
-from allfold_orchestrator.settings import Settings
 from tests import cli_page, schedule_pictures, sdk_page, settings_page
 from tests.core.cases import bytes_sent
 
@@ -63,50 +60,10 @@ def test_the_ten_lines_are_the_quickstart() -> None:
     assert len(shown[1].splitlines()) <= 10
 
 
-@cache
-def settings_table() -> dict[str, tuple[str, str]]:
-    """Variable: (who reads it, its default), as the README has them."""
-    part = README.partition("\n## Settings\n")[2].partition("\n## ")[0]
-    table = {}
-    for names, reader, default, _ in rows(part):
-        for name in re.findall(r"ALLFOLD_\w+", names):
-            table[name] = (reader, default)
-    return table
-
-
 def rows(text: str) -> Iterator[list[str]]:
     """The cells of every line of a table, but for its head."""
     for line in re.findall(r"^\| ?`.*\|$", text, flags=re.MULTILINE):
         yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def defaults() -> Iterator[tuple[str, str, object]]:
-    """(reader, variable, default) of every setting of the two services."""
-    for name, field in Settings.model_fields.items():
-        yield "orchestrator", f"ALLFOLD_{name.upper()}", field.default
-    for field in AgentSettings.model_fields.values():
-        default = None if field.default_factory else field.default
-        yield "agent", str(field.validation_alias), default
-
-
-@pytest.mark.parametrize(("reader", "variable", "default"), list(defaults()))
-def test_every_setting_has_its_reader_and_default(
-    reader: str, variable: str, default: object
-) -> None:
-    shown_reader, shown_default = settings_table()[variable]
-    assert reader in shown_reader or shown_reader == "all"
-    if not default:
-        assert not shown_default.startswith("`") or "$" in shown_default
-        return
-    text = f"{default:g}" if isinstance(default, float) else str(default)
-    assert f"`{text}`" in shown_default
-
-
-def test_the_table_of_settings_has_every_variable_and_no_other() -> None:
-    read = {variable for _, variable, _ in defaults()}
-    for path in SOURCES:
-        read |= set(re.findall(r"\"(ALLFOLD_[A-Z_]*[A-Z])\"", path.read_text()))
-    assert settings_table().keys() == read
 
 
 def test_the_table_of_strategies_in_the_readme_is_that_of_the_registry() -> None:

@@ -47,6 +47,13 @@ def test_compose_and_kubernetes_name_images_of_the_version() -> None:
     assert set(versions) == {VERSION}
 
 
+def test_the_chart_has_the_version_and_installs_images_of_it() -> None:
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "allfold" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "allfold" / "values.yaml").read_text())
+    assert {values["images"][name]["tag"] for name in ("orchestrator", "agent")} == {""}
+
+
 def workflow(name: str) -> Any:
     return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
 

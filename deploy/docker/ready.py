@@ -1,6 +1,7 @@
-"""Exit 0 if the service in this container answers /readyz with 200: the images' health check.
+"""Exit 0 if the service in this container answers with 200: the images' health check.
 
-The argument names the variable with its `host:port`. A plain socket, because an engine runs this
+The first argument names the variable with its `host:port`, the second one the path that is asked
+for, by default /readyz. A plain socket, because an engine runs this
 every few seconds: `urllib` alone takes three times as long to import as all of this needs.
 """
 
@@ -11,9 +12,10 @@ import sys
 
 def main() -> None:
     port = int(os.environ[sys.argv[1]].rpartition(":")[2])
+    path = sys.argv[2] if len(sys.argv) > 2 else "/readyz"
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
-            connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             with connection.makefile("rb") as reply:
                 status, _, body = reply.read(65536).partition(b"\r\n")
     except OSError as error:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.manifests import (
-    BASE_FILES,
     CONTAINERS,
+    EXAMPLES,
     FOLDER,
-    JOB_FILES,
     OVERLAYS,
     Object,
     built,
@@ -17,14 +16,10 @@ from tests.deploy.manifests import (
 )
 
 
-@pytest.fixture(params=["files", "base", *OVERLAYS])
+@pytest.fixture(params=["base", *OVERLAYS])
 def objects(request: pytest.FixtureRequest) -> list[Object]:
-    """All objects of an installation, and the example jobs."""
-    if request.param == "files":
-        found = [each for each in read(*BASE_FILES) if each["kind"] != "Kustomization"]
-    else:
-        found = built(FOLDER / request.param)
-    found = [*found, *read(*JOB_FILES)]
+    """All objects of an installation, and the examples."""
+    found = [*built(FOLDER / request.param), *read(*EXAMPLES)]
     # Whoever goes through the containers goes through all of them.
     assert sorted(each.name for each in containers(found)) == sorted(CONTAINERS)
     return found

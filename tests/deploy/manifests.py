@@ -1,8 +1,8 @@
-"""The objects of deploy/kubernetes, and what belongs together in them."""
+"""The objects of deploy/kubernetes and of the chart, and what belongs together in them."""
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,15 +10,20 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
+from tests import kubernetes_manifests
+from tests.support import kubernetes
 from tests.support.require import requires
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
+CHART = kubernetes_manifests.CHART
 FILES = sorted(FOLDER.rglob("*.yaml"))
 BASE_FILES = sorted((FOLDER / "base").glob("*.yaml"))
-JOB_FILES = [FOLDER / "examples" / name for name in ("job.yaml", "job-gpu.yaml")]
+EXAMPLES = sorted((FOLDER / "examples").glob("*.yaml"))
 OVERLAYS = ("overlays/gpu", "overlays/gpu-volume-mounts")
-PAGE = (ROOT / "docs" / "gpu_deployment.md").read_text()
+COMPONENTS = ("components/cert-manager", "components/monitoring", "components/tls")
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+GPU_PAGE = (ROOT / "docs" / "gpu_deployment.md").read_text()
 NAME = "app.kubernetes.io/name"
 
 Object = dict[str, Any]
@@ -31,16 +36,27 @@ def read(*paths: Path) -> list[Object]:
 @cache
 def built(folder: Path) -> list[Object]:
     """Return the objects that ``kubectl apply -k`` would send."""
-    requires("kubectl")
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    requires("kubernetes-tools")
+    return list(yaml.safe_load_all(kubernetes.run("kubectl", "kustomize", folder)))
+
+
+def built_with(folder: Path, *components: str) -> list[Object]:
+    """Return the objects of the base with components, in an overlay that is made in a folder."""
+    paths = {name: os.path.relpath(FOLDER / name, folder) for name in ("base", *components)}
+    kustomization = {
+        "resources": [paths["base"]],
+        "components": [paths[name] for name in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return built(folder)
+
+
+def charted(*values: str) -> list[Object]:
+    """Return the objects that ``helm install --set ...`` would send."""
+    requires("kubernetes-tools")
+    rendered = kubernetes_manifests.rendered(values)
+    found = [each for text in rendered.values() for each in yaml.safe_load_all(text)]
+    return [each for each in found if each is not None]
 
 
 def of_kind(objects: Sequence[Object], kind: str) -> dict[str, Object]:
@@ -76,16 +92,29 @@ class Container(NamedTuple):
         return mount, volume
 
 
+def pod_templates(found: Any) -> Iterator[Object]:
+    """Iterate over the templates of pods, however deep they lie in an object."""
+    if isinstance(found, dict):
+        if "containers" in (found.get("spec") or ()):
+            yield found
+        for each in found.values():
+            yield from pod_templates(each)
+    elif isinstance(found, list):
+        for each in found:
+            yield from pod_templates(each)
+
+
 def workloads(objects: Sequence[Object]) -> Iterator[Object]:
     """Iterate over the objects that make pods."""
-    return (each for each in objects if "template" in each.get("spec", {}))
+    return (each for each in objects if any(pod_templates(each)))
 
 
 def containers(objects: Sequence[Object]) -> Iterator[Container]:
-    for each in workloads(objects):
-        pod = each["spec"]["template"]["spec"]
-        for spec in [*pod.get("initContainers", ()), *pod["containers"]]:
-            yield Container(each["metadata"]["name"], each["kind"], pod, spec)
+    for each in objects:
+        for template in pod_templates(each):
+            pod = template["spec"]
+            for spec in [*pod.get("initContainers", ()), *pod["containers"]]:
+                yield Container(each["metadata"]["name"], each["kind"], pod, spec)
 
 
 def services(objects: Sequence[Object]) -> dict[str, Container]:
@@ -98,6 +127,16 @@ def jobs(objects: Sequence[Object]) -> dict[str, Container]:
 
 
 SOCKET_FOLDER = ("agent", "socket-folder")
+SDK = ("allfold-torch", "allfold-sdk")
 SERVICES = {("agent", "agent"), ("orchestrator", "orchestrator"), ("redis", "redis")}
-JOBS = {("digits", "train"), ("digits-gpu", "train")}
-CONTAINERS = {SOCKET_FOLDER, *SERVICES, *JOBS}
+JOBS = {
+    ("allfold-torch", "node"),
+    ("ddp", "train"),
+    ("ddp-set", "train"),
+    ("decode", "decode"),
+    ("digits", "train"),
+    ("digits-gpu", "train"),
+    ("digits-queued", "train"),
+    ("elastic", "train"),
+}
+CONTAINERS = {SOCKET_FOLDER, SDK, *SERVICES, *JOBS}

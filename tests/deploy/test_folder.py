@@ -15,9 +15,11 @@ import yaml  # type: ignore[import-untyped]
 from allfold_agent import __version__
 from tests.deploy.manifests import (
     BASE_FILES,
+    COMPONENTS,
+    EXAMPLES,
     FILES,
     FOLDER,
-    JOB_FILES,
+    JOBS,
     OVERLAYS,
     PAGE,
     ROOT,
@@ -32,8 +34,7 @@ IMAGES = {
     "agent": "allfold-agent",
     "orchestrator": "allfold-orchestrator",
     "redis": "redis",
-    "digits": "allfold-job",
-    "digits-gpu": "allfold-job",
+    **{owner: "allfold-job" for owner, _ in JOBS},
 }
 
 
@@ -52,26 +53,28 @@ def test_the_base_has_every_file_of_its_folder() -> None:
     assert set(kustomization["resources"]) == names
 
 
-def test_every_overlay_is_one_that_is_tested() -> None:
+def test_every_overlay_and_component_is_one_that_is_tested() -> None:
     folders = {path.parent for path in FOLDER.rglob("kustomization.yaml")}
-    assert folders == {FOLDER / name for name in ("base", *OVERLAYS)}
+    assert folders == {FOLDER / name for name in ("base", *OVERLAYS, *COMPONENTS)}
 
 
 @pytest.mark.parametrize("name", ["base", *OVERLAYS])
 def test_every_folder_builds_with_all_objects_in_one_namespace(name: str) -> None:
     objects = built(FOLDER / name)
     kinds = ["DaemonSet", "Deployment", "Namespace", *["NetworkPolicy"] * 4, "PodDisruptionBudget"]
-    kinds += ["Service", "Service", "StatefulSet"]
+    kinds += ["PriorityClass", "Service", "Service", "StatefulSet"]
     assert sorted(each["kind"] for each in objects) == kinds
     namespaces = {
-        each["metadata"].get("namespace") for each in objects if each["kind"] != "Namespace"
+        each["metadata"].get("namespace")
+        for each in objects
+        if each["kind"] not in ("Namespace", "PriorityClass")
     }
     assert namespaces == set(of_kind(objects, "Namespace")) == {"allfold"}
 
 
 def test_examples_are_in_the_namespace_of_the_agents() -> None:
-    found = read(*(FOLDER / "examples").glob("*.yaml"))
-    assert len(found) > len(JOB_FILES)
+    of_the_cluster = ("ClusterQueue", "ClusterTrainingRuntime", "ResourceFlavor")
+    found = [each for each in read(*EXAMPLES) if each["kind"] not in of_the_cluster]
     assert {each["metadata"]["namespace"] for each in found} == {"allfold"}
 
 
@@ -85,7 +88,7 @@ def test_images_have_the_version_of_the_packages(objects: list[Object]) -> None:
     assert tags == {__version__, f"{__version__}-cuda13"}
 
 
-# --- docs/gpu_deployment.md
+# --- docs/kubernetes.md
 
 
 def own_overlay(folder: Path) -> list[Object]:
@@ -122,7 +125,12 @@ def test_an_overlay_with_a_registry_has_the_images_that_the_page_builds(tmp_path
 
 
 def test_a_job_as_the_page_sends_it_is_the_example_with_another_image() -> None:
-    sent, (example,) = job_as_sent(), read(FOLDER / "examples" / "job-gpu.yaml")
+    sent, (example,) = job_as_sent(), read(FOLDER / "examples" / "job.yaml")
     (container,) = example["spec"]["template"]["spec"]["containers"]
     container["image"] = "registry/x/allfold-job:tag"
     assert sent == example
+
+
+def test_the_page_names_every_example_and_component() -> None:
+    examples = [f"examples/{path.name}" for path in EXAMPLES]
+    assert [name for name in [*examples, *COMPONENTS] if name not in PAGE] == []

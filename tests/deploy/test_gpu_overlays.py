@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.deploy.manifests import FOLDER, OVERLAYS, PAGE, Object, built, of_kind, services
+from tests.deploy.manifests import FOLDER, GPU_PAGE, OVERLAYS, Object, built, of_kind, services
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 GPU, MOUNTS = OVERLAYS
@@ -81,4 +81,4 @@ def test_the_other_overlay_asks_for_them_with_a_mount_instead() -> None:
 
 
 def test_the_page_names_both_overlays() -> None:
-    assert set(re.findall(r"\boverlays/[\w-]+", PAGE)) == set(OVERLAYS)
+    assert set(re.findall(r"\boverlays/[\w-]+", GPU_PAGE)) == set(OVERLAYS)

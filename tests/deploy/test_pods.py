@@ -29,7 +29,6 @@ from tests.deploy.manifests import (
     jobs,
     of_kind,
     services,
-    workloads,
 )
 
 # Root, without a capability: see base/agent.yaml.
@@ -46,7 +45,7 @@ def test_no_pod_gets_anything_of_its_node_but_the_socket_folder(objects: list[Ob
         assert not any("hostPort" in port for port in container.spec.get("ports", ()))
         mounted = [volume.get("hostPath") for volume in container.pod.get("volumes", ())]
         taken |= {(container.owner, each["path"]) for each in mounted if each}
-    folder = {(owner, "/run/allfold") for owner in ("agent", "digits", "digits-gpu")}
+    folder = {(owner, "/run/allfold") for owner in ("agent", *jobs(objects))}
     assert taken - {("agent", "/dev/null")} == folder
 
 
@@ -81,16 +80,19 @@ def test_every_container_says_what_it_needs(objects: list[Object]) -> None:
 def test_agents_are_also_where_gpus_keep_other_pods_away(objects: list[Object]) -> None:
     """And so are the jobs that want these GPUs; nothing else is."""
     tolerated = {
-        each["metadata"]["name"]: each["spec"]["template"]["spec"]["tolerations"]
-        for each in workloads(objects)
-        if "tolerations" in each["spec"]["template"]["spec"]
+        each.owner: each.pod["tolerations"]
+        for each in containers(objects)
+        if "tolerations" in each.pod
     }
     assert tolerated == {"agent": GPU_TAINT, "digits-gpu": GPU_TAINT}
 
 
 def test_agents_have_the_time_to_drain_before_they_are_killed(objects: list[Object]) -> None:
-    grace = services(objects)["agent"].pod.get("terminationGracePeriodSeconds", 30)
-    assert grace >= AgentSettings.model_fields["drain_seconds"].default + 8
+    agent = services(objects)["agent"]
+    assert agent.value("ALLFOLD_DRAIN_FOR") == "all"
+    drain = int(agent.value("ALLFOLD_DRAIN_SECONDS"))
+    assert drain >= 3600
+    assert agent.pod["terminationGracePeriodSeconds"] == drain + 30
 
 
 # --- the folder with the socket
@@ -110,7 +112,8 @@ def test_jobs_and_agents_meet_at_one_socket(objects: list[Object]) -> None:
     folder = volume["hostPath"]["path"]
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
     for job in jobs(objects).values():
-        _, _, given = job.spec["args"][:3]
+        arguments = job.spec.get("args", ())
+        given = arguments[2] if "--agent" in arguments else job.value("ALLFOLD_SOCKET")
         mount, volume = job.mount(str(Path(given).parent))
         assert mount["readOnly"] is True
         # Not "OrCreate": without an agent the pod waits.
@@ -165,9 +168,20 @@ def test_an_agent_has_time_to_load_torch(objects: list[Object]) -> None:
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
 
 
-def test_agents_are_replaced_by_hand(objects: list[Object]) -> None:
-    """Because that breaks the groups of their ranks."""
-    assert of_kind(objects, "DaemonSet")["agent"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+def test_agents_are_replaced_one_by_one(objects: list[Object]) -> None:
+    spec = of_kind(objects, "DaemonSet")["agent"]["spec"]
+    assert spec["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": 1},
+    }
+    assert spec["minReadySeconds"] > 0
+
+
+def test_no_job_can_displace_what_it_needs(objects: list[Object]) -> None:
+    ((name, priority),) = of_kind(objects, "PriorityClass").items()
+    assert priority["value"] > 0
+    assert {each.pod["priorityClassName"] for each in services(objects).values()} == {name}
+    assert not any("priorityClassName" in each.pod for each in jobs(objects).values())
 
 
 def test_an_orchestrator_can_always_be_lost(objects: list[Object]) -> None:

@@ -31,8 +31,12 @@ READ = {
     "redis": set[str](),
 }
 PORTS = {"agent": {7411, 7412}, "orchestrator": {7400}, "redis": {6379}}
-# What Kubernetes itself sets in the containers of an indexed job.
-OF_KUBERNETES = {"JOB_COMPLETION_INDEX"}
+# What is set in the containers by those who make them: Kubernetes, for indexed jobs, and others.
+OF_KUBERNETES = {
+    "Job": {"JOB_COMPLETION_INDEX"},
+    "JobSet": {"JOB_COMPLETION_INDEX"},
+    "LeaderWorkerSet": {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"},
+}
 
 
 def test_every_setting_is_one_that_is_read(objects: list[Object]) -> None:
@@ -90,12 +94,12 @@ def test_services_listen_at_the_ports_that_they_declare(objects: list[Object]) -
 def test_variables_in_values_and_arguments_are_there(objects: list[Object]) -> None:
     used = set()
     for container in containers(objects):
-        known = OF_KUBERNETES if container.kind == "Job" else set[str]()
+        known = OF_KUBERNETES.get(container.kind, set())
         for variable in container.environment.values():
             used |= referred(variable.get("value", ""), known)
             known = known | {variable["name"]}  # Kubernetes knows only those above
         used |= referred(" ".join(container.spec.get("args", ())), known)
-    assert used == {"REDIS_PASSWORD", "REDISCLI_AUTH", "JOB_COMPLETION_INDEX"}
+    assert used == {"REDIS_PASSWORD", "REDISCLI_AUTH"}.union(*OF_KUBERNETES.values())
 
 
 def referred(text: str, known: set[str]) -> set[str]:
@@ -124,6 +128,8 @@ def test_a_service_leads_to_the_pods_of_its_name(objects: list[Object]) -> None:
     pods = {each["metadata"]["name"]: each for each in workloads(objects)}
     found = {}
     for name, service in of_kind(objects, "Service").items():
+        if "ports" not in service["spec"]:  # it only names the pods of a job
+            continue
         template = pods[name]["spec"]["template"]
         assert service["spec"]["selector"] == template["metadata"]["labels"]
         (port,) = service["spec"]["ports"]
@@ -138,11 +144,11 @@ def test_the_pods_of_a_service_have_its_name_as_their_label(objects: list[Object
     labels = {
         each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"]
         for each in workloads(objects)
-        if each["kind"] != "Job"
+        if each["metadata"]["name"] in PORTS
     }
     assert labels == {name: {NAME: name} for name in PORTS}
     for each in workloads(objects):
-        if each["kind"] != "Job":
+        if each["metadata"]["name"] in PORTS:
             assert each["spec"]["selector"] == {"matchLabels": labels[each["metadata"]["name"]]}
 
 
@@ -182,7 +188,9 @@ def test_the_token_lies_where_it_is_read_and_may_be_read_there(objects: list[Obj
     assert not any(found.values())
 
 
-def test_redis_and_the_orchestrator_have_the_same_password(objects: list[Object]) -> None:
+def test_redis_and_the_orchestrator_have_the_same_password_and_nobody_else_has_secrets(
+    objects: list[Object],
+) -> None:
     found = {
         (container.owner, variable["name"]): variable["valueFrom"]["secretKeyRef"]
         for container in containers(objects)
@@ -191,6 +199,7 @@ def test_redis_and_the_orchestrator_have_the_same_password(objects: list[Object]
     }
     password = {"name": "allfold", "key": "redis-password"}
     assert found == {
+        ("orchestrator", "ALLFOLD_ADMIN_TOKEN"): {"name": "allfold", "key": "admin-token"},
         ("orchestrator", "REDIS_PASSWORD"): password,
         ("redis", "REDISCLI_AUTH"): password,
     }
@@ -201,6 +210,6 @@ def test_redis_and_the_orchestrator_have_the_same_password(objects: list[Object]
 
 
 def test_the_commands_make_the_keys_that_are_read() -> None:
-    keys = {"token", "redis-password"}
+    keys = {"token", "admin-token", "redis-password"}
     assert created(PAGE) == keys
     assert created((FOLDER / "base" / "kustomization.yaml").read_text()) == keys

@@ -52,6 +52,21 @@ try:
 finally:
     print("the end", flush=True)
 """
+# A group that is not elastic; its ranks end together once the file is there.
+FIXED = """
+import os, sys
+import numpy as np
+import allfold
+group = allfold.init(timeout=60.0, init_timeout=60.0)
+done, steps = np.zeros(1), 0
+while not done[0]:
+    done = np.full(1, float(os.path.exists(sys.argv[1])))
+    group.all_reduce(done)
+    steps += 1
+    print("step", steps, flush=True)
+group.shutdown()
+print("the end", flush=True)
+"""
 _NUMBERS = itertools.count()
 
 
@@ -59,12 +74,20 @@ class Ranks:
     """The processes of one job, on the nodes with these names."""
 
     def __init__(
-        self, services: Services, *nodes: str, last: int, joins: str = "any", most: int = 0
+        self,
+        services: Services,
+        *nodes: str,
+        last: int = 0,
+        joins: str = "any",
+        most: int = 0,
+        fixed_until: Path | None = None,
     ) -> None:
         self._services = services
         self._group = f"job{next(_NUMBERS)}"
         self._nodes = nodes
-        self._arguments = [joins, str(most or len(nodes)), str(last), "0"]
+        self._program = [RANK, joins, str(most or len(nodes)), str(last), "0"]
+        if fixed_until is not None:
+            self._program = [FIXED, str(fixed_until)]
         self.children = [self._start(rank) for rank in range(len(nodes))]
 
     def _start(self, rank: int) -> Child:
@@ -74,7 +97,7 @@ class Ranks:
             "ALLFOLD_RANK": str(rank),
             "ALLFOLD_WORLD_SIZE": str(len(self._nodes)),
         }
-        command = [sys.executable, "-c", RANK, *self._arguments]
+        command = [sys.executable, "-c", *self._program]
         with self._log(rank).open("wb") as log:
             return Child("a rank", command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
@@ -91,7 +114,7 @@ class Ranks:
         """Wait until the first step is done on every rank."""
 
         def has_step(rank: int) -> bool:
-            return self.children[rank].ended or bool(self.sums(rank))
+            return self.children[rank].ended or bool(self.said(rank))
 
         for rank in range(len(self.children)):
             wait_until(partial(has_step, rank), "a step", 60.0)
@@ -190,6 +213,34 @@ def test_an_agent_that_is_told_to_end_lets_its_ranks_leave_first(
     assert agent.reap() == 0
     assert ranks.end(2) == (0, "the end")
     ranks.check_that_the_others_went_on(leaver=2)
+
+
+def test_an_agent_that_waits_for_all_ranks_is_replaced_without_a_failed_op(
+    services: Services, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an update in Kubernetes does it: also under a group whose ranks cannot leave."""
+    monkeypatch.setitem(services.agent_variables, "ALLFOLD_DRAIN_FOR", "all")
+    monkeypatch.setitem(services.agent_variables, "ALLFOLD_DRAIN_SECONDS", "100")
+    services.start_agents("updated")
+    agent = services.agents["updated"].child
+    ranks = start("a", "updated", fixed_until=tmp_path / "done")
+    agent.signal(signal.SIGTERM)
+    log = services.folder / "updated.log"
+    wait_until(lambda: "cannot leave before its end" in log.read_text(), "it drains", 60.0)
+    status, last = start("updated", last=1).end(0)
+    assert status == 1
+    assert "NodeDraining" in last
+    steps = len(ranks.said(1))
+    wait_until(lambda: len(ranks.said(1)) > steps + 20, "the job goes on", 60.0)
+    assert not agent.ended
+
+    (tmp_path / "done").touch()
+    assert [ranks.end(rank) for rank in (0, 1)] == [(0, "the end")] * 2
+    wait_until(lambda: agent.ended, "the agent ends", 60.0)
+    assert agent.reap() == 0
+    services.start_agents("updated")
+    anew = start("a", "updated", fixed_until=tmp_path / "done")
+    assert [anew.end(rank) for rank in (0, 1)] == [(0, "the end")] * 2
 
 
 def test_a_rank_that_is_killed_is_started_again_and_rejoins(services: Services) -> None:

@@ -77,8 +77,10 @@ def _nvrtc() -> str | None:
     return "NVRTC, CUDA's run-time compiler, is not installed"
 
 
-def _kubectl() -> str | None:
-    return None if shutil.which("kubectl") else "there is no kubectl on the PATH"
+def _kubernetes_tools() -> str | None:
+    from tests.support import kubernetes
+
+    return kubernetes.missing()
 
 
 def _chromium() -> str | None:
@@ -119,7 +121,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "openssl": _openssl,
     "cuda-bindings": _cuda_bindings,
     "nvrtc": _nvrtc,
-    "kubectl": _kubectl,
+    "kubernetes-tools": _kubernetes_tools,
     "chromium": _chromium,
     "prometheus": _prometheus,
     "package-index": _package_index,

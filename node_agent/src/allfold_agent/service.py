@@ -109,7 +109,8 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     config.load()
     config.ssl = tls.server if tls else None  # uvicorn's options would keep their first files
     server = _Server(config)
-    server.end_at_signals(partial(agent.draining.end, settings.drain_seconds))
+    drain = partial(agent.draining.end, settings.drain_seconds, settings.drain_for)
+    server.end_at_signals(drain)
     agent.start()
     listening = addresses.join(*bound[0]), addresses.join(*bound[1]), settings.socket
     _warn_if_open(settings, *listening[:2])

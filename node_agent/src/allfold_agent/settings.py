@@ -147,6 +147,12 @@ class AgentSettings(BaseSettings):
         ge=0,
         allow_inf_nan=False,
     )
+    drain_for: Literal["elastic", "all"] = _from(
+        "ALLFOLD_DRAIN_FOR",
+        "whom an agent that is told to end waits for so long: elastic: ranks of elastic groups, "
+        "which leave; all: also the others, which stay until their job ends",
+        default="elastic",
+    )
     token: str = _from(
         "ALLFOLD_TOKEN",
         "join token that every request must bring; of several, with commas between, the first is "

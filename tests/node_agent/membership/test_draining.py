@@ -97,6 +97,18 @@ async def test_a_node_does_not_wait_for_ranks_of_groups_that_are_not_elastic() -
     assert await within(10.0, Draining("a", lambda: [fixed], lambda _: None).wait(60.0))
 
 
+async def test_a_node_waits_for_them_too_where_it_is_to_wait_for_all() -> None:
+    fixed = group("fixed", "a", None)
+    draining = Draining("a", lambda: [fixed], lambda _: None)
+    ending = asyncio.create_task(draining.end(60.0, "all"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        assert not ending.done()
+    leave(fixed)
+    draining.look()
+    await within(10.0, ending)
+
+
 async def test_a_node_whose_ranks_do_not_leave_in_time_says_how_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

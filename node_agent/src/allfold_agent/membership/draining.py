@@ -11,12 +11,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from allfold_agent.groups.group import Group
 from allfold_core.errors import NodeDraining
 from allfold_core.verdict import name_ranks
 
 log = logging.getLogger(__name__)
+
+Whom = Literal["elastic", "all"]
+"""The ranks that are waited for: those that can leave, or all of them."""
 
 
 class Draining:
@@ -70,10 +74,14 @@ class Draining:
             limit.reschedule(0.0)
         self._ask_ranks(f"node {self._node} drains, as {reason}")
 
-    async def end(self, seconds: float) -> None:
-        """Drain for at most so many seconds because the agent was told to end."""
+    async def end(self, seconds: float, whom: Whom) -> None:
+        """Drain for at most so many seconds because the agent was told to end.
+
+        Args:
+            whom: those who are waited for.
+        """
         self.begin("its agent was told to end")
-        await self.wait(seconds)
+        await self.wait(seconds, whom)
 
     def check(self) -> None:
         """Raise ``NodeDraining`` if the node takes no ranks."""
@@ -100,22 +108,23 @@ class Draining:
         """Look again whether ranks are left: one has left, or was lost."""
         self._fewer.set()
 
-    async def wait(self, seconds: float) -> bool:
-        """Wait until no rank is left that can leave; return False on a timeout."""
+    async def wait(self, seconds: float, whom: Whom = "elastic") -> bool:
+        """Wait until no rank is left that can leave, or none at all; return False on a timeout."""
         try:
             async with asyncio.timeout(seconds):
-                while self._ranks_that_can_leave():
+                while self._ranks(whom):
                     self._fewer.clear()
                     await self._fewer.wait()
         except TimeoutError:
-            left = self._ranks_that_can_leave()
+            left = self._ranks(whom)
             how_many = "1 rank has" if left == 1 else f"{left} ranks have"
             log.warning("after %g s, %s not left yet", seconds, how_many)
             return False
         return True
 
-    def _ranks_that_can_leave(self) -> int:
-        return sum(len(_ranks_here(group)) for group in self._groups() if _is_elastic(group))
+    def _ranks(self, whom: Whom) -> int:
+        awaited = (group for group in self._groups() if whom == "all" or _is_elastic(group))
+        return sum(len(_ranks_here(group)) for group in awaited)
 
 
 def _ranks_here(group: Group) -> list[int]:

@@ -132,6 +132,10 @@ def known() -> list[Known]:
             _rank,
         ),
         Known(
+            "sdk", "ALLFOLD_TORCH_REPLACE", "", None,
+            "backends of torch whose groups Allfold serves, e.g. gloo,nccl",
+        ),
+        Known(
             "cli", "ALLFOLD_ORCHESTRATOR_URL", "--orchestrator",
             _parameters.DEFAULT_ORCHESTRATOR,
             "where the orchestrator is; of several replicas, all URLs with commas between",

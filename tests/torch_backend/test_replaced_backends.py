@@ -1,0 +1,64 @@
+"""Scripts that ask for another backend, and are given Allfold by ``ALLFOLD_TORCH_REPLACE``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.services import ROOT, Services
+
+READ = """
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import BackendConfig
+print(*map(dist.Backend, ["gloo", "NCCL", "mpi"]), BackendConfig("cpu:gloo,cuda:nccl"))
+"""
+
+
+def test_the_backends_that_are_named_are_replaced_and_no_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READ],
+        env=os.environ | {"ALLFOLD_TORCH_REPLACE": "Gloo, gloop,NCCL"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["allfold", "allfold", "mpi", "cpu:allfold,cuda:allfold"]
+    assert "names 'gloop', which is no backend of this torch" in done.stderr
+
+
+ASKS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group()
+groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
+groups.append(dist.new_group(backend="cpu:gloo,cuda:nccl"))
+tensor = torch.full((3,), float(dist.get_rank() + 1))
+for group in groups:
+    dist.all_reduce(tensor, group=group)
+names = [group._get_backend(torch.device("cpu")).name() for group in groups]
+os.write(1, f"{names} {tensor.tolist()}\\n".encode())  # at once: both ranks share the pipe
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_for_other_backends_runs_unchanged(services: Services, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ASKS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", str(script)],
+        env=services.environment()
+        | {"ALLFOLD_SOCKET": services.socket_of("node0"), "ALLFOLD_TORCH_REPLACE": "gloo,nccl"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{['allfold'] * 3} [12.0, 12.0, 12.0]") == 2, done.stdout
