@@ -210,6 +210,19 @@ def test_one_rank_too_many_gets_in_when_another_has_left(
         assert waiting.result()[1] == 2
 
 
+def test_a_running_group_takes_in_nobody_without_its_key(
+    pool: RankPool, services: Services
+) -> None:
+    options = {**SHRINK, "group_key": "sesame"}
+    with pool.unregistered((0, 1)) as job:
+        open_with(job, services, (0,), **options)
+        for wrong in ("", "guess"):
+            refused = join(job, services, 1, **{**options, "group_key": wrong}).failure().error
+            assert type(refused) is RegisterParamsMismatch
+            assert "ALLFOLD_GROUP_KEY" in refused.message
+        assert join(job, services, 1, **options).result()[1] == 2
+
+
 def test_other_parameters_than_those_of_the_group_are_refused(
     pool: RankPool, services: Services
 ) -> None:

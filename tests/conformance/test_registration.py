@@ -51,6 +51,37 @@ def await_seats(services: Services, name: str, count: int) -> None:
     wait_until(lambda: services.seated(name) == count, f"{count} seats are taken in {name}")
 
 
+# The key of a group
+
+
+@pytest.mark.parametrize("wrong", ["", "guess"], ids=["none", "another one"])
+def test_a_rank_without_the_key_of_a_group_is_refused_and_the_group_does_not_notice(
+    pool: RankPool, services: Services, wrong: str
+) -> None:
+    with pool.unregistered([0, 0, 1]) as job:
+        first = join(services, job.ranks[0], job.name, 0, 2, group_key="sesame")
+        await_seats(services, job.name, 1)
+        stranger = join(services, job.ranks[1], job.name, 1, 2, group_key=wrong)
+        error = stranger.failure().error
+        assert type(error) is RegisterParamsMismatch
+        assert "ALLFOLD_GROUP_KEY" in error.message
+        assert "sesame" not in str(error.to_dict())
+        second = join(services, job.ranks[2], job.name, 1, 2, group_key="sesame", node="node1")
+        results([first, second])
+        assert "sesame" not in services.log_tails()
+
+
+def test_a_rank_with_a_key_does_not_fit_a_group_without_one(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.unregistered([0, 0]) as job:
+        first = join(services, job.ranks[0], job.name, 0, 2, init_timeout=5)
+        await_seats(services, job.name, 1)
+        error = join(services, job.ranks[1], job.name, 1, 2, group_key="sesame").failure().error
+        assert type(error) is RegisterParamsMismatch
+        assert type(first.failure().error) is PeerMissing
+
+
 # The order of calls
 
 

@@ -43,7 +43,7 @@ def test_data_without_a_number_is_of_schema_0() -> None:
 
 def test_a_plan_carries_its_schema_and_one_of_a_newer_schema_is_refused() -> None:
     written = PLAN.to_dict()
-    assert written["schema"] == 3
+    assert written["schema"] == 4
     assert Plan.from_dict(written) == PLAN == replace(PLAN)
-    with pytest.raises(UnknownSchema, match="this plan has schema 4"):
-        Plan.from_dict({**written, "schema": 4})
+    with pytest.raises(UnknownSchema, match="this plan has schema 5"):
+        Plan.from_dict({**written, "schema": 5})

@@ -43,6 +43,7 @@ def init(
     min_world: int | None = None,
     max_world: int | None = None,
     joins: str | None = None,
+    group_key: str | None = None,
     state: State | None = None,
 ) -> Group:
     """Join a group as one of its ranks, and wait until every rank has joined.
@@ -81,13 +82,15 @@ def init(
         joins: when ranks may join an elastic group: ``"any"``, between any two ops; ``"commit"``,
             only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does.
             Default: "commit" with a ``state``, else "any". Must be the same on every rank.
+        group_key: a secret that every rank of the group must have; others cannot join
+            (``ALLFOLD_GROUP_KEY``; by default whoever reaches an agent can).
         state: what a rank needs to continue where the others are. When ``init`` returns, all ranks
             have the same state. In a group that opens, that is the state of rank 0, or of a rank
             with more commits; a rank that joins a running group gets the state of the others.
 
     Raises:
         MultipleRegister: this process is in the group already, or another has this rank.
-        RegisterParamsMismatch: the group was opened with other parameters.
+        RegisterParamsMismatch: the group was opened with other parameters, or another key.
         PeerMissing: not all ranks came in time; names the missing ones.
         AgentUnreachable: no agent listens on the socket.
         OrchestratorUnreachable: the agent cannot reach the orchestrator.
@@ -112,6 +115,7 @@ def init(
         min_world=min_world,
         max_world=most,
         joins=joins or ("any" if state is None else "commit"),
+        key=group_key,
     )
     if state is not None:
         _share(state, opened)

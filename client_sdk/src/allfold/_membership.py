@@ -101,6 +101,7 @@ class Membership:
             "min_world": settings.min_world,
             "max_world": settings.max_world,
             "joins": settings.joins,
+            "key": settings.key,
         }
         try:
             answer = session.connection.request(Message.JOIN, body, patience + GRACE_SECONDS)

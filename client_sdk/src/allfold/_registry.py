@@ -236,6 +236,7 @@ def open_group(
     min_world: int | None = None,
     max_world: int | None = None,
     joins: str = "any",
+    key: str | None = None,
     fixed: bool = False,
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
@@ -255,6 +256,7 @@ def open_group(
         min_world=min_world,
         max_world=max_world,
         joins=joins,
+        key=key,
         fixed=fixed,
     )
     return registry.open(SeatRequest(name, rank, world_size), settings, agent)

@@ -7,13 +7,14 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast, get_args
 
 from allfold._gpu_path import wanted
 from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_key import checked_key
 from allfold_core.plan import Joins, OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.wire.local_wire import default_socket
@@ -33,6 +34,7 @@ class GroupSettings:
     Attributes:
         max_world: ranks may join the group while it runs, up to this number; ``None``: none may.
         joins: where they come in.
+        key: that every rank must have to join; empty: none is needed.
         fixed: the ranks and their numbers never change, so the group cannot outlive a loss.
     """
 
@@ -45,6 +47,7 @@ class GroupSettings:
     max_world: int | None = None
     joins: Joins = "any"
     fixed: bool = False
+    key: str = field(default="", repr=False)
 
     @property
     def elastic(self) -> bool:
@@ -64,6 +67,7 @@ class GroupSettings:
         min_world: int | None = None,
         max_world: int | None = None,
         joins: str = "any",
+        key: str | None = None,
         fixed: bool = False,
     ) -> Self:
         """Return the settings given, or defaults; ``InvalidArgument`` for what cannot work.
@@ -82,6 +86,7 @@ class GroupSettings:
             most,
             _joins(joins),
             fixed,
+            _key(key),
         )
 
 
@@ -112,6 +117,12 @@ def _wire(given: str | None) -> str:
         return checked_wire(given).label
     with _naming("ALLFOLD_WIRE"):
         return checked_wire(os.environ.get("ALLFOLD_WIRE") or Wire.NATIVE.label).label
+
+
+def _key(given: str | None) -> str:
+    if given is not None:
+        return checked_key("group_key", given)
+    return checked_key("ALLFOLD_GROUP_KEY", os.environ.get("ALLFOLD_GROUP_KEY", ""))
 
 
 def _on_loss(given: str | None) -> OnLoss:

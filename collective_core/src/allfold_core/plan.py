@@ -115,6 +115,8 @@ class Plan:
         joins: when they may join.
         join_timeout: seconds for which ops wait for ranks to join, if fewer than ``min_world`` are
             left in an elastic group.
+        key: digest of the key that ranks need to join, see :mod:`allfold_core.group_key`; empty if
+            they need none.
         sessions: the session of each rank, by rank number; identifies the rank after a loss has
             changed the numbers.
         generation: the generation of the orchestrator's store when the plan was made, see
@@ -137,6 +139,7 @@ class Plan:
     max_world: int | None = None
     joins: Joins = "any"
     join_timeout: float = 60.0
+    key: str = ""
     sessions: tuple[str, ...] = ()
     generation: int = 0
     layout: Layout = AS_OPENED
@@ -181,6 +184,7 @@ class Plan:
             "max_world": self.max_world,
             "joins": self.joins,
             "join_timeout": self.join_timeout,
+            "key": self.key,
             "sessions": list(self.sessions),
             "generation": self.generation,
         }
@@ -210,6 +214,7 @@ class Plan:
             max_world=data["max_world"],
             joins=data["joins"],
             join_timeout=data["join_timeout"],
+            key=data["key"],
             sessions=tuple(data["sessions"]),
             generation=data["generation"],
         )

@@ -94,5 +94,12 @@ def _before_joins(plan: dict[str, Any]) -> dict[str, Any]:
     return {"max_world": None, "joins": "any", "join_timeout": 60.0, **plan}
 
 
+def _before_keys(plan: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade to plans of groups that ask for a key."""
+    return {"key": "", **plan}
+
+
 MESSAGE = Schema("message of the control plane", 1, {0: unchanged})
-PLAN = Schema("plan", 3, {0: _shared_by_cores, 1: _before_losses, 2: _before_joins})
+PLAN = Schema(
+    "plan", 4, {0: _shared_by_cores, 1: _before_losses, 2: _before_joins, 3: _before_keys}
+)

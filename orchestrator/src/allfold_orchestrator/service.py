@@ -186,6 +186,7 @@ class Orchestrator:
             request.max_world,
             request.joins,
             request.join_timeout,
+            request.key,
         )
         life, now = await self._store.lives.present(), self._store.clock.now()
 

@@ -15,6 +15,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from allfold_core.group_key import DIGEST_PATTERN
 from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
 from allfold_core.plan import Joins, LinkModel, OnLoss, Plan
 from allfold_core.schedules.registry import SPELLING
@@ -241,6 +242,11 @@ class JoinGroup(Request):
     join_timeout: Seconds = Field(
         default=60.0,
         description="How long ops wait for ranks to join below min_world; the first rank's counts.",
+    )
+    key: str = Field(
+        default="",
+        pattern=DIGEST_PATTERN,
+        description="Digest of the group's key, which all its ranks must have; empty without one.",
     )
 
 

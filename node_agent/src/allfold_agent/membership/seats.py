@@ -24,6 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
+from allfold_core.group_key import digest
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import joining_plan
 from allfold_core.verdict import name_ranks
@@ -183,6 +184,7 @@ class Seats:
         seat = {key: request[key] for key in _SEAT_KEYS}
         seat |= {key: request[key] for key in _ELASTIC_KEYS if key in request}
         seat["join_timeout"] = float(request["init_timeout"])
+        seat["key"] = digest(request["group"], request.get("key", ""))
 
         def pack(number: int) -> str:  # when it is sent again, time has passed
             node = {"node": self._registration.node, "incarnation": self._registration.incarnation}

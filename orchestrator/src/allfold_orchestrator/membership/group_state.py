@@ -92,6 +92,7 @@ class GroupParams:
     max_world: int | None = None
     joins: Joins = "any"
     join_timeout: float = field(default=60.0, compare=False)
+    key: str = ""
 
     @property
     def is_elastic(self) -> bool:
@@ -157,6 +158,7 @@ def params_of(plan: Plan) -> GroupParams:
         plan.max_world,
         plan.joins,
         plan.join_timeout,
+        plan.key,
     )
 
 

@@ -364,7 +364,23 @@ def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
     return _params_mismatch(group, current.plan.epoch, current.params, join)
 
 
+def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
+    """Return the error of a rank that may not join; it learns nothing else of the group."""
+    came = "another one" if join.params.key else "none"
+    has = "has a key, and the rank came with " + came if join.params.key else "needs a key"
+    return RegisterParamsMismatch(
+        f"a rank on node {join.seat.node.node} may not join group {group}: the group {has}; give "
+        "all ranks of a group the same ALLFOLD_GROUP_KEY, and groups of others another name",
+        group=group,
+        epoch=epoch,
+        node=join.seat.node.node,
+        differing=["key"],
+    )
+
+
 def _params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
+    if params.key != join.params.key:
+        return _wrong_key(group, epoch, join)
     differing = {
         name: {"expected": getattr(params, name), "got": getattr(join.params, name)}
         for name in _PARAMETERS

@@ -44,6 +44,7 @@ def make_plan(group: str, formation: Formation) -> Plan:
         max_world=params.max_world,
         joins=params.joins,
         join_timeout=params.join_timeout,
+        key=params.key,
         generation=formation.generation,
         sessions=tuple(formation.seats[rank].session for rank in range(params.world_size)),
     )

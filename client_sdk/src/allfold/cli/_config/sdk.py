@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 from allfold import _settings
@@ -21,6 +22,7 @@ from allfold.cli._config.setting import (
     problem_of,
 )
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_key import checked_key
 from allfold_core.plan import OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.security.tls import DEFAULT_NAME
@@ -132,6 +134,11 @@ def known() -> list[Known]:
             _rank,
         ),
         Known(
+            "sdk", "ALLFOLD_GROUP_KEY", "init(group_key=)", None,
+            "a secret that every rank of the group must have (default: whoever reaches an agent "
+            "may join)", partial(checked_key, "ALLFOLD_GROUP_KEY"), secret=True,
+        ),
+        Known(
             "sdk", "ALLFOLD_TORCH_REPLACE", "", None,
             "backends of torch whose groups Allfold serves, e.g. gloo,nccl",
         ),
@@ -161,7 +168,7 @@ def settings(environment: Mapping[str, str]) -> Iterator[Setting]:
         given = environment.get(each.variable, "")
         source = ENVIRONMENT if given else DEFAULT
         value, problem = given or each.default, problem_of(each.check, given) if given else ""
-        if each.secret:
+        if each.variable.endswith("_TOKEN"):
             value, source, problem = _token(each.variable, given)
         shown = masked(value, secret=each.secret)
         yield Setting(
