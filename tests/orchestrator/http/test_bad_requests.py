@@ -112,7 +112,7 @@ async def test_every_answer_and_the_plan_in_it_carry_their_schema(api: ApiClient
     ]
     bodies = [answer.json() for answer in answers]
     assert [body["schema"] for body in bodies] == [1] * len(bodies)
-    assert [body["plan"]["schema"] for body in bodies if "plan" in body] == [3]
+    assert [body["plan"]["schema"] for body in bodies if "plan" in body] == [4]
 
 
 async def test_every_missing_field_is_named(api: ApiClient) -> None:
