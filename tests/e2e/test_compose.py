@@ -4,7 +4,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -139,12 +139,15 @@ def renewed(request: pytest.FixtureRequest, up: Stack, prometheus: Prometheus) -
         for tokens in (f"new-token,{old}", "new-token"):
             project = up.project.overlaid(ALLFOLD_TOKEN=tokens)
             project.compose("up", "--detach", "--no-build", "agent-a", "agent-b")
-            wait_until(lambda: alive(up, "new-token") == ["agent-a", "agent-b"], "all are there")
+            wait_until(
+                lambda: alive(up.ask, "new-token") == ["agent-a", "agent-b"], "all are there"
+            )
     return Renewal(replace(up, project=project), old, began)
 
 
-def alive(stack: Stack, token: str) -> list[str]:
-    status, body = stack.ask("/v1/nodes", token)
+def alive(ask: Callable[[str, str], tuple[int, str]], token: str) -> list[str]:
+    """The nodes that are alive; none where the token is refused."""
+    status, body = ask("/v1/nodes", token)
     nodes = json.loads(body)["nodes"] if status == 200 else []
     return sorted(each["node"] for each in nodes if each["state"] == "alive")
 
@@ -156,9 +159,8 @@ class Secured:
     stack: Stack
     certificate: ssl.SSLContext
 
-    @property
-    def url(self) -> str:
-        return f"https://{self.stack.address}"
+    def ask(self, path: str, token: str) -> tuple[int, str]:
+        return fetch(f"https://{self.stack.address}{path}", token, self.certificate)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,9 @@ def secured(
         again = ("--profile", "observability", "up", "--detach", "--no-build")
         project.compose(*again, "agent-a", "agent-b", "prometheus", seconds=300.0)
         shown = certificate(project, "user", tmp_path_factory.mktemp("tls"))
-    return Secured(replace(renewed.stack, project=project), shown)
+        found = Secured(replace(renewed.stack, project=project), shown)
+        wait_until(lambda: alive(found.ask, "new-token") == ["agent-a", "agent-b"], "all are there")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -346,18 +350,17 @@ def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal)
     wait_until(
         lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401, "the old one is refused"
     )
-    assert alive(stack, "new-token") == ["agent-a", "agent-b"]
+    assert alive(stack.ask, "new-token") == ["agent-a", "agent-b"]
     assert stack.began() == renewed.began
 
 
 def test_with_tls_the_orchestrator_answers_those_who_show_a_certificate(secured: Secured) -> None:
-    status, body = fetch(f"{secured.url}/v1/nodes", "new-token", secured.certificate)
-    assert status == 200, body
-    assert "agent-a" in body
+    assert alive(secured.ask, "new-token") == ["agent-a", "agent-b"]
+    assert secured.ask("/v1/nodes", "another")[0] == 401
     stranger = ssl.create_default_context()
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
     with pytest.raises(OSError):
-        fetch(f"{secured.url}/v1/nodes", "new-token", stranger)
+        replace(secured, certificate=stranger).ask("/v1/nodes", "new-token")
     with pytest.raises(OSError):
         secured.stack.ask("/v1/nodes", "new-token")  # without TLS
 
