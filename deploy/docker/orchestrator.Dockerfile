@@ -29,7 +29,7 @@ RUN cd /opt/allfold \
  && python requirements.py orchestrator/pyproject.toml "client_sdk/pyproject.toml[cli]" \
     > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY deploy/docker/*.py /opt/allfold/
+COPY deploy/docker/ready.py deploy/docker/make_secrets.py deploy/docker/make_certs.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl
 
