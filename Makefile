@@ -95,10 +95,12 @@ bench: .venv/.installed-bench ## measure Allfold side by side with Gloo and MPIC
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 up: ## start Redis, the orchestrator, two agents and the demo in containers
+	@docker version > /dev/null 2>&1 || \
+	  { echo 'No Docker engine answers: install Docker, start it, or name it in DOCKER_HOST; see `docker version`' >&2; exit 1; }
 	$(COMPOSE) up --build
 
 down: ## remove those containers and what they stored
-	$(COMPOSE) down --volumes
+	$(COMPOSE) --profile "*" down --volumes
 
 wheels: .venv/.made ## build the wheels of the four packages into dist/
 	rm -rf dist

@@ -52,7 +52,7 @@ RUN cd /opt/allfold \
  && python requirements.py "node_agent/pyproject.toml[$ALLFOLD_EXTRA]" \
     "client_sdk/pyproject.toml[cli]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY deploy/docker/entrypoint.py deploy/docker/ready.py /opt/allfold/
+COPY deploy/docker/ready.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl
 
@@ -64,4 +64,4 @@ ENV ALLFOLD_AGENT_CONTROL_LISTEN=0.0.0.0:7411 \
 EXPOSE 7411 7412
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
     CMD ["python", "-IS", "/opt/allfold/ready.py", "ALLFOLD_AGENT_CONTROL_LISTEN"]
-ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_agent"]
+ENTRYPOINT ["python", "-m", "allfold_agent"]

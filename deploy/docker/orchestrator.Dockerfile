@@ -14,9 +14,11 @@ LABEL org.opencontainers.image.title="Allfold orchestrator" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
-# A named volume takes the owner of the folder that it covers, so the token's folder exists here.
+# A named volume takes the owner of the folder that it covers, so those of secrets exist here.
 RUN useradd --uid 10001 --user-group --create-home allfold \
- && install --directory --owner allfold --group allfold --mode 0700 /run/allfold-token \
+ && install --directory --owner allfold --group allfold --mode 0750 /run/allfold-token \
+    /run/allfold-redis /run/allfold-prometheus /run/allfold-grafana \
+    /run/allfold-certs /run/allfold-tls \
  && python -m venv /opt/venv
 # What changes seldom first: the third-party packages, then our own.
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
@@ -27,7 +29,7 @@ RUN cd /opt/allfold \
  && python requirements.py orchestrator/pyproject.toml "client_sdk/pyproject.toml[cli]" \
     > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY deploy/docker/entrypoint.py deploy/docker/ready.py deploy/docker/make_token.py /opt/allfold/
+COPY deploy/docker/ready.py deploy/docker/make_secrets.py deploy/docker/make_certs.py /opt/allfold/
 COPY --from=wheels /wheels /opt/allfold/wheels
 RUN pip install --no-deps /opt/allfold/wheels/*.whl
 
@@ -38,4 +40,4 @@ ENV ALLFOLD_ORCHESTRATOR_LISTEN=0.0.0.0:7400
 EXPOSE 7400
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
     CMD ["python", "-IS", "/opt/allfold/ready.py", "ALLFOLD_ORCHESTRATOR_LISTEN"]
-ENTRYPOINT ["python", "/opt/allfold/entrypoint.py", "python", "-m", "allfold_orchestrator"]
+ENTRYPOINT ["python", "-m", "allfold_orchestrator"]

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Make local stand-ins for the two base images (python:3.11-slim-bookworm and redis:7-bookworm), for
-# machines that reach a Debian mirror but no image registry. Needs root, a Docker engine and apt.
+# Make local stand-ins for the images that docker-compose.yml takes from a registry, for machines that
+# reach a Debian mirror but no registry: python:3.11-slim-bookworm, redis:7-bookworm and
+# prom/prometheus. Needs root, a Docker engine and apt.
 # Images that are there are kept; --force makes stand-ins over them.
-# The redis stand-in is Debian's redis-server (7.0).
+# They have Debian's redis-server (7.0) and prometheus (2.42). Debian has no Grafana.
 set -euo pipefail
 
 python_image=python:3.11-slim-bookworm
 redis_image=redis:7-bookworm
+prometheus_image=prom/prometheus:v3.5.0
 base_image=allfold-stand-in-base
 label=org.allfold.stand-in
 
@@ -30,7 +32,7 @@ mirror() {  # the Debian mirrors that this machine's apt uses, best first; may b
         | sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) bookworm main.*/\2/p'
 }
 
-make_base() {  # a minimal bookworm, once for both
+make_base() {  # a minimal bookworm, once for all
     local source
     command -v debootstrap > /dev/null || {
         apt-get update -q && apt-get install -yq debootstrap debian-archive-keyring
@@ -82,10 +84,27 @@ CMD ["redis-server"]
 EOF
 }
 
+make_prometheus() {  # user, folders, port and entry of the official image
+    build "$prometheus_image" << EOF
+FROM $base_image
+RUN apt-get update -q \
+ && apt-get install -yq --no-install-recommends prometheus \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /etc/prometheus/* \
+ && install --directory --owner nobody --group nogroup /prometheus
+USER nobody
+VOLUME /prometheus
+WORKDIR /prometheus
+EXPOSE 9090
+ENTRYPOINT ["/bin/prometheus"]
+CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+EOF
+}
+
 docker version > /dev/null  # fails here, not after a minute, where no engine answers
 todo=()
 if missing "$python_image"; then todo+=(make_python); fi
 if missing "$redis_image"; then todo+=(make_redis); fi
+if missing "$prometheus_image"; then todo+=(make_prometheus); fi
 [[ ${#todo[@]} -gt 0 ]] || exit 0
 if missing "$base_image"; then make_base; fi
 for make in "${todo[@]}"; do "$make"; done

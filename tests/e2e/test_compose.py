@@ -1,55 +1,49 @@
-"""The whole of docker-compose.yml for real: images, order of start, a training, no traces."""
+"""The whole of docker-compose.yml for real, and its TLS: order of start, trainings, no traces."""
 
 import json
 import os
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests.support.processes import docker
+from tests.support.processes.compose import (
+    LONG_RUNNING,
+    TRAINING_SECONDS,
+    Prometheus,
+    Scaling,
+    Stack,
+    allfold_in,
+    certificate,
+    ended_with_logs_of_failures,
+    ends,
+    fetch,
+    logs_of_failures,
+    moments,
+    said_by_rank_0,
+    scale,
+    training_sizes,
+)
 from tests.support.processes.ports import free_address
 from tests.support.require import requires
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-TRAINING_SECONDS = 600.0  # seconds on a free machine
 # What must be healthy, or done, before what starts.
 GATES = {
-    "orchestrator": ("redis", "token"),
+    "redis": ("secrets",),
+    "orchestrator": ("redis", "secrets"),
     "agent-a": ("orchestrator",),
     "agent-b": ("orchestrator",),
     "train-a": ("agent-a",),
     "train-b": ("agent-b",),
 }
 KILLED = 137
-LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The running project, and what its containers did until all had started."""
-
-    project: docker.Project
-    events: list[dict[str, Any]]
-
-    @property
-    def services(self) -> list[str]:
-        return self.project.services()
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.project.env['ALLFOLD_PUBLISH']}"
-
-    def token(self) -> str:
-        shown = ("exec", self.project.container("orchestrator"), "cat", "/run/allfold-token/token")
-        return self.project.docker(*shown)
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,8 @@ def bases(engine: docker.Environment) -> docker.Environment:
 @pytest.fixture(scope="module")
 def images(bases: docker.Environment) -> docker.Project:
     name = f"allfold-test-{os.getpid()}"
-    project = docker.Project.of(name, bases, ALLFOLD_PUBLISH=free_address(), ALLFOLD_TOKEN="")
+    addresses = {f"ALLFOLD_{name}PUBLISH": free_address() for name in ("", "PROMETHEUS_")}
+    project = docker.Project.of(name, bases, ALLFOLD_TOKEN="", **addresses)
     # One service per image: Compose v1 would build the others, which share them, once more.
     project.compose("build", "orchestrator", "agent-a", "train-a", seconds=1200.0)
     return project
@@ -89,6 +84,9 @@ def up(request: pytest.FixtureRequest, images: docker.Project) -> Iterator[Stack
     with ended_with_logs_of_failures(request, images):
         with images.events() as events:
             images.compose("up", "--detach", "--no-build", seconds=300.0)
+            # The engine may tell of them after Compose has ended.
+            services = set(images.services())
+            wait_until(lambda: moments(events, "start").keys() == services, "all have started")
         yield Stack(images, events)
 
 
@@ -97,21 +95,6 @@ def trained(up: Stack) -> Stack:
     """The stack after its training, however that ended."""
     up.project.wait("train-a", "train-b", seconds=TRAINING_SECONDS)
     return up
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """An elastic training whose containers became more and fewer while it ran.
-
-    Attributes:
-        said: the lines of its rank 0.
-        sizes: the numbers of ranks that it has had, one after the other.
-        statuses: the exit statuses of all containers, in the order in which they ended.
-    """
-
-    said: list[str]
-    sizes: list[int]
-    statuses: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -124,90 +107,96 @@ def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
                 scale(project, wanted)
             left = project.containers("elastic")
             project.docker("wait", *left, seconds=TRAINING_SECONDS)
-        ends = [
-            int(event["Actor"]["Attributes"]["exitCode"])
-            for event in events
-            if event["Action"] == "die" and service_of(event) == "elastic"
-        ]
-        return Scaling(said_by_rank_0(project), training_sizes(project), ends)
-
-
-def scale(project: docker.Project, number: int) -> None:
-    """Have so many containers train; those that are there stay as they are."""
-    command = ("--profile", "elastic", "up", "--detach", "--no-build", "--no-recreate")
-    project.compose(*command, "--scale", f"elastic={number}", "elastic", seconds=300.0)
-    wait_until(
-        lambda: training_sizes(project)[-1:] == [number],
-        f"{number} ranks train",
-        TRAINING_SECONDS,
-    )
-
-
-def said_by_rank_0(project: docker.Project) -> list[str]:
-    """The lines of the container that is rank 0 of the elastic training: the first in the group."""
-    logs = [project.docker("logs", each) for each in project.containers("elastic")]
-    return max(logs, key=len).splitlines()
-
-
-def training_sizes(project: docker.Project) -> list[int]:
-    """The numbers of ranks that the elastic training has had so far."""
-    found = (re.fullmatch(r"epoch \d+ of \d+, ranks: (\d+)", s) for s in said_by_rank_0(project))
-    return [int(size[1]) for size in found if size]
+            wait_until(lambda: len(ends(events, "elastic")) >= 4, "the engine has told of all ends")
+        return Scaling(said_by_rank_0(project), training_sizes(project), ends(events, "elastic"))
 
 
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, trained: Stack, scaled: Scaling) -> Ending:
+def prometheus(request: pytest.FixtureRequest, scaled: Scaling, up: Stack) -> Prometheus:
+    """What the profile `observability` adds but Grafana, of which Debian has no package."""
+    with logs_of_failures(request, up.project):
+        add = ("--profile", "observability", "up", "--detach", "--no-build")
+        up.project.compose(*add, "prometheus")
+        found = Prometheus(up.project.env["ALLFOLD_PROMETHEUS_PUBLISH"])
+        found.wait_for("http")
+    return found
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """The stack after its token was changed, and what there was before."""
+
+    stack: Stack
+    old_token: str
+    began: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def renewed(request: pytest.FixtureRequest, up: Stack, prometheus: Prometheus) -> Renewal:
+    """Change the token as one does without any pause: with both for a while."""
+    old, began = up.token(), up.began()
+    with logs_of_failures(request, up.project):
+        for tokens in (f"new-token,{old}", "new-token"):
+            project = up.project.overlaid(ALLFOLD_TOKEN=tokens)
+            project.compose("up", "--detach", "--no-build", "agent-a", "agent-b")
+            wait_until(
+                lambda: alive(up.ask, "new-token") == ["agent-a", "agent-b"], "all are there"
+            )
+    return Renewal(replace(up, project=project), old, began)
+
+
+def alive(ask: Callable[[str, str], tuple[int, str]], token: str) -> list[str]:
+    """The nodes that are alive; none where the token is refused."""
+    status, body = ask("/v1/nodes", token)
+    nodes = json.loads(body)["nodes"] if status == 200 else []
+    return sorted(each["node"] for each in nodes if each["state"] == "alive")
+
+
+@dataclass(frozen=True)
+class Secured:
+    """The stack after docker-compose.tls.yml was laid over it, and a client's certificate."""
+
+    stack: Stack
+    certificate: ssl.SSLContext
+
+    def ask(self, path: str, token: str) -> tuple[int, str]:
+        return fetch(f"https://{self.stack.address}{path}", token, self.certificate)
+
+
+@pytest.fixture(scope="module")
+def secured(
+    request: pytest.FixtureRequest,
+    renewed: Renewal,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Secured:
+    project = renewed.stack.project.overlaid("docker-compose.tls.yml")
+    with logs_of_failures(request, project):
+        again = ("--profile", "observability", "up", "--detach", "--no-build")
+        project.compose(*again, "agent-a", "agent-b", "prometheus", seconds=300.0)
+        shown = certificate(project, "user", tmp_path_factory.mktemp("tls"))
+        found = Secured(replace(renewed.stack, project=project), shown)
+        wait_until(lambda: alive(found.ask, "new-token") == ["agent-a", "agent-b"], "all are there")
+    return found
+
+
+@pytest.fixture(scope="module")
+def ddp(request: pytest.FixtureRequest, secured: Secured) -> docker.Project:
+    """The stack after its job of torch's DistributedDataParallel, however that ended."""
+    project = secured.stack.project
+    with logs_of_failures(request, project):
+        project.compose("--profile", "ddp", "up", "--detach", "--no-build", "ddp-a", "ddp-b")
+        project.wait("ddp-a", "ddp-b", seconds=TRAINING_SECONDS)
+    return project
+
+
+@pytest.fixture(scope="module")
+def ended(request: pytest.FixtureRequest, ddp: docker.Project) -> Ending:
     """Stop the stack and take it down, after all other tests; return its exit codes and remains."""
-    project = trained.project
-    with ended_with_logs_of_failures(request, project):
-        project.compose("stop", "--timeout", "10", *LONG_RUNNING)
-        codes = {name: project.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
-        before, logs = project.leftovers(), project.logs()
-    return Ending(codes, before, project.leftovers(), logs)
-
-
-@contextmanager
-def ended_with_logs_of_failures(
-    request: pytest.FixtureRequest, project: docker.Project
-) -> Iterator[None]:
-    """Take the project down in the end; its logs go to the terminal before if anything failed."""
-    try:
-        with logs_of_failures(request, project):
-            yield
-    finally:
-        project.down()
-
-
-@contextmanager
-def logs_of_failures(request: pytest.FixtureRequest, project: docker.Project) -> Iterator[None]:
-    """Show the project's logs on the terminal if anything has failed."""
-    good = False
-    try:
-        yield
-        good = request.session.testsfailed == 0
-    finally:
-        if not good and project.leftovers():
-            show(request, project.logs())
-
-
-def show(request: pytest.FixtureRequest, logs: str) -> None:
-    """Straight to the terminal: pytest keeps what a fixture prints for the fixture's failures."""
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_sep("=", "logs of all services")
-        reporter.write_line(logs)
-
-
-def fetch(url: str, token: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url)
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    with ended_with_logs_of_failures(request, ddp):
+        ddp.compose("stop", "--timeout", "10", *LONG_RUNNING)
+        codes = {name: ddp.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
+        before, logs = ddp.leftovers(), ddp.logs()
+    return Ending(codes, before, ddp.leftovers(), logs)
 
 
 def test_base_images_are_pulled_or_stood_in_for(bases: docker.Environment) -> None:
@@ -221,7 +210,7 @@ def test_all_images_build(images: docker.Project) -> None:
 
 
 def test_all_services_come_up(up: Stack) -> None:
-    assert moments(up, "start").keys() == set(up.services)
+    assert moments(up.events, "start").keys() == set(up.services)
 
 
 def test_the_training_ends_well_on_both_nodes(trained: Stack) -> None:
@@ -236,23 +225,10 @@ def test_rank_0_reports_its_accuracy_and_identical_ranks_last(trained: Stack) ->
 
 
 def test_nothing_starts_before_what_it_depends_on_is_ready(up: Stack) -> None:
-    started = moments(up, "start")
-    ready = moments(up, "die") | moments(up, "health_status: healthy")
+    started = moments(up.events, "start")
+    ready = moments(up.events, "die") | moments(up.events, "health_status: healthy")
     late = [(a, b) for a, gates in GATES.items() for b in gates if not ready[b] < started[a]]
     assert late == []
-
-
-def moments(stack: Stack, action: str) -> dict[str, int]:
-    """Return the time of each service's first event of the kind, in nanoseconds."""
-    first: dict[str, int] = {}
-    for event in stack.events:
-        if event["Action"] == action:
-            first.setdefault(service_of(event), event["timeNano"])
-    return first
-
-
-def service_of(event: dict[str, Any]) -> str:
-    return str(event["Actor"]["Attributes"][docker.SERVICE_LABEL])
 
 
 def test_no_service_runs_as_root(up: Stack) -> None:
@@ -273,6 +249,17 @@ def test_every_service_has_a_read_only_root_and_no_capabilities(up: Stack) -> No
         assert host["SecurityOpt"] == ["no-new-privileges:true"], service
 
 
+def test_every_service_has_limits_of_memory_processes_and_logs(up: Stack) -> None:
+    for service in up.services:
+        host = up.project.inspect(service)["HostConfig"]
+        assert host["Memory"] >= 1 << 30, service
+        assert host["PidsLimit"] == 4096, service
+        assert host["LogConfig"] == {
+            "Type": "json-file",
+            "Config": {"max-size": "10m", "max-file": "3"},
+        }, service
+
+
 def test_only_the_orchestrator_is_published_and_only_to_this_machine(up: Stack) -> None:
     bindings = {
         service: up.project.inspect(service)["HostConfig"]["PortBindings"] or {}
@@ -291,13 +278,13 @@ def test_jobs_have_no_network_at_all(up: Stack) -> None:
 
 
 def test_the_orchestrator_is_ready_on_its_published_port(up: Stack) -> None:
-    status, body = fetch(f"{up.url}/readyz")
+    status, body = up.ask("/readyz")
     assert status == 200, body
 
 
 def test_the_api_wants_the_token_that_was_made_for_this_project(up: Stack) -> None:
-    assert fetch(f"{up.url}/v1/nodes")[0] == 401
-    status, body = fetch(f"{up.url}/v1/nodes", up.token())
+    assert up.ask("/v1/nodes")[0] == 401
+    status, body = up.ask("/v1/nodes", up.token())
     assert status == 200, body
     assert "agent-a" in body
     assert "agent-b" in body
@@ -317,21 +304,26 @@ def test_doctor_in_a_container_finds_every_way_between_the_nodes_open(
 ) -> None:
     report = json.loads(allfold_in(up, service, "doctor", "--json"))
     assert report["counts"]["fail"] == 0
+    warned = {each["check"] for each in report["findings"] if each["level"] == "warn"}
+    assert warned <= {"agent socket"}, "the limits of the containers are wide enough"
     assert {(each["source"], each["target"]) for each in report["links"]} == {
         ("agent-a", "agent-b"),
         ("agent-b", "agent-a"),
     }
 
 
-def allfold_in(stack: Stack, service: str, *arguments: str) -> str:
-    """The output of the allfold command in a service's container; it must end with status 0."""
-    return stack.project.compose("exec", "-T", service, "allfold", *arguments)
+def test_no_secret_shows_in_an_inspect_or_in_the_logs(up: Stack) -> None:
+    inside = ("exec", up.project.container("orchestrator"), "cat")
+    secrets = [up.token(), up.project.docker(*inside, "/run/allfold-redis/password")]
+    assert all(len(secret) >= 32 for secret in secrets)
+    shown = [json.dumps(up.project.inspect(service)) for service in up.services]
+    found = [secret for secret in secrets for text in (*shown, up.project.logs()) if secret in text]
+    assert found == []
 
 
-def test_the_token_shows_in_no_inspect(up: Stack) -> None:
-    token = up.token()
-    assert len(token) >= 32
-    assert [s for s in up.services if token in json.dumps(up.project.inspect(s))] == []
+def test_redis_wants_a_password(up: Stack) -> None:
+    answer = up.project.docker("exec", up.project.container("redis"), "redis-cli", "ping")
+    assert answer.startswith("NOAUTH ")
 
 
 def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> None:
@@ -341,6 +333,54 @@ def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> N
     )
     assert {2, 4} <= set(scaled.sizes)
     assert scaled.statuses == [0] * 4
+
+
+def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> None:
+    with (docker.ROOT / "deploy/prometheus/alerts.yml").open() as file:
+        wanted = {
+            rule["alert"] for group in yaml.safe_load(file)["groups"] for rule in group["rules"]
+        }
+    groups = prometheus.ask("rules")["groups"]
+    assert {rule["name"] for group in groups for rule in group["rules"]} == wanted
+    assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
+
+
+def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal) -> None:
+    stack = renewed.stack
+    wait_until(
+        lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401, "the old one is refused"
+    )
+    assert alive(stack.ask, "new-token") == ["agent-a", "agent-b"]
+    assert stack.began() == renewed.began
+
+
+def test_with_tls_the_orchestrator_answers_those_who_show_a_certificate(secured: Secured) -> None:
+    assert alive(secured.ask, "new-token") == ["agent-a", "agent-b"]
+    assert secured.ask("/v1/nodes", "another")[0] == 401
+    stranger = ssl.create_default_context()
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    with pytest.raises(OSError):
+        replace(secured, certificate=stranger).ask("/v1/nodes", "new-token")
+    with pytest.raises(OSError):
+        secured.stack.ask("/v1/nodes", "new-token")  # without TLS
+
+
+def test_with_tls_status_and_doctor_need_no_arguments_either(secured: Secured) -> None:
+    shown = json.loads(allfold_in(secured.stack, "agent-a", "status", "--json"))
+    assert sorted(each["node"] for each in shown["agents"].values()) == ["agent-a", "agent-b"]
+    report = json.loads(allfold_in(secured.stack, "orchestrator", "doctor", "--json"))
+    assert report["counts"]["fail"] == 0
+
+
+def test_prometheus_scrapes_with_tls(secured: Secured, prometheus: Prometheus) -> None:
+    prometheus.wait_for("https")
+
+
+def test_a_job_of_torch_ddp_runs_through_tls(ddp: docker.Project) -> None:
+    for service in ("ddp-a", "ddp-b"):
+        assert ddp.inspect(service)["State"]["ExitCode"] == 0, service
+    last = ddp.docker("logs", ddp.container("ddp-a")).splitlines()[-1]
+    assert re.fullmatch(r"\[0\] ddp on allfold: ok accuracy=\d+\.\d+ loss=\d+\.\d+", last)
 
 
 def test_services_end_by_themselves_when_told_to(ended: Ending) -> None:

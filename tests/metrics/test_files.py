@@ -122,8 +122,9 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", ALERTS)
 
 
-def test_promtool_accepts_the_configuration() -> None:
-    promtool("check", "config", "--syntax-only", ALERTS.with_name("prometheus.yml"))
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-tls.yml"])
+def test_promtool_accepts_the_configuration(name: str) -> None:
+    promtool("check", "config", "--syntax-only", ALERTS.with_name(name))
 
 
 def test_alerts_fire_when_they_should_and_else_not() -> None:

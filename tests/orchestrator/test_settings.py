@@ -23,6 +23,7 @@ def test_the_names_are_the_documented_ones() -> None:
     assert names() == [
         "ALLFOLD_ORCHESTRATOR_LISTEN",
         "ALLFOLD_REDIS_URL",
+        "ALLFOLD_REDIS_PASSWORD_FILE",
         "ALLFOLD_TOKEN",
         "ALLFOLD_TOKEN_FILE",
         "ALLFOLD_ADMIN_TOKEN",

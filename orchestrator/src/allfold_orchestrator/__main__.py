@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, field in Settings.model_fields.items():
         flag = flag_of(name)
-        default = "" if field.default is None else f" (default: {field.default})"
+        default = "" if field.default in (None, "") else f" (default: {field.default})"
         parser.add_argument(
             flag,
             dest=name,

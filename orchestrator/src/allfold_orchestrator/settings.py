@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Self, get_args
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -20,7 +21,7 @@ from allfold_core.security.tls import DEFAULT_NAME, identity
 from allfold_core.security.tokens import Tokens, parse
 from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.store import sentinel
-from allfold_orchestrator.store.redis_client import EMBEDDED
+from allfold_orchestrator.store.redis_client import EMBEDDED, read_password
 
 PREFIX = "ALLFOLD_"
 _ONE_TOKEN_FOR_BOTH = "ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ"
@@ -38,6 +39,11 @@ class Settings(BaseSettings):
         default=EMBEDDED,
         description="redis://host:port/db, redis+sentinel://host:port,host:port/master/db, or "
         "'embedded': a store that ends with the process",
+    )
+    redis_password_file: str = Field(
+        default="",
+        description="file with the password of Redis, where the URL has none; it is read again for "
+        "each new connection",
     )
     token: SecretStr | None = Field(
         default=None,
@@ -115,6 +121,27 @@ class Settings(BaseSettings):
                 f"got {got}"
             )
         return value
+
+    @field_validator("redis_password_file")
+    @classmethod
+    def _has_a_password(cls, value: str) -> str:
+        """Read it once at start, so that a wrong path ends the process and not each request."""
+        if value:
+            try:
+                read_password(value)
+            except OSError as error:
+                raise ValueError(str(error)) from error
+        return value
+
+    @model_validator(mode="after")
+    def _redis_has_one_password(self) -> Self:
+        url = urlsplit(self.redis_url)
+        if self.redis_password_file and ("@" in url.netloc or "password" in parse_qs(url.query)):
+            raise ValueError(
+                "ALLFOLD_REDIS_URL names a user or a password, and so does "
+                "ALLFOLD_REDIS_PASSWORD_FILE; keep one of them"
+            )
+        return self
 
     @field_validator("log_level", mode="before")
     @classmethod

@@ -5,20 +5,23 @@ An engine of our own leaves nothing but its empty chains in the firewall's table
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[3]
-BASE_IMAGES = ("python:3.11-slim-bookworm", "redis:7-bookworm")
+BASE_IMAGES = ("python:3.11-slim-bookworm", "redis:7-bookworm", "prom/prometheus:v3.5.0")
+BASE_FILE = ROOT / "docker-compose.yml"
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 ENGINE_START_SECONDS = 60.0
 PROJECT_LABEL = "com.docker.compose.project"
@@ -76,6 +79,17 @@ def missing() -> str | None:
     if shutil.which("dockerd") is None:
         return "no Docker engine answers, and dockerd is not installed"
     return None
+
+
+def with_defaults(text: str) -> str:
+    """A value of a Compose file with the defaults of its variables."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def all_profiles() -> str:
+    """The profiles of docker-compose.yml, as COMPOSE_PROFILES takes them; v1 knows no ``*``."""
+    services = yaml.safe_load(BASE_FILE.read_text())["services"].values()
+    return ",".join(sorted({each for service in services for each in service.get("profiles", ())}))
 
 
 @contextmanager
@@ -174,7 +188,7 @@ def provide_wheels(env: Environment) -> None:
 
 @dataclass(frozen=True)
 class Project:
-    """One Compose project made of the repository's docker-compose.yml."""
+    """One Compose project made of the repository's docker-compose.yml, and overlays of it."""
 
     name: str
     env: Environment
@@ -182,7 +196,13 @@ class Project:
 
     @classmethod
     def of(cls, name: str, env: Environment, **settings: str) -> "Project":
-        return cls(name, env | settings, (*compose_command(env), "--project-name", name))
+        command = (*compose_command(env), "--project-name", name)
+        return cls(name, env, command).overlaid(**settings)
+
+    def overlaid(self, *overlays: str, **settings: str) -> "Project":
+        """The same project with these files, besides docker-compose.yml, and variables."""
+        files = os.pathsep.join((BASE_FILE.name, *overlays))
+        return replace(self, env=self.env | {"COMPOSE_FILE": files} | settings)
 
     def compose(self, *arguments: str, seconds: float = 120.0) -> str:
         return run([*self.command, *arguments], self.env, seconds)
@@ -217,7 +237,7 @@ class Project:
 
     def logs(self) -> str:
         """Everything that every service printed, for people."""
-        return self.compose("logs", "--no-color", "--timestamps")
+        return self._whole().compose("logs", "--no-color", "--timestamps")
 
     def leftovers(self) -> list[str]:
         """Containers, networks and volumes of the project that are still there."""
@@ -226,11 +246,16 @@ class Project:
         return [line for command in lists for line in self.docker(*command).split()]
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--remove-orphans")
+        self._whole().compose("down", "--volumes", "--remove-orphans")
+
+    def _whole(self) -> "Project":
+        """With all that was ever added to it, which Compose v2 would leave alone otherwise."""
+        overlays = sorted(path.name for path in ROOT.glob("docker-compose.*.yml"))
+        return self.overlaid(*overlays, COMPOSE_PROFILES=all_profiles())
 
     @contextmanager
     def events(self) -> Iterator[list[dict[str, Any]]]:
-        """Starts, ends and health changes of containers; the list is filled at the end."""
+        """Starts, ends and health changes of containers; the list grows while they happen."""
         command = ["docker", "events", "--format", "{{json .}}", "--filter", "type=container"]
         command += ["--filter", f"label={PROJECT_LABEL}={self.name}"]
         for kind in ("start", "die", "health_status"):
@@ -238,9 +263,16 @@ class Project:
         command += ["--since", str(time.time())]  # nothing is lost before the stream is open
         found: list[dict[str, Any]] = []
         with subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True) as stream:
+            assert stream.stdout is not None
+            reader = Thread(target=_read_events, args=(stream.stdout, found))
+            reader.start()
             try:
                 yield found
             finally:
                 stream.terminate()
-                output, _ = stream.communicate(timeout=30)
-        found.extend(json.loads(line) for line in output.splitlines())
+                reader.join(30)
+
+
+def _read_events(lines: Iterable[str], into: list[dict[str, Any]]) -> None:
+    for line in lines:
+        into.append(json.loads(line))  # noqa: PERF401 - the list is looked at meanwhile

@@ -54,7 +54,9 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    memory = store or Store(connect(settings.redis_url), settings.lease_seconds)
+    memory = store or Store(
+        connect(settings.redis_url, settings.redis_password_file), settings.lease_seconds
+    )
     app.state.store = memory
     app.state.orchestrator = Orchestrator(memory, settings.links)
     app.state.plan_bodies = PlanBodies()

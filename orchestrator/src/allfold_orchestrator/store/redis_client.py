@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from allfold_orchestrator.store import sentinel
 from allfold_orchestrator.store.timing import CommandTimes, TimedRedis
@@ -109,11 +111,16 @@ class Client(Commands, Protocol):
     def aclose(self) -> Awaitable[None]: ...
 
 
-def connect(url: str) -> Client:
+def connect(url: str, password_file: str = "") -> Client:
     """A client of the Redis at ``url``, or of a new in-process one for ``embedded``.
 
     It connects when it is first used, so Redis may start later than the orchestrator. Where
     Sentinels are named, it follows the master that they have.
+
+    Args:
+        url: may have the password, unless there is a file with it.
+        password_file: path of a file with it, read again for each new connection: a changed
+            password needs no restart.
     """
     if url == EMBEDDED:
         from fakeredis import FakeServer  # with a Redis of their own, people need not wait for it
@@ -131,6 +138,7 @@ def connect(url: str) -> Client:
         socket_timeout=ANSWER_SECONDS,
         # One retry, because a connection from the pool may be one that Redis closed long ago.
         retry=Retry(NoBackoff(), 1),
+        credential_provider=_PasswordFile(password_file) if password_file else None,
     )
     return cast(Client, _Remote.from_pool(pool))
 
@@ -141,6 +149,32 @@ def connect_embedded(server: FakeServer) -> Client:
 
     pool = BlockingConnectionPool(connection_class=FakeAsyncRedisConnection, server=server, **_POOL)
     return cast(Client, _Embedded.from_pool(pool))
+
+
+def read_password(file: str) -> str:
+    """Return the password in a file.
+
+    Raises:
+        OSError: the file cannot be read, or is empty.
+    """
+    try:
+        password = Path(file).read_text().strip()
+    except OSError as error:
+        raise OSError(f"cannot read {file}: {error.strerror}") from error
+    if not password:
+        raise OSError(f"{file} is empty; it must hold the password of Redis")
+    return password
+
+
+class _PasswordFile(CredentialProvider):
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def get_credentials(self) -> tuple[str]:
+        return (read_password(self._file),)
+
+    async def get_credentials_async(self) -> tuple[str]:
+        return self.get_credentials()
 
 
 class _Remote(TimedRedis):
