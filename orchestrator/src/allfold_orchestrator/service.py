@@ -317,6 +317,7 @@ def _info(request: wire.RegisterNode) -> NodeInfo:
         latency=request.link.latency if request.link else 0.0,
         bandwidth=request.link.bandwidth if request.link else 0.0,
         cores=request.cores,
+        version=request.version,
     )
 
 

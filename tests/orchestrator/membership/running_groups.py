@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allfold_orchestrator.membership.group_state import GroupState, Join
+from allfold_orchestrator.membership.group_state import GroupState, Join, NodeInfo
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import TermRecord
 from tests.orchestrator.builders import GROUP, join, play
@@ -15,7 +15,7 @@ from tests.orchestrator.builders import GROUP, join, play
 
 def elastic(
     rank: int | None,
-    on: str = "a",
+    on: NodeInfo | str = "a",
     *,
     session: str | None = None,
     of: int = 2,

@@ -105,6 +105,17 @@ def test_other_parameters_are_refused_but_for_the_size_of_the_opening(loses: boo
     assert isinstance(refused(group(loses), other), RegisterParamsMismatch)
 
 
+def test_an_agent_of_another_series_does_not_come_into_a_group_that_runs() -> None:
+    old = [elastic(rank, node(name, version="0.2.3")) for rank, name in enumerate("ab")]
+    state, _ = play(old)
+    late = elastic(None, node("c", version="0.3.0"), session="new")
+    error = refused(state, late)
+    assert isinstance(error, RegisterParamsMismatch)
+    assert "node c is Allfold 0.3.0" in error.message
+    patched = elastic(None, node("c", version="0.2.4"), session="new")
+    assert isinstance(play([patched], state)[1][0], Seated)
+
+
 def test_a_group_without_max_world_takes_in_nobody() -> None:
     state, _ = play(join(rank) for rank in (0, 1))
     assert not takes_in(state)

@@ -28,6 +28,21 @@ from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, re
 EMPTY = GroupState(GROUP)
 
 
+# Releases
+
+
+def test_agents_of_different_series_are_in_no_group_together() -> None:
+    first, later = node("a", version="0.2.3"), node("b", version="0.3.0")
+    state, _ = step(EMPTY, join(0, first))
+    error = refused(state, join(1, later))
+    assert type(error) is RegisterParamsMismatch
+    assert "node b is Allfold 0.3.0" in error.message
+    assert "node a" in error.message
+    assert "0.2.3" in error.message
+    assert isinstance(step(state, join(1, node("b", version="0.2.9")))[1][0], Seated)
+    assert isinstance(step(state, join(1, node("b")))[1][0], Seated)  # has not said
+
+
 # Forming
 
 

@@ -39,7 +39,7 @@ class NodeInfo:
 
     ``latency`` (seconds) and ``bandwidth`` (bytes per second) are those of its slowest link, as far
     as it has measured any; 0 where it has not. ``cores`` are those that its agent may run on, 0
-    where it has not said.
+    where it has not said. ``version`` is that of its agent, empty where it has not said.
     """
 
     node: str
@@ -51,6 +51,7 @@ class NodeInfo:
     latency: float = 0.0
     bandwidth: float = 0.0
     cores: int = 0
+    version: str = ""
 
     def to_dict(self) -> dict[str, str | float]:
         """Return the fields by name."""
@@ -64,6 +65,7 @@ class NodeInfo:
             "latency": self.latency,
             "bandwidth": self.bandwidth,
             "cores": self.cores,
+            "version": self.version,
         }
 
 

@@ -6,9 +6,11 @@ agents have reported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from allfold_core.errors import AllfoldError, GroupFull, ServiceError
+from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
+from allfold_core.releases import work_together
 from allfold_core.survival.records import Seat
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
@@ -66,7 +68,11 @@ def join_running(state: GroupState, join: Join) -> Outcome:
     known = _seat_of(state, join.seat.session)
     if known is not None:  # the answer to the first join was lost
         return state, (Seated(known, record.epoch, ready=True),)
-    refusal = _not_now(state.group, record, join) or _full(state, params, join)
+    refusal = (
+        _not_now(state.group, record, join)
+        or _other_release(state, join)
+        or _full(state, params, join)
+    )
     if refusal is not None:
         return state, (Rejected(refusal),)
     node = join.seat.node
@@ -115,6 +121,33 @@ def _not_now(group: str, record: TermRecord, join: Join) -> AllfoldError | None:
             node=node,
         )
     return None
+
+
+def other_release(
+    group: str, seats: Mapping[int, RankSeat], newcomer: NodeInfo
+) -> AllfoldError | None:
+    """Return the error of a rank whose agent those of the group do not understand.
+
+    One of them is looked at: they understand each other.
+    """
+    other = next((seat.node for seat in seats.values()), newcomer)
+    if work_together(other.version, newcomer.version):
+        return None
+    return RegisterParamsMismatch(
+        f"the agent of node {newcomer.node} is Allfold {newcomer.version}, that of node "
+        f"{other.node}, which is in group {group}, {other.version}: they do not understand each "
+        "other. Bring all agents to one release before a group spans their nodes",
+        group=group,
+        node=newcomer.node,
+        differing=["version"],
+    )
+
+
+def _other_release(state: GroupState, join: Join) -> AllfoldError | None:
+    epoch = _of_term(state)
+    if epoch is None:  # the store has lost the seats, and no agent's record has versions
+        return None
+    return other_release(state.group, epoch.present, join.seat.node)
 
 
 def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | None:

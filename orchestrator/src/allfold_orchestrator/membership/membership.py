@@ -44,6 +44,7 @@ from allfold_orchestrator.membership.group_state import (
 from allfold_orchestrator.membership.joining import (
     is_unclaimed,
     join_running,
+    other_release,
     running_params,
     takes_in,
     without_node_of,
@@ -152,6 +153,8 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
         return _group_is_full(state.group, current, join)
     if forming is None:
         return None
+    if (error := other_release(state.group, forming.seats, join.seat.node)) is not None:
+        return error
     if forming.params != join.params:
         return _params_mismatch(state.group, forming.epoch, forming.params, join)
     holder = forming.seats.get(join.rank)
