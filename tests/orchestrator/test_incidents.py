@@ -98,6 +98,24 @@ async def test_the_api_shows_what_an_agent_has_said_on_its_link(make_store: Make
         assert found == [late(1, reporter="a")]
 
 
+async def test_the_incidents_of_a_node_end_when_it_signs_off(make_store: MakeStore) -> None:
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(replica(make_store()))
+        for agent, number in zip(await agents(stack, served, "ac"), (1, 2), strict=True):
+            await agent.send("incident", incident=late(number, reporter=agent.name))
+        await until_found(partial(shown_of, served, 2), "both incidents are known")
+        query = {"incarnation": "1"}
+        (await served.http.delete("/v1/nodes/a", params=query)).raise_for_status()
+        ended = {each["reporter"]: each["ended"] for each in await shown(served)}
+        assert ended == {"a": 1000.0, "c": None}
+
+
+async def shown_of(served: Replica, count: int) -> list[Json]:
+    """Return what the API shows, once that is so many."""
+    found = await shown(served)
+    return found if len(found) == count else []
+
+
 async def shown(served: Replica) -> list[Json]:
     """Return what the API shows."""
     answer = (await served.http.get("/v1/incidents")).raise_for_status().json()

@@ -42,6 +42,13 @@ class IncidentLog:
         except ServiceError as error:
             log.debug("an incident was not kept: %s", error.message)
 
+    async def reporter_left(self, node: str) -> None:
+        """End the incidents that a node has reported, which has signed off."""
+        try:
+            await self._store.end_all_of(node)
+        except ServiceError as error:  # they end by themselves, when nobody repeats them
+            log.debug("incidents of node %s were not ended: %s", node, error.message)
+
     def _count(self, number: str, cause: str) -> None:
         """Count an incident once, however often it is repeated."""
         if (number, cause) not in self._seen:

@@ -117,6 +117,7 @@ class Orchestrator:
         if await self._store.nodes.evict(node, incarnation, how):
             log.info("node is gone: %s", how, extra={"node": node})
         await self.clear_up([(node, incarnation)])
+        await self.incidents.reporter_left(node)
 
     async def nodes(self, after: str, limit: int) -> wire.NodeList:
         """Return the next ``limit`` nodes behind the name ``after``."""

@@ -29,6 +29,16 @@ class IncidentStore:
                 pipe.zadd(keys.INCIDENT_TIMES, {number: incident["seen"]})
                 await pipe.execute()
 
+    async def end_all_of(self, reporter: str) -> None:
+        """End what a node has reported and was still going on, as it reports nothing any more."""
+        now = self._clock.now()
+        with store_errors():
+            entries = await self._client.hgetall(keys.INCIDENTS)
+        for entry in entries.values():
+            incident = _read(entry, now)
+            if incident["ended"] is None and incident["reporter"] == reporter:
+                await self.note({**incident, "ended": incident["seen"]})
+
     async def latest(self, limit: int) -> list[dict[str, Any]]:
         """Return the latest incidents, open ones first, each group the newest first.
 
