@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import signal
 import sys
 from functools import partial
 from typing import Any, NoReturn
@@ -65,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the agent until it is told to end; return the exit status."""
+    # As process 1 of a container it would be deaf to SIGTERM until it serves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     flags: dict[str, Any] = vars(_parser().parse_args(argv))
     ready_file = flags.pop("ready_file")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ exit status:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the orchestrator until it is told to end; return the exit status."""
+    # As process 1 of a container it would be deaf to SIGTERM until it serves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     flags = vars(_parser().parse_args(argv))
     ready_file = flags.pop("ready_file")
     try:
