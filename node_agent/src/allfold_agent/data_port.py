@@ -138,9 +138,15 @@ class DataPort:
                 sock.close()
             else:
                 address = place[0] if listener.family != socket.AF_UNIX else ""
-                self._admit(self._transport.accepted(sock), address)
+                self._admit(sock, address)
 
-    def _admit(self, sock: socket.socket, address: str) -> None:
+    def _admit(self, accepted: socket.socket, address: str) -> None:
+        try:
+            sock = self._transport.accepted(accepted)
+        except OSError as error:  # reset already; this thread must live on
+            log.info("a connection to the data port broke: %s", error)
+            accepted.close()
+            return
         connection, victim = self._connections.admit(sock, address)
         if victim is not None:
             log.info("the data port lets go of a connection from %s to make room", address)

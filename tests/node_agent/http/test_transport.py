@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from allfold_agent.http.connections import ConnectionLimits
 from allfold_agent.http.transport import Transport
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, measure
 from allfold_agent.tensors.offers import Offers
-from allfold_core.errors import AllfoldError, LocalError, PeerLost
+from allfold_core.errors import AllfoldError, LocalError, PeerLost, ServiceError
 from allfold_core.security.credentials import Credentials
 from allfold_core.security.tls import TlsIdentity
 from allfold_core.security.tokens import Tokens
@@ -165,6 +167,39 @@ def test_a_client_that_says_nothing_is_let_go_and_disturbs_nobody(folder: Path) 
             with sock:
                 sock.settimeout(SECONDS)
                 assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("data", [b"", b"hello"])
+def test_a_connection_that_is_reset_before_it_is_served_disturbs_nobody(
+    folder: Path, data: bytes
+) -> None:
+    transport = Transport(with_tls(folder / "a"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = DataPort(
+        listener, transport=transport, open_edge=lambda _: socket.socket.close, offers=Offers()
+    )
+    for _ in range(3):
+        with socket.create_connection(listener.getsockname(), SECONDS) as hasty:
+            hasty.sendall(data)
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    port.start()
+    try:
+        probe(with_tls(folder / "b"), f"127.0.0.1:{listener.getsockname()[1]}")
+    finally:
+        port.close()
+        transport.close()
+
+
+def test_without_a_descriptor_for_the_plain_end_the_limit_is_named_not_the_peer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with serving(with_tls(folder / "a")) as address:
+        monkeypatch.setattr(socket, "socketpair", fail)
+        with pytest.raises(ServiceError, match="ulimit"):
+            probe(with_tls(folder / "b"), address)
 
 
 def test_a_handshake_that_trickles_has_the_same_deadline(folder: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+import ssl
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
 from allfold_agent.http.transport import Transport
-from allfold_agent.runtime.tunnels import PlainEnd, crosses_a_wire
+from allfold_agent.runtime.tunnels import PlainEnd, Tunnels, crosses_a_wire
 from tests.support.credentials import certificates, with_tls
 from tests.support.waiting import wait_until
 
@@ -49,6 +52,15 @@ def received(end: socket.socket) -> bytes:
     got = bytearray()
     while data := end.recv(1 << 20):
         got += data
+    return bytes(got)
+
+
+def last_words(end: socket.socket) -> bytes:
+    """Everything until the end, which a reset may be, as this end has written in vain."""
+    got = bytearray()
+    with suppress(ConnectionResetError):
+        while data := end.recv(1 << 20):
+            got += data
     return bytes(got)
 
 
@@ -151,3 +163,142 @@ def test_the_last_words_before_the_end_of_an_agent_arrive(tmp_path: Path) -> Non
         ending.close()
         assert received(other) == b"goodbye" * 10_000
     staying.close()
+
+
+def fill(end: socket.socket) -> int:
+    """Write until nothing moves any more; how much was taken."""
+    end.setblocking(False)
+    sent, stuck = 0, monotonic() + 0.3
+    while monotonic() < stuck:
+        try:
+            sent += end.send(bytes(1 << 16))
+            stuck = monotonic() + 0.3
+        except BlockingIOError:
+            time.sleep(0.01)
+    end.setblocking(True)
+    end.settimeout(SECONDS)
+    return sent
+
+
+def reset(end: socket.socket) -> None:
+    """Reset the connection beneath an end at its next close."""
+    assert isinstance(end, PlainEnd)
+    linger = struct.pack("ii", 1, 0)
+    socket.socket.setsockopt(end.wire, socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+
+def test_last_words_arrive_though_their_writer_has_left_much_unread(transport: Transport) -> None:
+    for _ in range(10):
+        with tunnel(transport) as (one, other):
+            fill(other)
+            one.sendall(b"goodbye" * 10_000)
+            one.close()
+            assert last_words(other) == b"goodbye" * 10_000
+
+
+def test_what_a_peer_said_before_it_broke_arrives_though_we_were_writing(
+    transport: Transport,
+) -> None:
+    with tunnel(transport) as (one, other):
+        one.sendall(b"the reason")
+        fill(other)  # whose thread has the reason, or will see it beside the reset
+        reset(one)
+        one.close()
+        assert last_words(other) == b"the reason"
+
+
+def test_open_tunnels_end_with_their_threads_and_later_ones_at_once(tmp_path: Path) -> None:
+    certificates(tmp_path, "a")
+    made = Transport(with_tls(tmp_path / "a"), threads=3)
+    with tunnel(made) as (one, other):
+        fill(one)
+        began = monotonic()
+        made.close()
+        assert monotonic() - began < SECONDS / 2
+        last_words(other)
+        assert last_words(one) == b""
+    with tunnel(made) as (one, other):
+        assert received(one) == received(other) == b""
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_only_a_closed_end_gives_up_a_peer_that_takes_nothing(
+    transport: Transport, is_closed: bool
+) -> None:
+    with tunnel(transport) as (_, silent):
+        assert isinstance(silent, PlainEnd)
+        # A second tunnel over a connection whose other end nobody serves.
+        with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            dialled = pool.submit(transport.connect, address, monotonic() + SECONDS)
+            stopped = transport.accepted(listener.accept()[0])
+            transport.greet(stopped, monotonic() + SECONDS)
+            wire = dialled.result()
+        assert isinstance(wire, ssl.SSLSocket)
+        tunnels = Tunnels(1, stall_seconds=0.2)
+        with stopped, tunnels.open(wire) as end:
+            fill(end)
+            if is_closed:
+                end.close()
+                wait_until(lambda: wire.fileno() == -1, "the connection to be given up", SECONDS)
+            else:
+                time.sleep(1.0)
+                assert wire.fileno() != -1
+        tunnels.close(0.0)
+
+
+def test_tunnels_whose_ends_wait_take_no_time_of_the_processor(transport: Transport) -> None:
+    with tunnel(transport) as idle, tunnel(transport) as full, tunnel(transport) as half:
+        fill(full[0])
+        fill(half[0])
+        half[0].close()  # with bytes that its peer has not read
+        assert idle[0].fileno() != -1
+        time.sleep(0.2)
+        began = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - began < 0.5
+
+
+def test_many_tunnels_of_hasty_users_lose_nothing_and_leave_nothing(transport: Transport) -> None:
+    """Random sizes and pauses; some end early, some are reset: none disturbs the others."""
+    count = 24
+    before = len(os.listdir("/proc/self/fd"))
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        with tunnel(transport) as ends, ThreadPoolExecutor(3) as pool:
+            total, ending = chance.randrange(1, 4 << 20), chance.choice(["whole", "early", "reset"])
+            data = chance.randbytes(total)
+
+            def write() -> None:
+                left = memoryview(data)
+                try:
+                    while left:
+                        piece = chance.choice([1, 100, 16_384, 70_000, 1 << 20])
+                        ends[0].sendall(left[:piece])
+                        left = left[piece:]
+                except OSError:
+                    assert ending != "whole"
+
+            def read() -> None:
+                wanted = total if ending == "whole" else chance.randrange(total)
+                got = read_exactly(ends[1], wanted)
+                assert got == data[:wanted]
+                if ending == "whole":
+                    ends[1].sendall(got[-1000:])
+                elif ending == "reset":
+                    reset(ends[1])
+                ends[1].close()
+
+            work = [pool.submit(write), pool.submit(read)]
+            for each in work:
+                each.result(SECONDS)
+            if ending == "whole":
+                assert received(ends[0]) == data[-1000:]
+
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(use, seed) for seed in range(count)]:
+            each.result(3 * SECONDS)
+    wait_until(
+        lambda: len(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed", SECONDS
+    )

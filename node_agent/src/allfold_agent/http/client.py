@@ -174,6 +174,8 @@ def upgrade(
     try:
         sock = transport.connect_shortly(address, deadline)
         head = _request_switch(sock, exchange, address, protocol, deadline)
+        sock.settimeout(None)
+        return transport.plain(sock), head.early
     except (OSError, h11.RemoteProtocolError) as error:
         if sock is not None:
             sock.close()
@@ -189,8 +191,6 @@ def upgrade(
         if sock is not None:
             sock.close()
         raise
-    sock.settimeout(None)
-    return transport.plain(sock), head.early
 
 
 def _request_switch(

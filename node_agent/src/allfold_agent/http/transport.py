@@ -76,9 +76,14 @@ class Transport:
         return secure
 
     def accepted(self, sock: socket.socket) -> socket.socket:
-        """Return a connection of another agent, to be greeted before it is used. Never waits."""
+        """Return a connection of another agent, to be greeted before it is used. Never waits.
+
+        Raises:
+            OSError: the other end has broken it already.
+        """
         if self.tls is None or sock.family == socket.AF_UNIX:
             return sock
+        sock.getpeername()  # SSLSocket would lose one that has been reset
         return self.tls.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def greet(self, sock: socket.socket, deadline: float) -> None:

@@ -13,10 +13,12 @@ tunnels has its length and its end in itself.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Callable
 from itertools import cycle
+from time import monotonic
 from typing import Any
 
 from allfold_agent.runtime.locks import make_condition
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 _RECORD_BYTES = 16 * 1024
 _BUFFER_BYTES = 16 * _RECORD_BYTES
 _NOTHING = memoryview(b"")
+_STALL_SECONDS = 30.0
 
 
 class PlainEnd(socket.socket):
@@ -56,14 +59,21 @@ class Tunnels:
 
     Args:
         threads: how many; a connection is served by one of them.
+        stall_seconds: a peer that takes nothing for so long loses what a closed plain end has left
+            for it. Who still has the plain end decides on that by itself.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._pumps = [_Pump(f"allfold-tls-{number}") for number in range(threads)]
+    def __init__(self, threads: int, stall_seconds: float = _STALL_SECONDS) -> None:
+        names = (f"allfold-tls-{number}" for number in range(threads))
+        self._pumps = [_Pump(name, stall_seconds) for name in names]
         self._turn = cycle(self._pumps)
 
     def open(self, wire: ssl.SSLSocket) -> PlainEnd:
-        """Return the plain end of a connection whose handshake is done; the tunnel owns it now."""
+        """Return the plain end of a connection whose handshake is done; the tunnel owns it now.
+
+        Raises:
+            OSError: there is no file descriptor left for it.
+        """
         ours, theirs = socket.socketpair()
         end = PlainEnd(fileno=ours.detach())
         end.wire = wire
@@ -75,42 +85,59 @@ class Tunnels:
 
     def close(self, seconds: float) -> None:
         """End the threads, once what was written into closed tunnels is on its way, or later."""
+        deadline = monotonic() + seconds
         for pump in self._pumps:
-            pump.close(seconds)
+            pump.close(deadline)
 
 
 class _Pump:
     """A thread with its tunnels, and the one buffer that they take turns to use."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stall_seconds: float) -> None:
         self.reactor = Reactor(name)
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._stall_seconds = stall_seconds
         self._tunnels: set[_Tunnel] = set()
         self._changed = make_condition("tunnels")
+        self._closed = False
         self.reactor.start()
+        self.reactor.later(stall_seconds, self._look_for_stalled)
 
     def take(self, wire: ssl.SSLSocket, inner: socket.socket) -> None:
+        """Serve a connection; after :meth:`close`, end it."""
         tunnel = _Tunnel(self, wire, inner)
         with self._changed:
-            self._tunnels.add(tunnel)
-        self.reactor.call(tunnel.start)
+            is_late = self._closed
+            if not is_late:
+                self._tunnels.add(tunnel)
+        if is_late:
+            tunnel.close()
+        else:
+            self.reactor.call(tunnel.start)
 
     def forget(self, tunnel: _Tunnel) -> None:
         with self._changed:
             self._tunnels.discard(tunnel)
             self._changed.notify_all()
 
-    def close(self, seconds: float) -> None:
+    def close(self, deadline: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._tunnels, seconds)
-            left = list(self._tunnels)
+            self._closed = True
+            self._changed.wait_for(lambda: not self._tunnels, max(0.0, deadline - monotonic()))
         self.reactor.close()
-        for tunnel in left:
-            tunnel.drop()
+        for tunnel in list(self._tunnels):
+            tunnel.close()
+
+    def _look_for_stalled(self) -> None:
+        with self._changed:
+            tunnels = list(self._tunnels)
+        for tunnel in tunnels:
+            tunnel.drop_if_stalled()
+        self.reactor.later(self._stall_seconds, self._look_for_stalled)
 
 
 class _Tunnel:
-    """One connection. All of it happens in the pump's thread.
+    """One connection. All of it happens in the pump's thread, or after that has ended.
 
     Args:
         wire: the connection; it does not block.
@@ -122,18 +149,32 @@ class _Tunnel:
         self._wire = wire
         self._inner = inner
         self._to_wire = self._to_inner = _NOTHING
-        self._wire_ended = self._inner_ended = False
+        # Of the wire, no more is to be read; to it, nothing can be written any more.
+        self._wire_ended = self._wire_broken = False
+        self._inner_ended = False
+        self._has_sent = False
         self._polled: dict[socket.socket, int] = {}
 
     def start(self) -> None:
         self._serve(self._move_in, self._move_out)
 
-    def drop(self) -> None:
-        """End both connections."""
-        for each in (self._wire, self._inner):
-            self._poll(each, None)
-            each.close()
+    def close(self) -> None:
+        """Close both connections, which nobody polls any more."""
+        self._wire.close()
+        self._inner.close()
         self._pump.forget(self)
+
+    def drop_if_stalled(self) -> None:
+        """End if the peer has taken nothing since the last call, and nobody here cares any more."""
+        if self._to_wire and not self._has_sent and _is_closed_beyond(self._inner):
+            log.info("a connection with TLS is given up: its peer does not take what was sent")
+            self._drop()
+        self._has_sent = False
+
+    def _drop(self) -> None:
+        self._poll(self._wire, None)
+        self._poll(self._inner, None)
+        self.close()
 
     def _serve_wire(self, events: int) -> None:
         moves = [self._move_out] if events & WRITABLE else []
@@ -148,12 +189,12 @@ class _Tunnel:
             for move in moves:
                 move()
         except OSError as error:
-            log.info("a connection with TLS broke: %s", error)
-            self.drop()
+            _log_break(error)
+            self._drop()
             return
-        is_over = self._inner_ended and not self._to_wire
-        if is_over or (self._wire_ended and not self._to_inner):
-            self.drop()
+        all_sent = self._inner_ended and not self._to_wire and not self._wire_broken
+        if all_sent or (self._wire_ended and not self._to_inner):
+            self._drop()
         else:
             self._poll_both()
 
@@ -174,7 +215,7 @@ class _Tunnel:
         except ssl.SSLWantReadError:
             pass
         except OSError as error:  # what has come before is passed on all the same
-            log.info("a connection with TLS broke: %s", error)
+            _log_break(error)
             self._wire_ended = True
         self._to_inner = buffer[:filled]
         if not self._deliver():  # the buffer is for other tunnels, too
@@ -187,7 +228,8 @@ class _Tunnel:
                 self._to_inner = self._to_inner[self._inner.send(self._to_inner) :]
         except BlockingIOError:
             return False
-        except BrokenPipeError:  # nobody reads it; what was written before is still to be sent
+        except (BrokenPipeError, ConnectionResetError):
+            # Nobody reads it; what was written before is still to be sent.
             self._to_inner = _NOTHING
         return True
 
@@ -202,6 +244,8 @@ class _Tunnel:
             count = self._inner.recv_into(buffer)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # closed, with bytes that it has not read
+            count = 0
         self._inner_ended = count == 0
         self._to_wire = buffer[:count]
         if not self._encrypt():
@@ -212,8 +256,13 @@ class _Tunnel:
         try:
             while self._to_wire:
                 self._to_wire = self._to_wire[self._wire.send(self._to_wire) :]
+                self._has_sent = True
         except ssl.SSLWantWriteError:
             return False
+        except OSError as error:  # the peer's last words, which may say why, are still to be read
+            _log_break(error)
+            self._to_wire = _NOTHING
+            self._wire_broken = self._inner_ended = True
         return True
 
     # Waiting. The kernel tells unasked that a connection has ended, and again and again: one that
@@ -240,3 +289,14 @@ class _Tunnel:
         else:
             reactor.modify(sock, events)
             self._polled[sock] = events
+
+
+def _is_closed_beyond(inner: socket.socket) -> bool:
+    """Return True if the other one of a pair is closed, whatever is still to be read of it."""
+    poll = select.poll()
+    poll.register(inner, 0)  # the kernel tells of the end unasked
+    return bool(poll.poll(0))
+
+
+def _log_break(error: OSError) -> None:
+    log.info("a connection with TLS broke: %s", error)
