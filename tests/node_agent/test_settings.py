@@ -90,3 +90,11 @@ def test_what_the_agent_takes_the_orchestrator_takes_and_no_longer_ones(
 ) -> None:
     assert accepts(field, getattr(settings(flag, "a" * length), flag.replace("-", "_")))
     assert not accepts(field, "a" * (length + 1))
+
+
+def test_the_token_is_not_in_what_is_printed_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALLFOLD_TOKEN", "a-secret")
+    assert "a-secret" not in repr(AgentSettings())
+    assert "a-secret" not in str(AgentSettings())

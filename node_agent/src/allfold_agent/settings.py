@@ -159,6 +159,7 @@ class AgentSettings(BaseSettings):
         "sent and all are accepted. Prefer the variable, since flags are visible to all users of "
         "the machine",
         default="",
+        repr=False,
     )
     token_file: str = _from(
         "ALLFOLD_TOKEN_FILE",

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.security import tls
 from allfold_core.security.tls import TlsIdentity, identity
 from tests.support.credentials import certificates
 
@@ -92,7 +97,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path: Path
     made = certificates(tmp_path, "a")
     found = TlsIdentity(str(tmp_path / "a"))
     client, server, before = found.client, found.server, found.expires
-    made.issue("a", [], "allfold", 30)
+    made.issue("a", [], "allfold", 120)
     assert found.expires > before + 28 * DAY
     assert holder(shake_hands(client, server)) == "a"
 
@@ -135,6 +140,43 @@ def test_a_key_that_is_changed_before_its_certificate_leaves_the_old_pair_in_for
     (tmp_path / "a" / "tls.crt").write_bytes((tmp_path / "b" / "tls.crt").read_bytes())
     connected = shake_hands(found.client, found.server)
     assert holder(connected) == "b"
+
+
+def test_a_file_that_vanishes_while_it_is_read_leaves_the_old_ones_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates(tmp_path, "a")
+    found = TlsIdentity(str(tmp_path / "a"))
+    monkeypatch.setattr(tls, "_check_file", lambda _: None)
+    for name in ("tls.key", "ca.crt"):
+        (tmp_path / "a" / name).unlink()
+        shake_hands(found.client, found.server)
+
+
+def test_a_name_that_only_people_read_does_not_count(tmp_path: Path) -> None:
+    """An authority that says nothing of purposes, and the deployment's name as common name."""
+    made = certificates(tmp_path, "a")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "allfold")])
+    signer = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    signing = serialization.load_pem_private_key((tmp_path / "ca.key").read_bytes(), None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    signed = x509.CertificateBuilder(
+        signer.subject,
+        subject,
+        key.public_key(),
+        x509.random_serial_number(),
+        signer.not_valid_before_utc,
+        signer.not_valid_after_utc,
+    ).sign(signing, hashes.SHA256())
+    made.issue_client("me", 1)
+    pem = serialization.Encoding.PEM
+    (tmp_path / "me" / "tls.crt").write_bytes(signed.public_bytes(pem))
+    (tmp_path / "me" / "tls.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    with pytest.raises(InvalidArgument, match="is not for the name 'allfold'"):
+        TlsIdentity(str(tmp_path / "me"))
 
 
 def without(name: str, folder: Path) -> None:

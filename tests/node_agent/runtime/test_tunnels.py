@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import ssl
@@ -259,10 +258,14 @@ def test_tunnels_whose_ends_wait_take_no_time_of_the_processor(transport: Transp
         assert time.process_time() - began < 0.5
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_many_tunnels_of_hasty_users_lose_nothing_and_leave_nothing(transport: Transport) -> None:
     """Random sizes and pauses; some end early, some are reset: none disturbs the others."""
     count = 24
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
 
     def use(seed: int) -> None:
         chance = random.Random(seed)
@@ -299,6 +302,4 @@ def test_many_tunnels_of_hasty_users_lose_nothing_and_leave_nothing(transport: T
     with ThreadPoolExecutor(8) as pool:
         for each in [pool.submit(use, seed) for seed in range(count)]:
             each.result(3 * SECONDS)
-    wait_until(
-        lambda: len(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed", SECONDS
-    )
+    wait_until(lambda: open_files() <= before, "all descriptors to be closed", SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,21 @@ async def test_an_administrator_has_a_token_also_where_no_other_is_asked_for(
         path, admin = "/v1/nodes/a?force=true", {"authorization": "Bearer admin"}
         error_of(await api.http.delete(path), 403, "AF100")
         assert (await api.http.delete(path, headers=admin)).status_code == 200
+
+
+async def test_a_join_token_that_a_file_makes_an_administrators_too_opens_no_more_than_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("join")
+    monkeypatch.setenv("ALLFOLD_TOKEN_FILE", str(file))
+    monkeypatch.setenv("ALLFOLD_ADMIN_TOKEN", "admin")
+    async with serving() as api:
+        api.http.headers["authorization"] = "Bearer join"
+        await api.register("a")
+        file.write_text("join,admin")
+        api.http.headers["authorization"] = "Bearer admin"
+        error_of(await api.http.delete("/v1/nodes/a", params={"force": "true"}), 403, "AF100")
 
 
 async def pages_of(api: ApiClient, what: str, limit: int) -> list[list[str]]:

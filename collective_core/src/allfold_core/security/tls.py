@@ -134,23 +134,32 @@ def _check_file(path: Path) -> None:
     try:
         path.read_bytes()
     except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}; {_ADVICE}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"cannot read {path}: {error.strerror}; {_ADVICE}")
 
 
 def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.hostname_checks_common_name = False  # it is a name for people, of clients, too
     certificate, key, authorities = (folder / each for each in _FILES)
     try:
         context.load_verify_locations(authorities)
     except ssl.SSLError as error:
         raise InvalidArgument(f"{authorities} has no certificate in PEM: {error.reason}") from error
+    except OSError as error:  # it has just been removed
+        raise _unreadable(authorities, error) from error
     try:
         context.load_cert_chain(certificate, key, password=lambda: _no_password(key))
     except ssl.SSLError as error:
         raise InvalidArgument(
             f"{key} is not the key of {certificate}, or one of them is not in PEM: {error.reason}"
         ) from error
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     return context
 
 
