@@ -112,7 +112,8 @@ def test_an_authority_is_changed_in_three_steps_without_a_moment_of_refusal(
         for client, server in ((one.client, other.server), (other.client, one.server)):
             shake_hands(client, server)
 
-    shutil.copytree(tmp_path / "a", tmp_path / "old")
+    old = tmp_path / "elsewhere" / "old"
+    shutil.copytree(tmp_path / "a", old)
     made.add_authority()
     all_accept_each_other()
     made.issue("a", [], "allfold", 1)  # one of them is first
@@ -123,7 +124,7 @@ def test_an_authority_is_changed_in_three_steps_without_a_moment_of_refusal(
     all_accept_each_other()
     forgotten = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     forgotten.check_hostname, forgotten.verify_mode = False, ssl.CERT_NONE
-    forgotten.load_cert_chain(tmp_path / "old" / "tls.crt", tmp_path / "old" / "tls.key")
+    forgotten.load_cert_chain(old / "tls.crt", old / "tls.key")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(forgotten, one.server)
 

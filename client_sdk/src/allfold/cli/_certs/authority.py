@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from allfold_core.errors import InvalidArgument
+
 _AUTHORITY_YEARS = 10
 # The clocks of machines that have just started may be behind.
 _BEFORE = timedelta(hours=1)
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,7 @@ def issue(authority: KeyPair, holder: str, names: Sequence[str], days: int) -> K
         days: for which it is valid.
     """
     signer = x509.load_pem_x509_certificate(authority.certificate)
-    signing = serialization.load_pem_private_key(authority.key, password=None)
-    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    signing = _load_key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -72,14 +77,37 @@ def issue(authority: KeyPair, holder: str, names: Sequence[str], days: int) -> K
     )
     if names:
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        alternatives = x509.SubjectAlternativeName([_general_name(each) for each in names])
+        alternatives = x509.SubjectAlternativeName([general_name(each) for each in names])
         builder = builder.add_extension(alternatives, critical=False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     return _packed(builder.sign(signing, hashes.SHA256()), key)
 
 
+def fits(certificate: bytes, key: bytes) -> bool:
+    """Return True if both are in PEM, and the key is that of the certificate."""
+    try:
+        owner = x509.load_pem_x509_certificate(certificate).public_key()
+        return owner == _load_key(key).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a password
+        return False
+
+
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Return True if a certificate is one of an authority, whose certificate this is."""
+    try:
+        signer = x509.load_pem_x509_certificate(authority)
+        x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(signer)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
 def names_of(certificate: bytes) -> list[str]:
-    """Return the DNS names and IP addresses that a certificate in PEM is for."""
+    """Return the DNS names and IP addresses that a certificate in PEM is for.
+
+    Raises:
+        ValueError: it is not one.
+    """
     try:
         found = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -91,11 +119,9 @@ def names_of(certificate: bytes) -> list[str]:
 
 def for_browsers(pair: KeyPair, holder: str, password: bytes) -> bytes:
     """Return certificate and key in PKCS #12 (RFC 7292), which browsers import."""
-    key = serialization.load_pem_private_key(pair.key, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
     return pkcs12.serialize_key_and_certificates(
         holder.encode(),
-        key,
+        _load_key(pair.key),
         x509.load_pem_x509_certificate(pair.certificate),
         None,
         serialization.BestAvailableEncryption(password),
@@ -106,11 +132,28 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _general_name(text: str) -> x509.GeneralName:
+def general_name(text: str) -> x509.GeneralName:
+    """Return the form that a host name or an IP address has in a certificate.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
-        return x509.DNSName(text)
+        if _HOST.fullmatch(text):
+            return x509.DNSName(text)
+    raise InvalidArgument(
+        f"{text!r} is neither a host name nor an IP address (other letters than those of ASCII are "
+        "written as xn--...)"
+    )
+
+
+def _load_key(key: bytes) -> ec.EllipticCurvePrivateKey:
+    loaded = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise InvalidArgument("the key is not on an elliptic curve, as those of allfold certs are")
+    return loaded
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from allfold.cli._certs.authority import general_name
 from allfold.cli._certs.folder import BROWSERS_PASSWORD, CertificateFolder
 from allfold_core.errors import InvalidArgument
 from allfold_core.security.tls import DEFAULT_NAME
 
-_HOLDER = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
+_HOLDER = re.compile(r"(?![.-]|ca\.(crt|key)$)[A-Za-z0-9._-]{1,64}")
 
 
 @click.command(short_help="Make certificates for TLS.")
@@ -47,34 +48,35 @@ def certs(
     \b
     To change the authority, put DIR/NAME in place everywhere after each of these:
       allfold certs DIR --new-authority
-      allfold certs DIR NAME...
+      allfold certs DIR NAME...       (and clients: NAME... --client)
       allfold certs DIR --forget-old-authorities
     """
     for each in holders:
         if not _HOLDER.fullmatch(each):
-            raise InvalidArgument(f"NAME must be 1 to 64 letters, digits and . _ -, got {each!r}")
+            raise InvalidArgument(
+                "NAME must be 1 to 64 letters, digits and . _ -, begin with none of . -, and be "
+                f"neither ca.crt nor ca.key, got {each!r}"
+            )
     if client and hosts:
         raise InvalidArgument("--client is for certificates that no host has: leave out --host")
+    name = os.environ.get("ALLFOLD_TLS_NAME") or DEFAULT_NAME
+    for each in (name, *hosts):  # before anything is made
+        general_name(each)
     kept = CertificateFolder(Path(folder))
-    if new_authority or not kept.has_authority():
+    if new_authority or kept.is_new():
         kept.add_authority()
         click.echo(f"{kept.path / 'ca.crt'}: a new authority, valid for 10 years")
     if forget_old_authorities:
         kept.forget_old_authorities()
         click.echo(f"{kept.path / 'ca.crt'}: only the authority that signs")
     for holder in holders:
-        click.echo(_issue(kept, holder, hosts, days, client=client))
-
-
-def _issue(
-    kept: CertificateFolder, holder: str, hosts: Sequence[str], days: int, *, client: bool
-) -> str:
-    if client:
-        for_import = kept.issue_client(holder, days)
-        return (
-            f"{kept.path / holder}: a client, for {days} days; browsers import "
-            f"{for_import.name}, whose password is {BROWSERS_PASSWORD}"
-        )
-    name = os.environ.get("ALLFOLD_TLS_NAME") or DEFAULT_NAME
-    names = kept.issue(holder, hosts, name, days)
-    return f"{kept.path / holder}: for {', '.join(names)}, for {days} days"
+        place = kept.path / holder
+        if client:
+            for_import = kept.issue_client(holder, days)
+            click.echo(
+                f"{place}: a client, for {days} days; browsers import {for_import.name}, whose "
+                f"password is {BROWSERS_PASSWORD}"
+            )
+        else:
+            names = kept.issue(holder, hosts, name, days)
+            click.echo(f"{place}: for {', '.join(names)}, for {days} days")

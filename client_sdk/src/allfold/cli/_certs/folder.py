@@ -12,12 +12,24 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allfold.cli._certs.authority import KeyPair, for_browsers, issue, names_of, new_authority
+from allfold.cli._certs.authority import (
+    KeyPair,
+    fits,
+    for_browsers,
+    is_signed_by,
+    issue,
+    names_of,
+    new_authority,
+)
 from allfold_core.errors import InvalidArgument
 from allfold_core.security.tls import AUTHORITIES, CERTIFICATE, KEY
 
 _AUTHORITY_KEY = "ca.key"
 _BROWSERS = "browser.p12"
+_ADVICE = (
+    f"{AUTHORITIES} and {_AUTHORITY_KEY} of one authority must both be there; if they are lost, "
+    "--new-authority makes others"
+)
 # Keychains import nothing that has no password; it protects no more than the key beside it.
 BROWSERS_PASSWORD = "allfold"
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
@@ -37,16 +49,17 @@ class CertificateFolder:
         except OSError as error:
             raise InvalidArgument(f"cannot make the folder {path}: {error.strerror}") from error
 
-    def has_authority(self) -> bool:
-        """Return True if there is one that signs."""
-        return (self.path / _AUTHORITY_KEY).exists()
+    def is_new(self) -> bool:
+        """Return True if there has never been an authority, also none whose key is elsewhere."""
+        return not any((self.path / each).exists() for each in (AUTHORITIES, _AUTHORITY_KEY))
 
     def add_authority(self) -> None:
         """Make an authority that signs from now on; those of before are still trusted."""
-        before = self._read(AUTHORITIES) if self.has_authority() else b""
+        before = self._read(AUTHORITIES) if (self.path / AUTHORITIES).exists() else b""
         made = new_authority()
-        _write(self.path / _AUTHORITY_KEY, made.key, secret=True)
+        # In this order: where it is interrupted, the one of before still signs.
         self._trust(made.certificate + before)
+        _write(self.path / _AUTHORITY_KEY, made.key, secret=True)
 
     def forget_old_authorities(self) -> None:
         """Trust only the authority that signs.
@@ -55,6 +68,16 @@ class CertificateFolder:
             InvalidArgument: a certificate here is of another one.
         """
         signing = self._signing().certificate
+        others = sorted(
+            each.name
+            for each in self._holders()
+            if not is_signed_by((each / CERTIFICATE).read_bytes(), signing)
+        )
+        if others:
+            raise InvalidArgument(
+                f"nobody would accept {', '.join(others)} any more, whose certificates are of an "
+                "earlier authority: make them anew first, or remove their folders"
+            )
         self._trust(signing)
 
     def issue(self, holder: str, hosts: Sequence[str], name: str, days: int) -> list[str]:
@@ -63,15 +86,30 @@ class CertificateFolder:
         Args:
             hosts: more names; without any, a certificate that is there keeps its names.
             name: of the deployment.
+
+        Raises:
+            InvalidArgument: the holder has a certificate of a client, which must not become more.
         """
-        there = self.path / holder / CERTIFICATE
-        kept = names_of(there.read_bytes()) if there.exists() and not hosts else []
-        names = list(dict.fromkeys([name, *hosts, *kept]))
+        before = self._names_of(holder)
+        if before == []:
+            raise InvalidArgument(
+                f"{self.path / holder} is a client's: renew it with --client, or take another name"
+            )
+        names = list(dict.fromkeys([name, *(hosts or before or [])]))
         self._place(holder, issue(self._signing(), holder, names, days))
         return names
 
     def issue_client(self, holder: str, days: int) -> Path:
-        """Make a certificate of a client; return the file that browsers import."""
+        """Make a certificate of a client; return the file that browsers import.
+
+        Raises:
+            InvalidArgument: the holder is a service, which could not start with it.
+        """
+        if self._names_of(holder):
+            raise InvalidArgument(
+                f"{self.path / holder} is a service's: renew it without --client, or take another "
+                "name"
+            )
         pair = issue(self._signing(), holder, [], days)
         self._place(holder, pair)
         for_import = self.path / holder / _BROWSERS
@@ -80,20 +118,42 @@ class CertificateFolder:
         return for_import
 
     def _signing(self) -> KeyPair:
-        certificates = _PEM.findall(self._read(AUTHORITIES))
-        if not certificates:
-            raise InvalidArgument(f"{self.path / AUTHORITIES} has no certificate in PEM")
-        return KeyPair(certificates[0], self._read(_AUTHORITY_KEY))
+        key = self._read(_AUTHORITY_KEY)
+        for each in _PEM.findall(self._read(AUTHORITIES)):
+            if fits(each, key):
+                return KeyPair(each, key)
+        raise InvalidArgument(
+            f"{self.path / _AUTHORITY_KEY} is the key of no certificate in "
+            f"{self.path / AUTHORITIES}: {_ADVICE}"
+        )
 
     def _read(self, name: str) -> bytes:
+        path = self.path / name
         try:
-            return (self.path / name).read_bytes()
+            return path.read_bytes()
         except OSError as error:
-            raise InvalidArgument(f"cannot read {self.path / name}: {error.strerror}") from error
+            raise InvalidArgument(f"cannot read {path}: {error.strerror}; {_ADVICE}") from error
+
+    def _names_of(self, holder: str) -> list[str] | None:
+        """Return the names in a holder's certificate; ``None`` if it has none yet."""
+        path = self.path / holder / CERTIFICATE
+        try:
+            return names_of(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise InvalidArgument(
+                f"{path} is not a certificate in PEM: remove it, and name all its hosts"
+            ) from error
 
     def _place(self, holder: str, pair: KeyPair) -> None:
         folder = self.path / holder
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}") from error
         _write(folder / AUTHORITIES, self._read(AUTHORITIES))
         _write(folder / KEY, pair.key, secret=True)
         _write(folder / CERTIFICATE, pair.certificate)
