@@ -13,6 +13,7 @@ import pytest
 
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
+from tests.support.credentials import certificates
 from tests.support.processes.cli import Command, Commands, commands
 from tests.support.waiting import wait_until
 
@@ -126,6 +127,16 @@ def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
     os.kill(command.find("allfold_agent", "node1"), signal.SIGKILL)
     assert command.wait() == 1
     assert "node1 was killed by SIGKILL; it last wrote:" in command.err
+
+
+def test_what_up_prints_is_enough_with_tls_too(allfold: Commands, tmp_path: Path) -> None:
+    certificates(tmp_path / "some certs", "node", name="team")
+    tls = {"ALLFOLD_TLS_DIR": str(tmp_path / "some certs" / "node"), "ALLFOLD_TLS_NAME": "team"}
+    command = allfold.start(*UP, env=tls)
+    command.wait_for_output("ALLFOLD_SOCKET")
+    env = exported(command)
+    assert env["ALLFOLD_ORCHESTRATOR_URL"].startswith("https://")
+    assert "node0" in allfold.run("status", env=env).out
 
 
 def test_up_takes_the_token_of_the_environment_and_shows_it_to_no_process_list(

@@ -66,6 +66,12 @@ def allfold() -> Iterator[Commands]:
             {"ALLFOLD_GPU_PATH": "x"},
             "ALLFOLD_GPU_PATH is auto, ipc, pinned, host, got 'x'",
         ),
+        (
+            ("status",),
+            {"ALLFOLD_TLS_DIR": "/nowhere"},
+            "cannot read /nowhere/tls.crt: No such file or directory; the folder must hold "
+            "tls.crt, tls.key and ca.crt; allfold certs makes one",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(

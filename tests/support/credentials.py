@@ -21,12 +21,12 @@ def transport(token: str | None = None) -> Transport:
     return Transport(with_token(token))
 
 
-def certificates(folder: Path, *names: str) -> CertificateFolder:
-    """Return a folder with an authority, and a certificate for each name."""
+def certificates(folder: Path, *holders: str, name: str = DEFAULT_NAME) -> CertificateFolder:
+    """Return a folder with an authority, and a certificate for each holder."""
     made = CertificateFolder(folder)
     made.add_authority()
-    for name in names:
-        made.issue(name, [], DEFAULT_NAME, 90)
+    for holder in holders:
+        made.issue(holder, [], name, 90)
     return made
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from pathlib import Path
 
 import click
 
@@ -66,6 +68,10 @@ def _exports(stack: LocalStack) -> str:
         f"export ALLFOLD_TOKEN={stack.token}",
         f"export ALLFOLD_ORCHESTRATOR_URL={stack.orchestrator_url}",
     ]
+    if folder := os.environ.get("ALLFOLD_TLS_DIR"):
+        lines.append(f"export ALLFOLD_TLS_DIR={shlex.quote(str(Path(folder).absolute()))}")
+    if name := os.environ.get("ALLFOLD_TLS_NAME"):
+        lines.append(f"export ALLFOLD_TLS_NAME={shlex.quote(name)}")
     for number, node in enumerate(stack.nodes):
         lines.append(f"{'# or: ' if number else ''}export ALLFOLD_SOCKET={node.socket}")
     return "\n".join(lines)

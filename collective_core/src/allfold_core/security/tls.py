@@ -207,6 +207,11 @@ def _why(certificate: Path, name: str, error: ssl.SSLCertVerificationError) -> s
             f"{certificate} is not for the name {name!r}, which every service's certificate must "
             "carry: make one that does (allfold certs), or set ALLFOLD_TLS_NAME to what all have"
         )
+    if "purpose" in reason:
+        return (
+            f"{certificate} is not for servers and clients, as that of a service must be, but for "
+            f"one of them ({reason}); one of allfold certs NAME --client is for commands"
+        )
     if "issuer" in reason or "self-signed" in reason or "self signed" in reason:
         return f"{certificate} is not signed by an authority in {AUTHORITIES}: {reason}"
     return f"{certificate} would not be accepted by others: {reason}"
