@@ -139,10 +139,11 @@ def test_what_up_prints_is_enough_with_tls_too(allfold: Commands, tmp_path: Path
     assert "node0" in allfold.run("status", env=env).out
 
 
-def test_up_takes_the_token_of_the_environment_and_shows_it_to_no_process_list(
+def test_up_takes_the_token_of_the_environment_and_shows_it_in_no_process_list_and_no_log(
     allfold: Commands,
 ) -> None:
-    command = allfold.start(*UP, "--json", env={"ALLFOLD_TOKEN": "hidden-from-ps"})
+    env = {"ALLFOLD_TOKEN": "hidden-from-ps", "ALLFOLD_LOG_LEVEL": "DEBUG"}
+    command = allfold.start(*UP, "--json", env=env)
     command.wait_for_output("\n")
     told = json.loads(command.out)
     assert told["token"] == "hidden-from-ps"
@@ -151,6 +152,9 @@ def test_up_takes_the_token_of_the_environment_and_shows_it_to_no_process_list(
     assert len(command.marked()) == 3, "the command, the orchestrator and the agent"
     for pid in command.marked():
         assert "hidden-from-ps" not in Path(f"/proc/{pid}/cmdline").read_text()
+    logs = [each.read_text() for each in Path(told["nodes"][0]["socket"]).parent.glob("*.log")]
+    assert any("DEBUG" in log for log in logs)
+    assert not any("hidden-from-ps" in log for log in logs)
     command.send(signal.SIGTERM)
     assert command.wait() == 143
 

@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         chosen.log_level,
         service="agent",
         instance=chosen.name,
-        quiet=["uvicorn", "httpx"],
+        # That of websockets would show the token, which is in the head of a request.
+        quiet=["uvicorn", "httpx", "websockets"],
     )
     return _run(chosen, ready_file)
 
