@@ -278,6 +278,7 @@ def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
         "ALLFOLD_TLS_DIR": str(folder.path / "node"),
         "ALLFOLD_ORCHESTRATOR_URL": stack.orchestrator_url,
         "ALLFOLD_TOKEN": "wrong",
+        "ALLFOLD_LOG_FORMAT": "text",
         "ALLFOLD_AGENT_NAME": "stranger",
         "ALLFOLD_SOCKET": str(tmp_path / "s.sock"),
         "ALLFOLD_AGENT_CONTROL_LISTEN": "127.0.0.1:0",
