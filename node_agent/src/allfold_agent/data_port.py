@@ -186,11 +186,13 @@ class DataPort:
 
     def _hand_over(self, sock: socket.socket, taker: SocketTaker) -> None:
         sock.settimeout(None)
+        taken = sock
         try:
-            taker(self._transport.plain(sock))
+            taken = self._transport.plain(sock)
+            taker(taken)
         except Exception:  # its peer will open another one; this port must live on
             log.exception("an edge or link could not take its connection")
-            sock.close()
+            taken.close()
 
     def _refuse_bytes(self, sock: socket.socket, error: BadRequest) -> None:
         refusal = LocalError(f"not a request: {error}", http_status=error.status)

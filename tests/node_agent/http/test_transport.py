@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -23,21 +23,27 @@ from allfold_core.errors import AllfoldError, LocalError, PeerLost, ServiceError
 from allfold_core.security.credentials import Credentials
 from allfold_core.security.tls import TlsIdentity
 from allfold_core.security.tokens import Tokens
+from allfold_core.wire.frames import EDGE_PROTOCOL
 from tests.support.credentials import certificates, with_tls
+from tests.support.waiting import wait_until
 
 SECONDS = 10.0
 TOKEN = "secret"
 
 
 @contextmanager
-def serving(credentials: Credentials, limits: ConnectionLimits | None = None) -> Iterator[str]:
+def serving(
+    credentials: Credentials,
+    limits: ConnectionLimits | None = None,
+    taker: Callable[[socket.socket], None] = socket.socket.close,
+) -> Iterator[str]:
     """A data port with these credentials; its address."""
     transport = Transport(credentials)
     listener = socket.create_server(("127.0.0.1", 0))
     port = DataPort(
         listener,
         transport=transport,
-        open_edge=lambda _: socket.socket.close,
+        open_edge=lambda _: taker,
         offers=Offers(),
         limits=limits or ConnectionLimits(),
     )
@@ -200,6 +206,29 @@ def test_without_a_descriptor_for_the_plain_end_the_limit_is_named_not_the_peer(
         monkeypatch.setattr(socket, "socketpair", fail)
         with pytest.raises(ServiceError, match="ulimit"):
             probe(with_tls(folder / "b"), address)
+
+
+def test_a_connection_that_nobody_takes_over_ends_at_both_ends_of_its_tunnel(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = []
+
+    def fail(plain: socket.socket) -> None:
+        given.append(plain)
+        raise RuntimeError("no")
+
+    transport = Transport(with_tls(folder / "b"))
+    target = "/v1/groups/g/openings/1/edges/0/1?from_frame=0"
+    with serving(with_tls(folder / "a"), taker=fail) as address:
+        taken, _ = upgrade(transport, address, target, EDGE_PROTOCOL, SECONDS)
+        with taken:
+            taken.settimeout(SECONDS)
+            assert taken.recv(1) == b""
+            (plain,) = given
+            wait_until(lambda: plain.fileno() == -1, "the plain end to be closed", SECONDS)
+    transport.close()
+    (told,) = (each for each in caplog.records if each.levelname == "ERROR")
+    assert "could not take its connection" in told.getMessage()
 
 
 def test_a_handshake_that_trickles_has_the_same_deadline(folder: Path) -> None:
