@@ -67,6 +67,12 @@ def allfold() -> Iterator[Commands]:
             "ALLFOLD_GPU_PATH is auto, ipc, pinned, host, got 'x'",
         ),
         (
+            ("status", "--agent-url", "http://127.0.0.1:1"),
+            {"ALLFOLD_TLS_DIR": "/nowhere"},
+            "--agent-url must begin with https:// where ALLFOLD_TLS_DIR is set, got "
+            "'http://127.0.0.1:1'",
+        ),
+        (
             ("status",),
             {"ALLFOLD_TLS_DIR": "/nowhere"},
             "cannot read /nowhere/tls.crt: No such file or directory; the folder must hold "

@@ -86,7 +86,8 @@ def checked_url(source: str, value: str) -> str:
         source: the option or variable that it comes from.
 
     Raises:
-        InvalidArgument: it is no URL, or not one of HTTP.
+        InvalidArgument: it is no URL, or not one of HTTP; or without TLS where we have a
+            certificate, so that the token would be sent in the clear.
     """
     try:
         parts = urlsplit(value)
@@ -96,6 +97,10 @@ def checked_url(source: str, value: str) -> str:
         usable = False
     if not usable:
         raise InvalidArgument(f"{source} is an address such as http://10.0.0.1:7400, got {value!r}")
+    if parts.scheme == "http" and os.environ.get("ALLFOLD_TLS_DIR"):
+        raise InvalidArgument(
+            f"{source} must begin with https:// where ALLFOLD_TLS_DIR is set, got {value!r}"
+        )
     return value.rstrip("/")
 
 

@@ -21,6 +21,13 @@ _UNKNOWN, _RESTART = 4404, 1012
 _UNAUTHORIZED = 401
 
 
+class _Connect(connect):
+    """Follows no redirect, which would take the token to somebody else."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 class ControlSocket:
     """One connection to the orchestrator at ``url``."""
 
@@ -64,7 +71,7 @@ async def dial(url: str, node: str, credentials: Credentials) -> ControlSocket:
         OrchestratorUnreachable: nobody answers there, or nobody who has control links.
     """
     try:
-        connection = await connect(
+        connection = await _Connect(
             f"ws{url.removeprefix('http')}/v1/nodes/{node}/link",
             additional_headers=credentials.tokens.headers(),
             ssl=_context(url, credentials.tls),
