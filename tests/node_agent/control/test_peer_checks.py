@@ -146,3 +146,10 @@ def test_something_else_at_the_address_is_a_stranger(body: bytes, status: int) -
 @pytest.mark.parametrize("address", ["nowhere.invalid:7412", "no-port", "[::1:7412"])
 def test_an_address_that_is_none_is_said_so(address: str) -> None:
     assert check(data=address)["data"]["kind"] == "no_name"
+
+
+@pytest.mark.parametrize("host", ["ä", "a b", "a\n", "[", "x" * 300])
+def test_what_is_no_address_is_found_to_be_none(host: str) -> None:
+    found = check(control=f"http://{host}:1", data=f"{host}:1")
+    assert (found["control"]["ok"], found["data"]["ok"]) == (False, False)
+    assert (found["control"]["kind"], found["data"]["kind"]) == ("no_name", "no_name")

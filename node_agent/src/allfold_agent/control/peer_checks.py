@@ -17,7 +17,7 @@ from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
 from allfold_agent.http import client
-from allfold_agent.http.addresses import join, parse_address
+from allfold_agent.http.addresses import checked_url, join, parse_address
 from allfold_agent.http.transport import Transport
 from allfold_agent.membership import link_probe
 from allfold_agent.runtime.locks import make_lock
@@ -59,7 +59,7 @@ def add_peer_checks(app: FastAPI, agent: Agent) -> None:
 
 def _check_control(transport: Transport, url: str, node: str) -> Json:
     """The time of one request to the control port, which must be that node's."""
-    target = urlsplit(url)
+    target = urlsplit(checked_url(url))
     address = join(target.hostname or "", target.port or 80)
     began = perf_counter()
     found = client.get_json(transport, address, "/v1/facts", _CONTROL_SECONDS)
@@ -80,7 +80,7 @@ def _check_data(transport: Transport, address: str, *, short: bool) -> Json:
 
 
 def _on_one_host(url: str, address: str) -> bool:
-    return urlsplit(url).hostname == urlsplit(f"//{address}").hostname
+    return urlsplit(url).hostname == parse_address(address)[0]
 
 
 def _checked(check: Callable[[], Json]) -> Json:

@@ -62,7 +62,7 @@ class ClientExchange:
         try:
             request = h11.Request(method=method, target=target, headers=sent)
             self.head = self._h11.send(request) or b""
-        except h11.LocalProtocolError as error:
+        except (h11.LocalProtocolError, UnicodeEncodeError) as error:
             raise InvalidArgument(f"cannot request {target!r}: {error}", target=target) from None
 
     def end_request(self) -> None:
