@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +23,9 @@ from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
-ADDRESS_PATTERN = r"^[^\s/]{1,255}:[0-9]{1,5}$"
+_HOST = r"(\[[^\s/\[\]]{2,64}\]|[^\s/:@?#\[\]]{1,253})"
+ADDRESS_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}$"
+URL_PATTERN = rf"^https?://{_HOST}(:[0-9]{{1,5}})?$"
 MAX_PORT = 65_535
 STRATEGY_PATTERN = f"^{SPELLING}$"
 MAX_WORLD_SIZE = 100_000
@@ -45,12 +48,18 @@ def _has_a_port(address: str) -> str:
     return address
 
 
+def _can_be_read(url: str) -> str:
+    _ = urlsplit(url).port  # complains of one that is too large, and of brackets around no address
+    return url
+
+
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1-128 of A-Z a-z 0-9 . _ -")]
 Rank = Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]
 EpochNumber = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
 LeaveReason = Literal["finished", "withdrawn", "lost"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), AfterValidator(_has_a_port)]
+ControlUrl = Annotated[str, Field(pattern=URL_PATTERN), AfterValidator(_can_be_read)]
 
 
 class Given(BaseModel):
@@ -72,7 +81,13 @@ class Request(Given):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         document = handler.resolve_ref_schema(handler(core_schema))
-        number = {"type": "integer", "default": MESSAGE.number, "description": _SCHEMA}
+        number = {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MESSAGE.number,
+            "default": MESSAGE.number,
+            "description": _SCHEMA,
+        }
         document["properties"] = {FIELD: number, **document["properties"]}
         return document
 
@@ -106,7 +121,7 @@ class RegisterNode(Request):
         description="New for every start of the agent, e.g. a UUID. It is never shown: who knows "
         "it is the node."
     )
-    control_url: str = Field(pattern=r"^https?://\S{1,255}$", description="Its control port.")
+    control_url: ControlUrl = Field(description="Its control port.")
     data_address: Address = Field(description="host:port of its data port.")
     device_type: str = Field(default="cpu", pattern=r"^[A-Za-z0-9._-]{1,32}$")
     zone: str = Field(default="", max_length=128, description="Nodes of one zone are near.")

@@ -96,6 +96,16 @@ async def test_a_message_of_a_schema_that_is_not_known_is_refused(
         assert "up to schema 1" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "url", ["http://[", "http://a:70000", "http://a:b", "http://a@b", "ftp://a"]
+)
+async def test_a_control_port_that_nobody_could_ask_is_refused(api: ApiClient, url: str) -> None:
+    error = error_of(await api.register("a", control_url=url), 400, "AF101")
+    assert error["details"]["fields"][0]["field"] == "body.control_url"
+    assert (await api.register("a", control_url="https://[fe80::1%eth0]:7411")).status_code == 200
+    assert (await api.http.get("/v1/metrics/targets")).status_code == 200
+
+
 async def test_every_answer_and_the_plan_in_it_carry_their_schema(api: ApiClient) -> None:
     answers = [
         await api.register("a", schema=1),

@@ -15,6 +15,7 @@ from allfold_orchestrator.wire import (
     MAX_GROUPS_OF_A_NODE,
     MAX_WORLD_SIZE,
     Address,
+    ControlUrl,
     EpochNumber,
     Given,
     IncidentReport,
@@ -37,7 +38,7 @@ _Loss = Annotated[list[str], Field(min_length=2, max_length=2)]
 class _Voter(Given):
     incarnation: Name
     data_address: Address
-    control_url: str = Field(pattern=r"^https?://\S{1,255}$")
+    control_url: ControlUrl
     device_type: str = Field(default="cpu", max_length=32)
     zone: str = Field(default="", max_length=128)
 
