@@ -118,6 +118,8 @@ async def test_every_answer_carries_its_schema(node: Node, path: str, token: str
 
 REFUSALS = [
     ("GET", "/v1/nothing", b"", 404, "GET /v1/nothing: Not Found"),
+    ("GET", "/docs", b"", 404, "GET /docs: Not Found"),
+    ("GET", "/redoc", b"", 404, "GET /redoc: Not Found"),
     ("DELETE", "/v1/status", b"", 405, "DELETE /v1/status: Method Not Allowed"),
     ("GET", f"{base()}/ops?limit=0", b"", 400, "limit"),
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from allfold_agent import __version__
@@ -17,12 +20,39 @@ from allfold_agent.control.peer_checks import add_peer_checks
 from allfold_agent.control.status import add_status
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
+from allfold_core.schema import MESSAGE
+
+
+class ErrorBody(BaseModel):
+    """An error as ``AllfoldError.to_dict`` writes it."""
+
+    code: str = Field(examples=["AF106"])
+    message: str
+    details: dict[str, Any]
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is not a success."""
+
+    schema_: int = Field(default=MESSAGE.number, alias="schema")
+    error: ErrorBody
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorAnswer, "description": "A failure; the status is its class's."}
+}
 
 
 def make_app(agent: Agent) -> FastAPI:
     """The control port's application for one agent."""
     app = FastAPI(
-        title="Allfold node agent", version=__version__, default_response_class=StampedResponse
+        title="Allfold node agent",
+        version=__version__,
+        default_response_class=StampedResponse,
+        responses=_ERRORS,
+        # Their pages load scripts from elsewhere; /openapi.json is all that tools need.
+        docs_url=None,
+        redoc_url=None,
     )
     app.add_middleware(Guard, tokens=agent.settings.credentials.tokens)
     _add_errors(app)

@@ -188,7 +188,10 @@ def _present(nodes: Sequence[wire.NodeView]) -> list[wire.NodeView]:
     "/metrics",
     summary="Metrics for Prometheus",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        "default": {"model": wire.ErrorAnswer, "description": "Any failure: no token, a bug."},
+    },
 )
 async def metrics(request: Request) -> Response:
     """Return the metrics of this replica; docs/metrics.md has all of them."""
