@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.json_object import read_object
 
 PROTOCOL_VERSION = 7
 MAX_MESSAGE = 64 * 1024
@@ -274,9 +275,11 @@ class Outcome(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Outcome:
-        """The inverse of :meth:`pack`."""
+        """The inverse of :meth:`pack`; ``ValueError`` for a message that is none."""
+        if len(data) < OUTCOME.size or data[0] not in _OUTCOME_KINDS:
+            raise ValueError(f"an outcome has at least {OUTCOME.size} bytes, got {data[:40]!r}")
         kind, group, seq, epoch, participants, edge = OUTCOME.unpack_from(data)
-        body = json.loads(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
+        body = read_object(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
         return cls(_OUTCOME_KINDS[kind], group, seq, epoch, participants, body, edge)
 
 
@@ -287,10 +290,7 @@ def pack_json(kind: Message, body: dict[str, Any]) -> bytes:
 
 def unpack_json(data: bytes) -> dict[str, Any]:
     """The object of a JSON message; ``ValueError`` where it holds none."""
-    body = json.loads(data[1:])
-    if not isinstance(body, dict):
-        raise ValueError(f"expected a JSON object, got {type(body).__name__}")  # noqa: TRY004 - a value on a wire
-    return body
+    return read_object(data[1:])
 
 
 def check_timeout(seconds: float) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from allfold_core.json_object import read_object
 from allfold_core.wire.frames import FrameError
 
 MAGIC = 0xAF02
@@ -237,7 +238,7 @@ def _unpack(kind: LinkMessageType, body: bytes) -> LinkMessage:
     parts = _Parts(body)
     try:
         message = _read(kind, parts)
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (struct.error, ValueError, KeyError, TypeError) as error:
         raise FrameError(f"a {kind.name} cannot be read: {error}") from error
     if parts.left:
         raise FrameError(f"a {kind.name} has {parts.left} bytes too many")
@@ -305,9 +306,7 @@ class _Parts:
 
     def json(self) -> dict[str, Any]:
         """The rest, a JSON object."""
-        value = json.loads(self._body[self._at :])
-        if not isinstance(value, dict):
-            raise TypeError(f"a {type(value).__name__} in place of an object")
+        value = read_object(self._body[self._at :])
         self._at = len(self._body)
         return value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import socket
 import ssl
 from contextlib import suppress
@@ -34,6 +33,7 @@ from allfold_core.errors import (
     ServiceError,
     from_dict,
 )
+from allfold_core.json_object import read_object
 from allfold_core.security import tls
 from allfold_core.security.tokens import Tokens
 
@@ -114,12 +114,10 @@ def get_json(transport: Transport, address: str, target: str, timeout: float) ->
             raise refusal
         body = _read_body(sock, head, deadline)
     try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise PeerError(f"{address} answers {target}, but not as Allfold does", address=address)
-    return answer
+        return read_object(body)
+    except ValueError as error:
+        message = f"{address} answers {target}, but not as Allfold does"
+        raise PeerError(message, address=address) from error
 
 
 def read_error(
@@ -144,7 +142,7 @@ def _read_body(sock: socket.socket, head: ResponseHead, deadline: float) -> byte
 
 def _parse_error(status: int, body: bytes, address: str) -> AllfoldError:
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        error = json.loads(body)["error"]
+        error = read_object(body)["error"]
         if isinstance(error["code"], str):
             return from_dict(error)
     return PeerError(

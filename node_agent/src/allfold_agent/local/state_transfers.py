@@ -23,6 +23,7 @@ from allfold_agent.tensors.offers import Description, Offer, Offers
 from allfold_agent.tensors.pull import Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, InvalidArgument, WorldChanged
+from allfold_core.json_object import read_object
 from allfold_core.wire.local_wire import MAX_MESSAGE, check_timeout
 from allfold_core.wire.state_wire import (
     BLOCK_BYTES,
@@ -84,7 +85,7 @@ class StateTransfers:
                 self._pull(membership, body, channel, window)
         except AllfoldError as error:
             _refuse(channel, error)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             log.info("a state transfer did not begin: %s", error)
             _refuse(channel, InvalidArgument(f"not a transfer: {error!r}"))
         finally:
@@ -120,7 +121,7 @@ def _read_start(channel: socket.socket) -> tuple[dict[str, Any], memoryview]:
     try:
         if not data or data[0] != TransferMessage.START or len(descriptors) != 1:
             raise InvalidArgument("a transfer begins with START and a window")
-        body = json.loads(data[1:])
+        body = read_object(data[1:])
         return body, _map_window(descriptors[0])
     finally:
         for descriptor in descriptors:

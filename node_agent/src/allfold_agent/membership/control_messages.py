@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import zlib
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,8 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from allfold_core.incident import Incident
+from allfold_core.json_object import read_object
 from allfold_core.schema import MESSAGE
 from allfold_core.survival.suspicion import Charge
+
+# The plan of the largest group that may be takes a quarter of this.
+_LONGEST_BODY = 64 << 20
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class Registered(BaseModel):
@@ -96,7 +101,7 @@ class Answer(BaseModel):
     @classmethod
     def _unpacked(cls, body: object) -> object:
         """A plan of many ranks comes compressed, as a string."""
-        return json.loads(gzip.decompress(b64decode(body))) if isinstance(body, str) else body
+        return read_object(_decompressed(b64decode(body))) if isinstance(body, str) else body
 
 
 Down = (
@@ -109,12 +114,20 @@ def parse(text: str | bytes) -> Down:
     """Return a message of the orchestrator.
 
     Raises:
-        TypeError, ValueError: it is none, or of another schema (``UnknownSchema``).
+        ValueError: it is none, or of another schema (``UnknownSchema``).
     """
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise TypeError(f"expected a JSON object, got {text[:80]!r}")
-    return _DOWN.validate_python(MESSAGE.read(data))
+    return _DOWN.validate_python(MESSAGE.read(read_object(text)))
+
+
+def _decompressed(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    try:
+        found = unpacker.decompress(data, _LONGEST_BODY)
+    except zlib.error as error:
+        raise ValueError(f"a body cannot be decompressed: {error}") from error
+    if not unpacker.eof:
+        raise ValueError(f"a body is cut off, or has more than {_LONGEST_BODY} bytes")
+    return found
 
 
 def _message(kind: str, fields: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from allfold_core.json_object import read_object
 from allfold_core.schema import MESSAGE
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import Registration, TermRecord
@@ -191,12 +192,9 @@ def parse(text: str) -> Up:
     """Return a message of an agent.
 
     Raises:
-        TypeError, ValueError: it is none, or of another schema (``UnknownSchema``).
+        ValueError: it is none, or of another schema (``UnknownSchema``).
     """
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise TypeError(f"expected a JSON object, got {text[:80]!r}")
-    return _UP.validate_python(MESSAGE.read(data))
+    return _UP.validate_python(MESSAGE.read(read_object(text)))
 
 
 def _message(kind: str, fields: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
+from allfold_core.json_object import read_object
 from allfold_core.security.credentials import Credentials
 from allfold_orchestrator.observation.answers import Flight, Status
 
@@ -131,12 +131,10 @@ class Agents:
         if response.status_code != httpx.codes.OK:
             raise _Failed(f"{url} answered {response.status_code}: {_reason(body)}")
         try:
-            answer = json.loads(body)
+            return read_object(body)
         except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise _Failed(f"{url} is no agent: it answered something else than a JSON object")
-        return answer
+            problem = f"{url} is no agent: it answered something else than a JSON object"
+            raise _Failed(problem) from None
 
 
 async def _bounded(response: httpx.Response) -> bytes:
@@ -151,7 +149,7 @@ async def _bounded(response: httpx.Response) -> bytes:
 def _reason(body: bytes) -> str:
     """Return the message of an error in the common form, else the beginning of the body."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(read_object(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return body[:120].decode(errors="replace")
 
