@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings, how_to_set
 from allfold_core.errors import InvalidArgument
+from allfold_core.security.request_limits import limited
 
 log = logging.getLogger("allfold_agent")
 
@@ -100,6 +102,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     agent = Agent(settings, control, data)
     config = uvicorn.Config(
         make_app(agent),
+        http=limited(HttpToolsProtocol),
         log_config=None,
         access_log=False,
         lifespan="off",

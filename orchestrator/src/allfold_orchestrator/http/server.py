@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from allfold_core.security.request_limits import limited
 from allfold_orchestrator.links.messages import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ def serve(
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
     config = uvicorn.Config(
         app,
+        http=limited(HttpToolsProtocol),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,0 +1,156 @@
+"""Requests that are not complete: their time, the size of their heads, the number that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from allfold_core.security import request_limits
+from allfold_core.security.request_limits import HEAD_BYTES, limited
+from tests.support.waiting import until, within
+
+pytestmark = pytest.mark.anyio
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer ``ok`` at once, whatever the body; below ``/slow``, after its body has come."""
+    if scope["path"] == "/slow":
+        await receive()
+        await asyncio.sleep(0.3)
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Port:
+    """A server with these limits."""
+
+    def __init__(self, most_idle: int) -> None:
+        http = limited(HttpToolsProtocol, most_idle)
+        config = uvicorn.Config(app, http=http, port=0, log_config=None, lifespan="off")
+        self.server = uvicorn.Server(config)
+        self.opened: list[asyncio.StreamWriter] = []
+
+    async def connect(self, host: str = "127.0.0.1") -> Stream:
+        place = self.server.servers[0].sockets[0].getsockname()
+        stream = await asyncio.open_connection(*place[:2], local_addr=(host, 0))
+        self.opened.append(stream[1])
+        return stream
+
+
+@asynccontextmanager
+async def serving(most_idle: int = 8) -> AsyncIterator[Port]:
+    port = Port(most_idle)
+    task = asyncio.create_task(port.server._serve())
+    await until(lambda: port.server.started, "it serves")
+    try:
+        yield port
+    finally:
+        for writer in port.opened:
+            writer.close()
+        port.server.should_exit = True
+        await task
+
+
+async def rest_of(stream: Stream) -> bytes:
+    """All until the server closes the connection."""
+    with suppress(ConnectionError):
+        return await within(10.0, stream[0].read())
+    return b""
+
+
+async def ok(stream: Stream) -> None:
+    stream[1].write(GET)
+    answer = await within(10.0, stream[0].readuntil(b"ok"))
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def refused(answer: bytes, status: int) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    error = json.loads(body)["error"]
+    assert error["code"] == "AF100"
+    return str(error["message"])
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: a\r\n",
+        b"POST /slow HTTP/1.1\r\nContent-Length: 9\r\n\r\n1",
+        b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n1",
+    ],
+)
+async def test_a_request_that_never_ends_is_ended(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_limits, "REQUEST_SECONDS", 0.2)
+    async with serving() as port:
+        fresh, kept = await port.connect(), await port.connect()
+        await ok(kept)
+        fresh[1].write(begun)
+        if begun:
+            kept[1].write(begun)
+            await rest_of(kept)
+        answer = await rest_of(fresh)
+        if not begun.startswith(b"POST"):
+            assert "within 0.2 s" in refused(answer, 408)
+
+
+async def test_a_request_that_is_answered_slowly_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limits, "REQUEST_SECONDS", 0.1)
+    async with serving() as port:
+        stream = await port.connect()
+        for _ in range(2):
+            stream[1].write(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in await within(10.0, stream[0].readuntil(b"ok"))
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+async def test_a_head_that_is_too_large_is_refused(pieces: int) -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        stream[1].write(b"GET /")
+        for _ in range(pieces):
+            stream[1].write(b"x" * ((HEAD_BYTES + 4096) // pieces))
+            await asyncio.sleep(0.001)
+        stream[1].write(b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert "larger than 65536 bytes" in refused(await rest_of(stream), 431)
+        await ok(await port.connect())
+
+
+async def test_what_is_no_request_is_refused_in_the_form_of_all_errors() -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        stream[1].write(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert "Invalid HTTP" in refused(await rest_of(stream), 400)
+
+
+async def test_whoever_opens_many_connections_pushes_out_its_own() -> None:
+    async with serving(most_idle=8) as port:
+        other, greedy = await port.connect("127.0.0.2"), []
+        await ok(other)
+        for _ in range(20):
+            greedy.append(await port.connect())
+            await ok(greedy[-1])
+        assert [await rest_of(each) for each in greedy[:13]] == [b""] * 13
+        await ok(other)
+        await ok(greedy[-1])
