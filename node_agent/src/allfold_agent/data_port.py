@@ -284,7 +284,7 @@ class DataPort:
             error = LocalError(f"this needs Upgrade: {protocol}", http_status=426)
             error.details["protocol"] = protocol
             raise error
-        if exchange.early or exchange.body_left:
+        if exchange.early or exchange.body_left or "transfer-encoding" in exchange.headers:
             exchange.keep_alive = False  # whatever they are, they are no request
             raise InvalidArgument(f"bytes before {protocol} was granted")
         taker = grant()

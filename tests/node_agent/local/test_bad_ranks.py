@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from allfold_agent.local.server import LocalServer
+from allfold_agent.local import rank_connection
+from allfold_agent.local.server import MAX_JOINS, LocalServer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -159,3 +161,27 @@ def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
     assert len(packed) < MAX_MESSAGE
     assert "; and 591 other calls" in error.message
     assert len(error.details["odd_ranks"]) == 599
+
+
+def test_a_rank_that_does_not_read_is_let_go_before_its_answers_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_connection, "MAX_UNSENT_BYTES", 1 << 20)
+    with connected(tmp_path) as (local_server, rank):
+        with pytest.raises(BrokenPipeError):
+            for _ in range(100_000):
+                rank.send(pack_json(Message.LEAVE, {"number": 7, "request": 1}))
+        wait_until(lambda: not local_server.processes, "it is forgotten")
+        with greeted(tmp_path):
+            pass
+
+
+def test_a_process_that_joins_without_end_is_refused(tmp_path: Path) -> None:
+    registrar = empty_registrar()
+    registrar.join.side_effect = lambda *_, **__: Future()
+    with serving(tmp_path, registrar), greeted(tmp_path) as rank:
+        for number in range(MAX_JOINS + 1):
+            rank.send(pack_json(Message.JOIN, {"request": number}))
+        answer = rank.recv(MAX_MESSAGE)
+    assert answer[0] == Message.REFUSED
+    assert unpack_json(answer)["request"] == MAX_JOINS

@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import FileIO
@@ -39,6 +40,8 @@ from allfold_core.wire.local_wire import (
 log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 4096
+# What waits for a rank that does not read. The outcomes of all calls that it may make are less.
+MAX_UNSENT_BYTES = 64 << 20
 _REMEMBERED = 1024
 
 
@@ -119,6 +122,7 @@ class RankConnection:
         self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
         self._outbox: deque[tuple[bytes, ShortLane | None]] = deque()
+        self._unsent_bytes = 0
         self._lock = make_lock("rank")
         self._closed = False
         self._want_write = want_write
@@ -284,14 +288,26 @@ class RankConnection:
         """
         if self._closed or (not self._outbox and self._try(message, lane)):
             return True
+        if self._unsent_bytes + len(message) > MAX_UNSENT_BYTES:
+            log.error("process %d is let go: it leaves %d bytes unread", self.pid, MAX_UNSENT_BYTES)
+            self._break()
+            return True
         self._outbox.append((message, lane))
+        self._unsent_bytes += len(message)
         return False
+
+    def _break(self) -> None:
+        """Send no more; the listener sees the end of the connection, and closes it."""
+        self._outbox.clear()
+        self._unsent_bytes = 0
+        with suppress(OSError):  # the rank was faster
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def flush(self) -> bool:
         """Send what is kept; return True when all of it is sent."""
         with self._lock:
             while self._outbox and self._try(*self._outbox[0]):
-                self._outbox.popleft()
+                self._unsent_bytes -= len(self._outbox.popleft()[0])
             return not self._outbox
 
     @property
@@ -343,7 +359,8 @@ class RankConnection:
 
 def refuse_request(process: RankConnection, body: dict[str, Any], error: AllfoldError) -> None:
     """Answer a request with an error."""
-    refusal = {**error.to_dict(), "request": body.get("request")}
+    request = body.get("request")
+    refusal = {**error.to_dict(), "request": request if isinstance(request, int) else None}
     process.send(pack_json(Message.REFUSED, refusal))
 
 

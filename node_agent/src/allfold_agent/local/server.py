@@ -54,6 +54,7 @@ PROCESS_ENDED = "ended without leaving the group"
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 _LEAST_SECONDS = 0.001
 _LONGEST_HOW = 300
+MAX_JOINS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ class LocalServer:
             self._control(process, data[0], body, descriptors)
         except AllfoldError as error:
             refuse_request(process, body, error)
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
             refuse_request(process, body, InvalidArgument(f"not a message of ours: {error!r}"))
 
     def _control(
@@ -306,6 +307,8 @@ class LocalServer:
     # Groups
 
     def _join(self, process: RankConnection, request: dict[str, Any]) -> None:
+        if len(process.joining) >= MAX_JOINS:
+            raise InvalidArgument(f"one process joins at most {MAX_JOINS} groups at a time")
         self._listener.watch(process)
         future = self._registrar.join(request, is_new=not process.memberships)
         process.joining.add(future)
