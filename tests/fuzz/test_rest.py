@@ -83,7 +83,7 @@ def asking(stack: LocalStack, url: str) -> Ask:
         # What fields of a body, or parameters of a deletion, mean together is in no schema.
         excluded: list[Check] = [] if method == "get" else [positive_data_acceptance]
 
-        @tries(20)
+        @tries(10)
         @given(case=document[path][method].as_strategy(generation_mode=mode))
         def answers(case: Case[Any]) -> None:
             case.call_and_validate(headers=headers, excluded_checks=excluded)
