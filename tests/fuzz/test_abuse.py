@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from allfold.cli._stack import LocalStack
+from allfold_agent.http.connections import ConnectionLimits
 from allfold_core.security.request_limits import MOST_IDLE, REQUEST_SECONDS
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from tests.support.processes.services import ROOT
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 30.0
 MIB = 1 << 20
-MOST_GROWTH = 150 * MIB
-# Beside idle connections: those being served, files of ops.
-SPARE_DESCRIPTORS = 300
+MOST_GROWTH = 100 * MIB
+MOST_STRANGERS = 2 * ConnectionLimits().strangers  # with those that make room just now
+SPARE_DESCRIPTORS = 60
 RANK = """
 import pathlib, sys
 import numpy as np
@@ -176,8 +177,8 @@ def test_idle_connections_by_the_thousand_hold_few_descriptors(
                 with suppress(ConnectionError):
                     ending.enter_context(connect(place))
         for each in stack.services:
-            ports = 2 * MOST_IDLE + SPARE_DESCRIPTORS
-            assert descriptors(each.pid) < before[each.name] + ports, each.name
+            most = before[each.name] + MOST_IDLE + MOST_STRANGERS + SPARE_DESCRIPTORS
+            assert descriptors(each.pid) < most, each.name
         for place in places.values():  # others are served meanwhile
             with connect(place) as sock:
                 sock.send(b"GET /healthz HTTP/1.0\r\nHost: a\r\n\r\n")
@@ -265,6 +266,7 @@ def test_garbage_of_a_rank_ends_its_own_connection_alone(stack: LocalStack) -> N
     kinds: list[Callable[[], bytes]] = [
         lambda: bytes([dice.randrange(256)]) + dice.randbytes(dice.randrange(MAX_MESSAGE // 8)),
         lambda: pack_json(dice.choice(list(Message)), {"number": [1], "request": 1}),
+        lambda: pack_json(Message.JOIN, {"group": "g", "rank": [], "request": 1}),
         lambda: bytes([Message.LEAVE]) + b"[" * 60_000,
     ]
     for kind in kinds:

@@ -15,7 +15,7 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.pauses import Pauses
-from allfold_agent.membership.seats import Entry, Seats
+from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.survival.plans import joining_plan
 
@@ -67,8 +67,9 @@ class Joins:
                 the node drains: the others wait for it.
 
         Raises:
-            AllfoldError: it was not let in in time, or refused.
+            AllfoldError: it was not let in in time, or refused; or it is no request.
         """
+        check_request(request)
         deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
         refusing = self._refusing if is_new else nullcontext
         while True:

@@ -18,8 +18,8 @@ from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission
 from allfold_agent.membership.early_notices import EarlyNotices
-from allfold_agent.membership.seats import Entry, Seats
-from allfold_core.errors import PeerMissing
+from allfold_agent.membership.seats import Entry, Seats, check_request
+from allfold_core.errors import InvalidArgument, PeerMissing
 from tests.support.fakes.local_groups import local_groups
 
 REQUEST = {"group": "test", "rank": 3, "session": "s", "init_timeout": 5.0}
@@ -160,3 +160,14 @@ def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
     with pytest.raises(OSError, match="too many open files"):
         asyncio.run(joins.join(REQUEST))
     assert given_up == [("test", 3, "s", "lost")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"init_timeout": float("nan")}, {"init_timeout": float("inf")}, {"rank": []}, {"group": 3}],
+)
+def test_what_is_no_request_for_a_seat_is_refused(wrong: dict[str, Any]) -> None:
+    check_request(REQUEST)
+    (field,) = wrong
+    with pytest.raises(InvalidArgument, match=f"not a join: {field}"):
+        check_request({**REQUEST, **wrong})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, ValidationError
 
 from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_link import ControlLink
@@ -20,6 +20,7 @@ from allfold_agent.membership.registration import Registration
 from allfold_core.errors import (
     AllfoldError,
     GroupFull,
+    InvalidArgument,
     OrchestratorUnreachable,
     PeerMissing,
     ServiceError,
@@ -28,6 +29,7 @@ from allfold_core.group_key import digest
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import joining_plan
 from allfold_core.verdict import name_ranks
+from allfold_core.wire.local_wire import LONGEST_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,26 @@ class _Debt:
     def said(self) -> dict[str, Any]:
         """The part of the message to the orchestrator that says why the seat is free."""
         return {"reason": self.reason, "ended": self.ended, "was_joining": self.was_joining}
+
+
+class _Request(BaseModel):
+    """The fields of a rank's request that its agent reads; the orchestrator checks the others."""
+
+    group: str
+    rank: int | None
+    session: str
+    init_timeout: float = Field(gt=0, le=LONGEST_TIMEOUT, allow_inf_nan=False)
+    key: str = ""
+
+
+def check_request(request: dict[str, Any]) -> None:
+    """Refuse what is no request for a seat: ``InvalidArgument``."""
+    try:
+        _Request.model_validate(request, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(f"not a join: {place}: {first['msg']}") from error
 
 
 class Seats:
@@ -181,7 +203,7 @@ class Seats:
         )
 
     async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        seat = {key: request[key] for key in _SEAT_KEYS}
+        seat = {key: request.get(key) for key in _SEAT_KEYS}
         seat |= {key: request[key] for key in _ELASTIC_KEYS if key in request}
         seat["join_timeout"] = float(request["init_timeout"])
         seat["key"] = digest(request["group"], request.get("key", ""))
