@@ -24,6 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
+from allfold_core.group_key import digest
 from allfold_core.plan import Plan
 from tests.node_agent.membership.linked_node import LINKS, LinkedNode, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
@@ -111,7 +112,16 @@ async def test_what_a_rank_says_reaches_the_orchestrator(
         life = {"node": "a", "incarnation": node.registration.incarnation}
     (body,) = one.seats
     assert 25 < body.pop("wait") <= 30
-    assert body == {**JOIN, **said, **life, "join_timeout": 30}
+    assert body == {**JOIN, **said, **life, "join_timeout": 30, "key": ""}
+
+
+async def test_the_key_of_a_group_leaves_the_node_as_a_digest(one: ScriptedOrchestrator) -> None:
+    one.formation = COMPLETE
+    async with linked_node(one.url) as node:
+        await join(node, {**JOIN, "key": "sesame"}, 30)
+    (body,) = one.seats
+    assert body["key"] == digest("train", "sesame")
+    assert "sesame" not in str(body)
 
 
 async def test_ranks_that_are_still_missing_at_the_deadline_are_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -98,6 +99,12 @@ def web_sockets() -> dict[str, Any]:
     }
 
 
+def _allow_descriptors() -> None:
+    """Raise the limit of open files as far as this process may: each agent's link is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def serve(
     app: FastAPI, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]
 ) -> bool:
@@ -112,6 +119,7 @@ def serve(
         **web_sockets(),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
+    _allow_descriptors()
     config.load()
     config.ssl = tls  # uvicorn's own options make a context that keeps its first files
 
