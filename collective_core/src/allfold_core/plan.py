@@ -139,10 +139,10 @@ class Plan:
     max_world: int | None = None
     joins: Joins = "any"
     join_timeout: float = 60.0
-    key: str = ""
     sessions: tuple[str, ...] = ()
     generation: int = 0
     layout: Layout = AS_OPENED
+    key: str = ""
     schema: int = PLAN.number
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -26,6 +27,23 @@ from allfold_orchestrator.membership.membership import step
 from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, ready, refused
 
 EMPTY = GroupState(GROUP)
+
+
+# The key
+
+
+@pytest.mark.parametrize(("has", "comes"), [("a", "b"), ("a", ""), ("", "a")])
+def test_a_rank_with_another_key_is_refused_and_learns_nothing_else(has: str, comes: str) -> None:
+    first, later = (
+        replace(each, params=replace(each.params, key=key))
+        for each, key in ((join(0, timeout=7.0), has), (join(1, "b", timeout=8.0), comes))
+    )
+    state, _ = step(EMPTY, first)
+    error = refused(state, later)
+    assert type(error) is RegisterParamsMismatch
+    assert error.details["differing"] == ["key"]
+    assert "timeout" not in error.message
+    assert isinstance(step(state, replace(first, seat=later.seat, rank=1))[1][0], Seated)
 
 
 # Releases
