@@ -44,6 +44,13 @@ def test_where_the_cause_is_elsewhere_the_first_one_that_ended_stands_for_all() 
     assert "  1 other rank ended alike: rank 3" in failures.summary([], [])
 
 
+def test_a_rank_that_the_launcher_ended_is_not_said_to_have_failed() -> None:
+    hangs = replace(FOLLOWS, rank=1, error="", killed_by=signal.SIGTERM, status=143)
+    summary = Failures([FOLLOWS, replace(FOLLOWS, rank=2), hangs]).summary([], [])
+    assert "  1 other rank ended alike: rank 2" in summary
+    assert "  still running, and ended by the launcher: rank 1" in summary
+
+
 def test_errors_of_their_own_are_told_apart() -> None:
     others = [replace(ERROR, rank=2), replace(ERROR, rank=3, error="KeyError: 'x'")]
     summary = Failures([ERROR, *others]).summary([], [])

@@ -92,7 +92,7 @@ def test_helm_finds_nothing_wrong(name: str) -> None:
         ("redis.mode=cluster", r"/redis/mode.*sentinel"),
         ("redis.mode=external", r"/redis/external/url"),
         ("redis.maxMemory=1Gi", r"/redis/maxMemory"),
-        ("monitoring.enabled=true", r"/monitoring/from"),
+        ("monitoring.enabled=true", r"Name the pods of your Prometheus in monitoring\.from"),
         ("gpu.cuda=cuda11", r"/gpu/cuda.*cuda12"),
         ("secretName=", r"/secretName"),
     ],
@@ -101,7 +101,6 @@ def test_a_wrong_value_is_refused_by_its_name(value: str, said: str) -> None:
     requires("kubernetes-tools")
     with pytest.raises(kubernetes.CommandFailed) as failed:
         kubernetes.run("helm", "template", "allfold", CHART, "--set", value)
-    assert "don't meet the specifications of the schema" in str(failed.value)
     assert re.search(said, str(failed.value), re.DOTALL), failed.value
 
 

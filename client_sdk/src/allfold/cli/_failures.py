@@ -41,6 +41,11 @@ class Failure:
     is_consequence: bool = False
     restarts: int = 0
 
+    @property
+    def was_ended(self) -> bool:
+        """True if it had no failure of its own: the launcher has ended it."""
+        return self.is_consequence and bool(self.killed_by) and not self.error
+
 
 @dataclass
 class Failures:
@@ -81,9 +86,14 @@ class Failures:
     def _others(self, cause: Failure) -> Iterator[str]:
         others = {each.rank: each for each in self.all if each.rank != cause.rank}
         followed = sorted(rank for rank, each in others.items() if each.is_consequence)
+        # Where all have waited for a rank that goes on running, it is not one that failed like them.
+        running = [rank for rank in followed if cause.is_consequence and others[rank].was_ended]
+        followed = [rank for rank in followed if rank not in running]
         if followed:
             what = "because of it" if not cause.is_consequence else "alike"
             yield f"{counted(len(followed), 'other rank')} ended {what}: {name_ranks(followed)}"
+        if running:
+            yield f"still running, and ended by the launcher: {name_ranks(running)}"
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for rank, each in others.items():
             if not each.is_consequence:
