@@ -86,7 +86,7 @@ class Failures:
     def _others(self, cause: Failure) -> Iterator[str]:
         others = {each.rank: each for each in self.all if each.rank != cause.rank}
         followed = sorted(rank for rank, each in others.items() if each.is_consequence)
-        # Where all have waited for a rank that goes on running, it is not one that failed like them.
+        # A rank that goes on running while all others give up waiting for it has not failed alike.
         running = [rank for rank in followed if cause.is_consequence and others[rank].was_ended]
         followed = [rank for rank in followed if rank not in running]
         if followed:

@@ -134,7 +134,8 @@ def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[st
 def _in_words(url: str, cause: object) -> str:
     """Return what failed; where TLS is the reason, with the next step."""
     if isinstance(cause, ssl.SSLError):
-        return explain(urlsplit(url).netloc, cause)
+        unset = "" if os.environ.get("ALLFOLD_TLS_DIR") else "; ALLFOLD_TLS_DIR is not set here"
+        return explain(urlsplit(url).netloc, cause) + unset
     if isinstance(cause, http.client.RemoteDisconnected) and url.startswith("http:"):
         return f"{cause} (if it speaks TLS, write https:// and set ALLFOLD_TLS_DIR)"
     return str(cause)
