@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from allfold_core.errors import GpuFailed
+
+_CONTROL = Path("/dev/nvidiactl")
+_NO_DRIVER = "there is no NVIDIA driver"
 
 
 class CudaUnavailable(Exception):
@@ -18,13 +22,12 @@ def load() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise CudaUnavailable(
-            "cuda-bindings is not installed: see the extras cuda13 and cuda12 in docs/gpu.md"
-        ) from error
+        reason = "cuda-bindings is not installed: see the extras cuda13 and cuda12 in docs/gpu.md"
+        raise CudaUnavailable(reason if _CONTROL.exists() else _NO_DRIVER) from error
     try:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding
-        raise CudaUnavailable("there is no NVIDIA driver") from error
+        raise CudaUnavailable(_NO_DRIVER) from error
     if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise CudaUnavailable("the NVIDIA driver shows no GPU")
     if code:
