@@ -262,6 +262,24 @@ def test_a_command_without_the_right_certificate_learns_nothing_and_is_told_why(
     assert "node1" not in shown.stdout
 
 
+def test_the_metrics_say_when_the_certificates_end(
+    stack: LocalStack, folder: CertificateFolder
+) -> None:
+    mine = TlsIdentity(str(folder.path / "operator"), serves=False)
+    ends = TlsIdentity(str(folder.path / "node")).expires
+    for url in (stack.orchestrator_url, stack.nodes[0].control_url):
+        connection = http.client.HTTPSConnection(
+            urlsplit(url).netloc, timeout=SECONDS, context=mine.client
+        )
+        connection.request("GET", "/metrics", headers=Tokens("first").headers())
+        text = connection.getresponse().read().decode()
+        connection.close()
+        (value,) = re.findall(
+            r"^allfold_\w+_certificate_end_time_seconds (\S+)$", text, re.MULTILINE
+        )
+        assert float(value) == ends
+
+
 def test_the_doctor_finds_certificates_in_order(
     stack: LocalStack, folder: CertificateFolder
 ) -> None:

@@ -34,6 +34,9 @@ QUIET = {
     "allfold_agent_retransmitted_segments_total",
     "allfold_orchestrator_incidents",
     "allfold_orchestrator_incident_info",
+    # These are there with TLS alone: tests/e2e/test_tls.py.
+    "allfold_agent_certificate_end_time_seconds",
+    "allfold_orchestrator_certificate_end_time_seconds",
 }
 FOUR_RANKS = (0, 0, 1, 1)
 ADMIN = "the-admins"
