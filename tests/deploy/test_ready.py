@@ -29,7 +29,7 @@ class Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def listen() -> Iterator[str]:
-    """Where the service listens."""
+    """The address of the service."""
     with HTTPServer(("127.0.0.1", 0), Service) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""What deploy/kubernetes and the chart have fits the schemas of those who read it."""
+"""The objects of deploy/kubernetes and of the chart fit the schemas of their kinds."""
 
 from __future__ import annotations
 

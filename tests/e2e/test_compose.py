@@ -113,7 +113,7 @@ def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
 
 @pytest.fixture(scope="module")
 def prometheus(request: pytest.FixtureRequest, scaled: Scaling, up: Stack) -> Prometheus:
-    """What the profile `observability` adds but Grafana, of which Debian has no package."""
+    """The services of profile `observability` but Grafana, of which Debian has no package."""
     with logs_of_failures(request, up.project):
         add = ("--profile", "observability", "up", "--detach", "--no-build")
         up.project.compose(*add, "prometheus")

@@ -31,74 +31,12 @@ from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
 from tests.support.credentials import certificates
 from tests.support.processes.services import ROOT
+from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SECONDS = 60.0
-# All-reduces until it is told to end by a file; then it opens one more group.
-RANK = """
-import pathlib, sys, time
-import numpy as np
-import allfold
-until, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-group = allfold.init(rank=rank, world_size=2, timeout=30.0)
-ops, ends = 0, np.zeros(1, np.int64)
-while not ends[0]:
-    for size in (8, 300_000):
-        values = np.full(size, rank + 1, np.int32)
-        group.all_reduce(values)
-        assert (values == 3).all()
-        ops += 1
-    ends[0] = until.exists()
-    group.all_reduce(ends, "max")
-    if ops == 2:
-        print("began", flush=True)
-    time.sleep(0.01)
-group.shutdown()
-group = allfold.init(rank=rank, world_size=2, group="again", timeout=30.0)
-values = np.ones(4)
-group.all_reduce(values)
-assert (values == 2).all()
-group.shutdown()
-print("all well", flush=True)
-"""
-
-
-class Job:
-    """Two ranks, one on each node of a stack."""
-
-    def __init__(self, stack: LocalStack, until: Path) -> None:
-        self._until = until
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, str(until), str(rank)],
-                env=os.environ | stack.environment(rank),
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        assert self.ranks[0].stdout is not None
-        self.first = self.ranks[0].stdout.readline()
-        assert self.first == "began\n", self.first + self.ranks[0].communicate(timeout=SECONDS)[0]
-
-    def end(self) -> None:
-        """Have the ranks end, and check that all went well."""
-        assert all(rank.poll() is None for rank in self.ranks), self.kill()
-        self._until.touch()
-        for rank in self.ranks:
-            out, _ = rank.communicate(timeout=SECONDS)
-            assert out.endswith("all well\n"), out
-            assert rank.returncode == 0
-
-    def kill(self) -> list[str]:
-        """End the ranks in any case; what they said."""
-        for rank in self.ranks:
-            rank.kill()
-        return [rank.communicate(timeout=SECONDS)[0] for rank in self.ranks]
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +270,7 @@ def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
 def test_certificates_their_authority_and_the_token_change_while_a_job_runs(
     stack: LocalStack, folder: CertificateFolder, token: Path, tmp_path: Path
 ) -> None:
-    job = Job(stack, tmp_path / "until")
+    job = SteadyJob(stack, tmp_path / "until")
     try:
         folder.add_authority()
         folder.issue("node", [], "allfold", 30)

@@ -1,4 +1,4 @@
-"""How many inputs a property is tried with: few in the gate, many by ``make fuzz``."""
+"""The number of inputs for a property: small in the gate, large with ``make fuzz``."""
 
 from __future__ import annotations
 

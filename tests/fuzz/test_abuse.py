@@ -6,8 +6,6 @@ import os
 import random
 import resource
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -20,7 +18,7 @@ from allfold.cli._stack import LocalStack
 from allfold_agent.http.connections import ConnectionLimits
 from allfold_core.security.request_limits import MOST_IDLE, REQUEST_SECONDS
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
-from tests.support.processes.services import ROOT
+from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,28 +28,7 @@ MIB = 1 << 20
 MOST_GROWTH = 100 * MIB
 MOST_STRANGERS = 2 * ConnectionLimits().strangers  # with those that make room just now
 SPARE_DESCRIPTORS = 60
-RANK = """
-import pathlib, sys
-import numpy as np
-import allfold
-until, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-group = allfold.init(rank=rank, world_size=2, timeout=30.0)
-ops, ends = 0, np.zeros(1, np.int64)
-while not ends[0]:
-    for size in (8, 300_000):
-        values = np.full(size, rank + 1, np.int32)
-        group.all_reduce(values)
-        assert (values == 3).all()
-        ops += 1
-    ends[0] = until.exists()
-    group.all_reduce(ends, "max")
-    if ops == 2:
-        print("began", flush=True)
-group.shutdown()
-print("all well after", ops, "ops", flush=True)
-"""
 Place = tuple[str, int]
-Job = list[subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
@@ -77,38 +54,22 @@ def places(stack: LocalStack) -> dict[str, Place]:
 
 
 @pytest.fixture(scope="module")
-def job(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Two ranks that reduce all the time, one on each node; no op fails."""
-    until, processes = tmp_path_factory.mktemp("job") / "until", []
-    for rank in range(2):
-        command = [sys.executable, "-c", RANK, str(until), str(rank)]
-        environment = os.environ | stack.environment(rank)
-        processes.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+def job(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteadyJob]:
+    """A job that goes on; no op fails."""
+    started = SteadyJob(stack, tmp_path_factory.mktemp("job") / "until")
     try:
-        assert processes[0].stdout is not None
-        assert processes[0].stdout.readline() == "began\n"
-        yield processes
+        yield started
+        started.end()
     finally:
-        until.touch()
-        said = [each.communicate(timeout=SECONDS)[0] for each in processes]
-    assert all("all well after" in each for each in said), said
+        started.kill()
 
 
 @pytest.fixture(autouse=True)
-def bounds(stack: LocalStack, job: Job) -> Iterator[None]:
+def bounds(stack: LocalStack, job: SteadyJob) -> Iterator[None]:
     """The services live, and stay small, and the job goes on."""
     before = [(memory(each.pid), descriptors(each.pid)) for each in stack.services]
     yield
-    assert all(rank.poll() is None for rank in job)
+    assert all(rank.poll() is None for rank in job.ranks)
     for service, (bytes_before, descriptors_before) in zip(stack.services, before, strict=True):
         assert not service.ended, stack.end_report(service)
         assert memory(service.pid) < bytes_before + MOST_GROWTH, service.name
@@ -140,7 +101,7 @@ def answer_of(sock: socket.socket) -> bytes:
 
 
 def trickle(socks: list[socket.socket], seconds: float) -> int:
-    """Send a byte a second on each; return how many connections the server has left open."""
+    """Send a byte every half second on each; return how many connections are left open."""
     until = time.monotonic() + seconds
     living = socks
     while living and time.monotonic() < until:

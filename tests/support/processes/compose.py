@@ -33,7 +33,7 @@ class Stack:
 
     @property
     def address(self) -> str:
-        """Where the orchestrator is published."""
+        """The address at which the orchestrator is published."""
         return self.project.env["ALLFOLD_PUBLISH"]
 
     def token(self) -> str:
@@ -45,7 +45,7 @@ class Stack:
         return fetch(f"http://{self.address}{path}", token)
 
     def began(self) -> dict[str, str]:
-        """When the process of each service that goes on was started."""
+        """The start times of the services that go on."""
         return {s: self.project.inspect(s)["State"]["StartedAt"] for s in LONG_RUNNING}
 
 

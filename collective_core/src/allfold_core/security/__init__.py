@@ -1,1 +1,1 @@
-"""Who may talk to whom: join tokens and certificates, read again when their files change."""
+"""Authentication: join tokens and TLS certificates, read again when their files change."""

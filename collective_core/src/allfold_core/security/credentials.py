@@ -1,4 +1,4 @@
-"""What a process shows to others, and asks of them."""
+"""The credentials of a process: its join tokens and its certificate."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _RETRY_SECONDS = 10.0
 
 
 class WatchedFiles(Generic[T]):
-    """What is read from some files, and read again once one of them has changed.
+    """The content of some files, which is read again once one of them has changed.
 
     They are looked at whenever somebody wants the content, which costs microseconds. Where the new
     content is of no use (a half-written file, a key that does not fit yet), the old one stays in
