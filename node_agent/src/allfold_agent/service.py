@@ -102,15 +102,13 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     agent = Agent(settings, control, data)
     config = uvicorn.Config(
         make_app(agent),
-        http=limited(HttpToolsProtocol),
+        http=limited(HttpToolsProtocol, tls.server if tls else None),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
-    config.load()
-    config.ssl = tls.server if tls else None  # uvicorn's options would keep their first files
     server = _Server(config)
     drain = partial(agent.draining.end, settings.drain_seconds, settings.drain_for)
     server.end_at_signals(drain)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -14,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from allfold_core.security import request_limits
 from allfold_core.security.request_limits import HEAD_BYTES, limited
+from allfold_core.security.tls import TlsIdentity
+from tests.support.credentials import certificates, with_tls
 from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
@@ -39,22 +43,24 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 class Port:
     """A server with these limits."""
 
-    def __init__(self, most_idle: int) -> None:
-        http = limited(HttpToolsProtocol, most_idle)
+    def __init__(self, most_idle: int, tls: TlsIdentity | None) -> None:
+        http = limited(HttpToolsProtocol, tls.server if tls else None, most_idle)
         config = uvicorn.Config(app, http=http, port=0, log_config=None, lifespan="off")
         self.server = uvicorn.Server(config)
         self.opened: list[asyncio.StreamWriter] = []
 
-    async def connect(self, host: str = "127.0.0.1") -> Stream:
+    async def connect(self, host: str = "127.0.0.1", tls: TlsIdentity | None = None) -> Stream:
         place = self.server.servers[0].sockets[0].getsockname()
-        stream = await asyncio.open_connection(*place[:2], local_addr=(host, 0))
+        stream = await asyncio.open_connection(
+            *place[:2], local_addr=(host, 0), ssl=tls.client if tls else None
+        )
         self.opened.append(stream[1])
         return stream
 
 
 @asynccontextmanager
-async def serving(most_idle: int = 8) -> AsyncIterator[Port]:
-    port = Port(most_idle)
+async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIterator[Port]:
+    port = Port(most_idle, tls)
     task = asyncio.create_task(port.server._serve())
     await until(lambda: port.server.started, "it serves")
     try:
@@ -154,3 +160,76 @@ async def test_whoever_opens_many_connections_pushes_out_its_own() -> None:
         assert [await rest_of(each) for each in greedy[:13]] == [b""] * 13
         await ok(other)
         await ok(greedy[-1])
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsIdentity:
+    with_it = with_tls(certificates(tmp_path, "a").path / "a").tls
+    assert with_it is not None
+    return with_it
+
+
+def hello(tls: TlsIdentity) -> bytes:
+    """The first bytes of a client with TLS."""
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        tls.client.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="allfold").do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_a_handshake_that_never_ends_is_ended(
+    share: float, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_limits, "REQUEST_SECONDS", 0.2)
+    async with serving(tls=tls) as port:
+        stream = await port.connect()
+        begun = hello(tls)
+        stream[1].write(begun[: int(share * len(begun))])
+        await rest_of(stream)
+        await ok(await port.connect(tls=tls))
+
+
+async def test_whoever_begins_many_handshakes_pushes_out_its_own(tls: TlsIdentity) -> None:
+    async with serving(most_idle=8, tls=tls) as port:
+        other = await port.connect("127.0.0.2", tls)
+        await ok(other)
+        greedy = [await port.connect() for _ in range(20)]
+        assert [await rest_of(each) for each in greedy[:13]] == [b""] * 13
+        await ok(other)
+        await ok(await port.connect(tls=tls))
+
+
+async def test_scrap_instead_of_a_handshake_ends_its_connection_alone(tls: TlsIdentity) -> None:
+    async with serving(tls=tls) as port:
+        for scrap in (GET, b"\x16\x03\x01\xff\xff" + bytes(70_000), hello(tls) + b"\0" * 100):
+            stream = await port.connect()
+            stream[1].write(scrap)
+            assert not (await rest_of(stream)).startswith(b"HTTP")
+        await ok(await port.connect(tls=tls))
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    tls: TlsIdentity,
+) -> None:
+    async with serving(tls=tls) as port:
+        reader, writer = await port.connect()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secure = tls.client.wrap_bio(incoming, outgoing, server_hostname="allfold")
+        with suppress(ssl.SSLWantReadError):
+            secure.do_handshake()
+        writer.write(outgoing.read())
+        is_done = False
+        while not is_done:
+            incoming.write(await within(10.0, reader.read(65536)))
+            with suppress(ssl.SSLWantReadError):
+                secure.do_handshake()
+                is_done = True
+        secure.write(GET)
+        writer.write(outgoing.read())
+        answer = b""
+        while not answer.endswith(b"ok"):
+            incoming.write(await within(10.0, reader.read(65536)))
+            with suppress(ssl.SSLWantReadError):
+                answer += secure.read(65536)
+        assert answer.startswith(b"HTTP/1.1 200")

@@ -111,7 +111,7 @@ def serve(
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
     config = uvicorn.Config(
         app,
-        http=limited(HttpToolsProtocol),
+        http=limited(HttpToolsProtocol, tls),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -120,8 +120,6 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     _allow_descriptors()
-    config.load()
-    config.ssl = tls  # uvicorn's own options make a context that keeps its first files
 
     def on_stop() -> None:
         app.state.store.notifications.stop()
