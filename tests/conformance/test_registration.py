@@ -254,6 +254,20 @@ def test_a_group_that_does_not_complete_names_the_missing_ranks_and_a_retry_work
         works(job)
 
 
+def test_ranks_that_wait_in_vain_are_told_why_another_was_refused(
+    pool: RankPool, services: Services
+) -> None:
+    with pool.unregistered([0, 0]) as job:
+        waiting = join(services, job.ranks[0], job.name, 0, 2, init_timeout=2.0)
+        await_seats(services, job.name, 1)
+        refused = join(services, job.ranks[1], job.name, 1, 3, node="node1").failure().error
+        assert type(refused) is RegisterParamsMismatch
+        error = waiting.failure().error
+        assert type(error) is PeerMissing
+        assert "rank 1 of 2 did not come. A rank was refused: rank 1 on node node1" in error.message
+        assert "world_size: the group has 2, rank 1 came with 3" in error.message
+
+
 def test_who_gives_up_last_does_not_miss_those_that_gave_up_before(
     pool: RankPool, services: Services
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from allfold_core.errors import AllfoldError
@@ -77,12 +78,18 @@ def play(
 
 
 def refused(state: GroupState, event: Event) -> AllfoldError:
-    """The error of a refused event, which must have changed nothing."""
+    """The error of a refused event, which must have changed nothing but what others are told."""
     after, instructions = step(state, event)
-    assert after is state
     (instruction,) = instructions
     assert isinstance(instruction, Rejected)
+    assert after is state or after == with_refusal(state, instruction.error)
     return instruction.error
+
+
+def with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
+    """The same group, whose waiting ranks are told of this refusal."""
+    assert state.forming is not None
+    return replace(state, forming=replace(state.forming, refused=error.message))
 
 
 def ready(world_size: int = 2) -> GroupState:

@@ -40,6 +40,7 @@ def group_view(name: str, nodes: Sequence[str], **fields: Any) -> Json:
         "max_world": None,
         "present": [{"rank": rank, "node": node} for rank, node in enumerate(nodes)],
         "missing": [],
+        "refused": "",
         "left": [],
         "lost": [],
         "waiting": [],

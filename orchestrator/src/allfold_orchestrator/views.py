@@ -45,6 +45,7 @@ def group_view(state: GroupState, now: float) -> GroupView:
         max_world=params.max_world if params else None,
         present=places(_present(shown)) if shown else _reported(state.term),
         missing=shown.missing if isinstance(shown, Formation) else [],
+        refused=shown.refused if isinstance(shown, Formation) else "",
         left=_left(current) if current else [],
         lost=_lost(current) if current else [],
         waiting=places(waiting.seats) if waiting else [],

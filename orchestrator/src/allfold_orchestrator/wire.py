@@ -289,6 +289,9 @@ class PlanWaiting(Answer):
     gave_up: list[int] = Field(
         description="The missing ranks that came before, and withdrew because others were late."
     )
+    refused: str = Field(
+        description="What the last rank was told that came and did not fit; else empty."
+    )
     held_by: list[RankPlace] = Field(
         description="The ranks of the group's last opening: the name is free once all have left."
     )
@@ -368,6 +371,9 @@ class GroupView(Shown):
     max_world: int | None
     present: list[RankPlace]
     missing: list[int]
+    refused: str = Field(
+        description="What the last rank was told that came to a forming group and did not fit."
+    )
     left: list[RankLeft]
     lost: list[RankLost]
     waiting: list[RankPlace]

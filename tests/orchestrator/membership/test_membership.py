@@ -207,6 +207,16 @@ def test_a_rank_beyond_a_complete_group_is_refused_and_does_not_wait() -> None:
     assert error.details["differing"] == {"world_size": {"expected": 2, "got": 3}}
 
 
+def test_those_that_wait_are_told_of_the_last_rank_that_was_refused() -> None:
+    state, _ = play([join(0, of=4)])
+    for event in (join(1, of=3), join(2, of=5)):
+        state, _ = step(state, event)
+    assert state.forming is not None
+    assert "world_size: the group has 4, rank 2 came with 5" in state.forming.refused
+    again, _ = step(state, join(2, of=5))
+    assert again is state
+
+
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_a_taken_rank_of_a_complete_group_is_refused(world_size: int) -> None:
     error = refused(ready(2), join(1, "c", of=world_size, session="other"))

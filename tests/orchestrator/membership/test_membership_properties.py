@@ -29,7 +29,7 @@ from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import Registration, StoreLife
 from allfold_orchestrator.store import codec
-from tests.orchestrator.builders import GROUP, join, node, play
+from tests.orchestrator.builders import GROUP, join, node, play, with_refusal
 
 T = TypeVar("T")
 
@@ -126,10 +126,11 @@ def every_plan_has_each_rank_of_its_world_exactly_once(moments: list[Moment]) ->
             assert len({member.node for member in plan.members}) == len(plan.members)
 
 
-def a_refusal_changes_nothing_and_comes_alone(moments: list[Moment]) -> None:
+def a_refusal_changes_only_what_the_others_are_told_and_comes_alone(moments: list[Moment]) -> None:
     for moment in moments:
-        if moment.all_of(Rejected):
-            assert moment.after is moment.before
+        for rejected in moment.all_of(Rejected):
+            if moment.after is not moment.before:
+                assert moment.after == with_refusal(moment.before, rejected.error)
             assert len(moment.instructions) == 1
 
 
@@ -198,7 +199,7 @@ def test_every_history_keeps_every_rule(events: list[Event]) -> None:
     moments = history(events)
     no_epoch_is_ever_used_twice(moments)
     every_plan_has_each_rank_of_its_world_exactly_once(moments)
-    a_refusal_changes_nothing_and_comes_alone(moments)
+    a_refusal_changes_only_what_the_others_are_told_and_comes_alone(moments)
     a_seat_never_changes_hands_without_being_free_in_between(moments)
     whoever_is_told_that_it_has_a_seat_has_it(moments)
     nobody_comes_back_into_an_epoch_it_left(moments)

@@ -128,6 +128,10 @@ def test_an_incident_that_agent_and_store_tell_is_there_once_and_over_if_one_kno
             {"phase": "forming", "missing": [1], "present": [{"rank": 0, "node": "a"}]},
             "Waits for rank 1 to join; 1 of 2 are there",
         ),
+        (
+            {"phase": "forming", "missing": [1], "present": [], "refused": "rank 1 has 3"},
+            "Waits for rank 1 to join; 0 of 2 are there. One was refused: rank 1 has 3",
+        ),
         ({"phase": "gone", "present": []}, "Is over: nobody is there"),
         ({"phase": "reduced", "lost": [{"rank": 1, "node": "b", "reason": "lost"}]},
          "Goes on without 1 of its ranks"),

@@ -104,14 +104,23 @@ async def test_seats_stay_where_they_are_when_the_group_completes(store: Store) 
     assert changes.delete == []
 
 
-async def test_a_refused_event_writes_nothing(store: Store, backend: Backend) -> None:
+async def test_a_refused_event_writes_only_what_others_are_told(
+    store: Store, backend: Backend
+) -> None:
     await store.groups.submit(GROUP, join(0))
     client = backend.client()
+
+    async def record_after_refusal() -> dict[str, str]:
+        reply = await store.groups.submit(GROUP, join(0, session="other"))
+        assert reply is not None
+        assert isinstance(reply[0], Rejected)
+        return dict(await client.hgetall(keys.group(GROUP)))
+
     before = await client.hgetall(keys.group(GROUP))
-    reply = await store.groups.submit(GROUP, join(0, session="other"))
-    assert reply is not None
-    assert isinstance(reply[0], Rejected)
-    assert await client.hgetall(keys.group(GROUP)) == before
+    after = await record_after_refusal()
+    assert {name for name in after if after[name] != before[name]} == {"meta", "version"}
+    assert "registered already" in after["meta"]
+    assert await record_after_refusal() == after
     await client.aclose()
 
 

@@ -63,6 +63,7 @@ class _Formation(BaseModel):
     record: dict[str, Any] = {}
     missing: list[int] = []
     gave_up: list[int] = []
+    refused: str = ""
     held_by: list[_Place] = []
 
 
@@ -341,9 +342,10 @@ def _incomplete(request: dict[str, Any], formation: _Formation) -> PeerMissing:
         reasons.append(f"{name_ranks(gave_up)} came, and gave up before")
     why = "; ".join(reasons) or "there was no time left to wait for its ranks"
     ended = _HAS_ENDED if formation.epoch > 1 and never_came else ""
+    refused = f"A rank was refused: {formation.refused}. " if formation.refused else ""
     return PeerMissing(
         f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: {why}. "
-        f"{ended}"
+        f"{refused}{ended}"
         "Start the missing ranks, or check that all were started with the same group and world "
         "size. Where ranks start further apart, give every rank more seconds with "
         "ALLFOLD_INIT_TIMEOUT or init_timeout=.",

@@ -99,6 +99,7 @@ def encode(found: Found) -> bytes:
         present=sorted(forming.seats),
         missing=forming.missing,
         gave_up=forming.gave_up,
+        refused=forming.refused,
         held_by=places(current.present) if current else [],
     )
     return waiting.model_dump_json().encode()

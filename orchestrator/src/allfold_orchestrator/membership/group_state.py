@@ -118,7 +118,8 @@ class Formation:
     """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
 
     ``departed`` are the ranks that had a seat, gave it up, and have not come again.
-    ``generation`` is that of the store when the last rank of them all came.
+    ``generation`` is that of the store when the last rank of them all came. ``refused`` is what the
+    last rank was told that did not fit: those that wait for it hear of it when their time is over.
     """
 
     epoch: int
@@ -127,6 +128,7 @@ class Formation:
     seats: RankMap[RankSeat] = field(default_factory=RankMap)
     departed: RankMap[Reason] = field(default_factory=RankMap)
     generation: int = 0
+    refused: str = ""
 
     @property
     def missing(self) -> list[int]:

@@ -1,9 +1,9 @@
 """A pure state machine of one group's membership.
 
 ``step(state, event)`` returns the next state and what follows from it. It does no I/O, reads no
-clock and raises nothing: a refused event is a :class:`Rejected` instruction, and the state that
-comes back is then the very object that went in. So a caller can replay it, race it against other
-replicas, and write nothing when nothing changed.
+clock and raises nothing: a refused event is a :class:`Rejected` instruction. Where nothing changed,
+the state that comes back is the very object that went in. So a caller can replay it, race it
+against other replicas, and write nothing when nothing changed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _join(state: GroupState, join: Join) -> Outcome:
         return _join(state, replace(join, rank=_free_rank(state, join)))
     error = _refusal(state, join)
     if error is not None:
-        return _reject(state, error)
+        return _reject(_with_refusal(state, error), error)
     return _take_seat(state, join)
 
 
@@ -159,6 +159,13 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
         return _params_mismatch(state.group, forming.epoch, forming.params, join)
     holder = forming.seats.get(join.rank)
     return _rank_is_taken(state.group, forming.epoch, holder, join) if holder else None
+
+
+def _with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
+    forming = state.forming
+    if forming is None or forming.refused == error.message:
+        return state
+    return replace(state, forming=replace(forming, refused=error.message))
 
 
 def _take_seat(state: GroupState, join: Join) -> Outcome:

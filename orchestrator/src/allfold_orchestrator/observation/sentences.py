@@ -53,7 +53,8 @@ def group_sentence(view: Mapping[str, Any], ops: Sequence[OpInFlight], rate: flo
             there = len(view["present"])
             listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
             rank = "rank" if len(missing) == 1 else "ranks"
-            return f"Waits for {rank} {listed} to join; {there} of {view['world_size']} are there"
+            waits = f"Waits for {rank} {listed} to join; {there} of {view['world_size']} are there"
+            return f"{waits}. One was refused: {view['refused']}" if view["refused"] else waits
         case "gone":
             return "Is over: nobody is there"
         case "unreadable":

@@ -112,6 +112,7 @@ def _meta(state: GroupState) -> str:
                 "params": asdict(forming.params),
                 "links": asdict(forming.links),
                 "generation": forming.generation,
+                "refused": forming.refused,
             },
         },
     )
@@ -202,7 +203,8 @@ def _formation(
     epoch = meta["epoch"]
     params, links = GroupParams(**meta["params"]), LinkSettings(**meta["links"])
     tables = seats.get(epoch, _NONE), left.get(epoch, _NONE)
-    return Formation(epoch, params, links, *tables, generation=meta.get("generation", 0))
+    more = {name: meta[name] for name in ("generation", "refused") if name in meta}
+    return Formation(epoch, params, links, *tables, **more)
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:
