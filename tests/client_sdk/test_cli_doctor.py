@@ -107,7 +107,9 @@ def test_a_service_that_accepts_and_says_nothing_is_told_from_one_that_is_not_th
 
 
 def test_what_is_no_url_is_wrong_usage(allfold: Commands) -> None:
-    assert "--agent-url is an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
+    assert (
+        "--agent-url must be an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
+    )
 
 
 def test_an_orchestrator_in_the_place_of_an_agent_is_told_from_one_and_the_other_way_round(

@@ -21,17 +21,17 @@ def allfold() -> Iterator[Commands]:
         (
             ("status", "--orchestrator", "nonsense"),
             {},
-            "--orchestrator is an address such as http://10.0.0.1:7400, got 'nonsense'",
+            "--orchestrator must be an address such as http://10.0.0.1:7400, got 'nonsense'",
         ),
         (
             ("status", "--agent-url", "http://127.0.0.1:x"),
             {},
-            "--agent-url is an address such as http://10.0.0.1:7400, got 'http://127.0.0.1:x'",
+            "--agent-url must be an address such as http://10.0.0.1:7400, got 'http://127.0.0.1:x'",
         ),
         (
             ("status",),
             {"ALLFOLD_ORCHESTRATOR_URL": "redis://10.0.0.1"},
-            "ALLFOLD_ORCHESTRATOR_URL is an address such as http://10.0.0.1:7400, got "
+            "ALLFOLD_ORCHESTRATOR_URL must be an address such as http://10.0.0.1:7400, got "
             "'redis://10.0.0.1'",
         ),
         (

@@ -83,6 +83,14 @@ def test_an_unknown_error_keeps_its_message() -> None:
     assert errors.from_dict({}).message == "no message"
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"details": "none"}'])
+def test_what_is_no_error_is_none(text: str) -> None:
+    whole = errors.from_json(json.dumps(errors.PeerLost("gone", node="b").to_dict()))
+    assert (type(whole), whole.details) == (errors.PeerLost, {"node": "b"})
+    with pytest.raises(ValueError, match=r"JSON|details|Expecting"):
+        errors.from_json(text)
+
+
 def test_errors_are_also_what_python_calls_them() -> None:
     assert issubclass(errors.InvalidArgument, ValueError)
     assert issubclass(errors.PeerMissing, TimeoutError)

@@ -44,7 +44,7 @@ def test_what_can_never_work_is_refused(flag: str, value: str) -> None:
     ("flag", "value"),
     [
         *(("name", name) for name in ("a", "node-1.rack_2", "a" * 128)),
-        *(("orchestrator", url) for url in ("http://x", "https://x:1/", "http://[::1]:7400/")),
+        *(("orchestrator", url) for url in ("http://x", "https://x:1/a", "http://[::1]:7400")),
         *(("advertise", host) for host in ("", "10.0.0.1", "fd00::1", "fe80::1%eth0", "node-1.b")),
         ("device-type", "a" * 32),
         ("zone", "z" * 128),

@@ -41,6 +41,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from allfold_core.json_object import read_object
+
 
 class AllfoldError(RuntimeError):
     """The root of the tree; a ``RuntimeError``, as programs for torch expect of a collective.
@@ -301,3 +303,12 @@ def from_dict(data: dict[str, Any]) -> AllfoldError:
     """The error that :meth:`AllfoldError.to_dict` wrote; an unknown code keeps its message."""
     cls = error_classes().get(data.get("code", ""), AllfoldError)
     return cls(str(data.get("message", "no message")), **data.get("details", {}))
+
+
+def from_json(text: str | bytes) -> AllfoldError:
+    """The error in a JSON object, as :func:`from_dict`; ``ValueError`` where there is none."""
+    data = read_object(text)
+    details = data.get("details", {})
+    if not isinstance(details, dict):
+        raise ValueError(f"an error whose details are {details!r:.100}")  # noqa: TRY004 - a value on a wire
+    return from_dict(data)

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from socket import gethostname
 from typing import Any, Literal, TypeVar, get_args
 
@@ -20,6 +20,7 @@ from allfold_core.logs import LogFormat, LogLevel
 from allfold_core.security.credentials import Credentials
 from allfold_core.security.tls import DEFAULT_NAME, identity
 from allfold_core.security.tokens import Tokens, parse
+from allfold_core.service_url import service_url
 from allfold_core.wire.local_wire import default_socket
 
 T = TypeVar("T")
@@ -185,16 +186,8 @@ class AgentSettings(BaseSettings):
     @field_validator("orchestrator")
     @classmethod
     def _are_urls(cls, value: str, others: ValidationInfo) -> str:
-        scheme = "https" if others.data.get("tls_dir") else "http"
-        urls = [
-            _checked(lambda url: addresses.checked_url(url, scheme), url.strip())
-            for url in value.split(",")
-        ]
-        if scheme == "https" and (plain := [url for url in urls if url.startswith("http:")]):
-            raise ValueError(
-                f"must begin with https:// where ALLFOLD_TLS_DIR is set, got {', '.join(plain)}"
-            )
-        return ",".join(urls)
+        whole = partial(service_url, has_tls=bool(others.data.get("tls_dir")))
+        return ",".join(_checked(whole, url.strip()) for url in value.split(","))
 
     @field_validator("control", "data")
     @classmethod

@@ -61,3 +61,17 @@ def test_frames_that_cannot_be_are_refused() -> None:
                 receiver.admit(header, None)
         late = FrameHeader(FrameType.PARCEL, 3, 9, 77, 0, 4, 0, 0)
         assert receiver.admit(late, None) is None, "of a message that was withdrawn"
+
+
+@pytest.mark.parametrize("kind", [FrameType.REFUSED, FrameType.WITHDRAWN, FrameType.OFFER])
+@pytest.mark.parametrize(
+    "said", [b"", b"no JSON", b"[1]", b"[" * 50_000, b"\xff", b'{"details": 3}'], ids=repr
+)
+def test_a_frame_that_cannot_be_read_is_an_error_of_its_edge(kind: FrameType, said: bytes) -> None:
+    with amid_a_message() as (local, _):
+        receiver = MessageReceiver("node0", local.groups[1].p2p)
+        landing = receiver.admit(FrameHeader(kind, 3, 9, 0, 0, len(said), 0, 0), None)
+        assert landing is not None
+        landing.view[:] = said
+        with pytest.raises(PeerSentIncoherentTensor, match=f"a {kind.name} that cannot be read"):
+            receiver.received(landing)

@@ -19,7 +19,7 @@ from allfold._forks import disown_in_children
 from allfold._membership import Membership
 from allfold._state.image import Image
 from allfold._state.landing import Landing, Places
-from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
+from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_json
 from allfold_core.wire.local_wire import MAX_MESSAGE, Message, pack_json
 from allfold_core.wire.state_wire import (
     BLOCK_BYTES,
@@ -81,7 +81,7 @@ class Transfer:
             raise AgentLost("the node agent has ended a state transfer")
         kind = TransferMessage(data[0])
         if kind is TransferMessage.FAILED:
-            raise from_dict(json.loads(data[1:]))
+            raise from_json(data[1:])
         return kind, data
 
     def give_back(self, block: Block) -> None:

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import click
 
@@ -14,6 +13,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
 from allfold_core.security.tokens import Tokens
+from allfold_core.service_url import service_url
 
 DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
 orchestrator_option = click.option(
@@ -90,18 +90,9 @@ def checked_url(source: str, value: str) -> str:
             certificate, so that the token would be sent in the clear.
     """
     try:
-        parts = urlsplit(value)
-        port = parts.port  # of a bad one, urlsplit complains only now
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise InvalidArgument(f"{source} is an address such as http://10.0.0.1:7400, got {value!r}")
-    if parts.scheme == "http" and os.environ.get("ALLFOLD_TLS_DIR"):
-        raise InvalidArgument(
-            f"{source} must begin with https:// where ALLFOLD_TLS_DIR is set, got {value!r}"
-        )
-    return value.rstrip("/")
+        return service_url(value, has_tls=bool(os.environ.get("ALLFOLD_TLS_DIR")))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{source} {error.message}") from None
 
 
 def default_orchestrator() -> str:

@@ -5,12 +5,11 @@ Each function returns the value, or raises ``ValueError`` or ``TypeError``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from allfold_core.errors import from_dict
+from allfold_core.errors import from_json
 
 _Value = TypeVar("_Value")
 
@@ -72,5 +71,5 @@ def read_mapping(value: Any, read: Callable[[Any], _Value]) -> dict[str, _Value]
 def read_error(value: Any) -> str:
     """An error as JSON text, or ``""`` for none."""
     if read_text(value):
-        from_dict(json.loads(value))
+        from_json(value)
     return str(value)

@@ -12,7 +12,7 @@ from allfold_core.errors import (
     PeerLost,
     RootLost,
     WorldChanged,
-    from_dict,
+    from_json,
 )
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import Call, may_shrink
@@ -28,7 +28,7 @@ def packed(error: AllfoldError) -> str:
 
 def unpacked(text: str) -> AllfoldError:
     """The inverse of :func:`packed`."""
-    return from_dict(json.loads(text))
+    return from_json(text)
 
 
 def describe_change(

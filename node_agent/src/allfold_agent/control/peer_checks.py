@@ -17,11 +17,12 @@ from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
 from allfold_agent.http import client
-from allfold_agent.http.addresses import checked_url, join, parse_address
+from allfold_agent.http.addresses import join, parse_address
 from allfold_agent.http.transport import Transport
 from allfold_agent.membership import link_probe
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
+from allfold_core.service_url import service_url
 
 Json = dict[str, Any]
 
@@ -59,7 +60,7 @@ def add_peer_checks(app: FastAPI, agent: Agent) -> None:
 
 def _check_control(transport: Transport, url: str, node: str) -> Json:
     """The time of one request to the control port, which must be that node's."""
-    target = urlsplit(checked_url(url))
+    target = urlsplit(service_url(url, has_tls=transport.tls is not None))
     address = join(target.hostname or "", target.port or 80)
     began = perf_counter()
     found = client.get_json(transport, address, "/v1/facts", _CONTROL_SECONDS)

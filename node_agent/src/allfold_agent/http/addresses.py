@@ -31,27 +31,6 @@ def is_wildcard(address: str) -> bool:
     return split(address)[0] in _WILDCARDS
 
 
-def checked_url(url: str, scheme: str = "http") -> str:
-    """Return the URL of a service.
-
-    Args:
-        scheme: of one that is given as ``host:port`` alone.
-
-    Raises:
-        InvalidArgument: it is no URL, or not one of HTTP.
-    """
-    whole = f"{scheme}://{url}" if ":" in url and "://" not in url else url
-    try:
-        parts = urlsplit(whole)
-        port = parts.port  # of a bad one, urlsplit complains only now
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
-    except ValueError:
-        usable = False
-    if not usable or any(map(str.isspace, url)):
-        raise InvalidArgument(f"must be an address such as http://10.0.0.1:7400, got {url!r}")
-    return whole
-
-
 def checked_host(host: str) -> str:
     """Return a host name or an IP address; an IPv6 address stands without brackets.
 

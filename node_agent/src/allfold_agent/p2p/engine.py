@@ -8,7 +8,6 @@ copied directly.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
     ServiceError,
-    from_dict,
+    from_json,
 )
 from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope
 from allfold_core.plan import Plan
@@ -226,9 +225,9 @@ class P2PEngine(MessageMatching):
             case FrameType.TAKEN:
                 self._outbox.conclude(number, None)
             case FrameType.REFUSED:
-                self._outbox.conclude(number, from_dict(json.loads(bytes(view))))
+                self._outbox.conclude(number, from_json(bytes(view)))
             case FrameType.WITHDRAWN:
-                self._forget(source, number, from_dict(json.loads(bytes(view))))
+                self._forget(source, number, from_json(bytes(view)))
 
     def _forget(self, node: str, number: int, error: AllfoldError) -> None:
         """Withdraw a message for its sender, which is answered unless it was answered before."""

@@ -44,9 +44,17 @@ class MessageReceiver:
         return True
 
     def received(self, landing: MessageLanding) -> None:
-        """Read a frame that has landed."""
+        """Read a frame that has landed.
+
+        Raises:
+            PeerSentIncoherentTensor: there is no meaning in it.
+        """
+        header = landing.header
         try:
-            self._messages.read(self._source, landing.header, landing.view)
+            self._messages.read(self._source, header, landing.view)
+        except ValueError as error:
+            what = f"message {header.seq}: a {header.type.name} that cannot be read: {error}"
+            raise PeerSentIncoherentTensor(what) from error
         finally:
             landing.release()
 
