@@ -70,6 +70,15 @@ def test_local_asks_nobody(allfold: Commands) -> None:
     assert {each["where"] for each in report["findings"]} == {"this machine"}
 
 
+def test_a_variable_that_is_misspelt_is_a_warning_with_the_one_that_is_meant(
+    allfold: Commands,
+) -> None:
+    report = diagnose(allfold, "--local", ALLFOLD_TIMEUOT="3", ALLFOLD_XYZZY="", status=0)
+    (warning,) = (each for each in report["findings"] if each["check"] == "environment")
+    assert warning["found"] == "nobody reads ALLFOLD_TIMEUOT"
+    assert warning["advice"].startswith("did you mean ALLFOLD_TIMEOUT?")
+
+
 def test_a_socket_that_was_named_and_is_not_there_fails(allfold: Commands) -> None:
     report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET="/nowhere/agent.sock")
     assert "/nowhere/agent.sock (No such file or directory)" in str(report["findings"])

@@ -48,13 +48,15 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_the_cli_extra_one_line_tells_what_to_install(missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "command"), [("click", "status"), ("rich", "status"), ("cryptography", "certs")]
+)
+def test_without_the_cli_extra_one_line_tells_what_to_install(missing: str, command: str) -> None:
     done = python(
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
         "from allfold.cli import main\n"
-        "sys.argv = ['allfold', 'status']\n"
+        f"sys.argv = ['allfold', {command!r}, 'init']\n"
         "main()"
     )
     assert done.returncode == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-_NEEDED = ("click", "rich")
+_NEEDED = ("click", "rich", "cryptography")
 
 
 def main() -> None:

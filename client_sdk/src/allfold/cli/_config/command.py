@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._config import sdk, services
-from allfold.cli._config.setting import DEFAULT, Setting, unknown
+from allfold.cli._config.setting import DEFAULT, Setting
+from allfold.cli._config.strays import strays
 
 _WRONG_VALUE = 1
 _WIDTH_OF_A_FILE = 200
 _TITLES = {"sdk": "Ranks", "cli": "The allfold command", "agent": "Agent"}
 _TITLES["orchestrator"] = "Orchestrator"
-# Read by the agent beside its settings.
-_OTHERS = ("ALLFOLD_CHECK_LOCKS",)
 
 Json = dict[str, Any]
 
@@ -49,11 +48,11 @@ def config(sources: bool, as_json: bool, service: str | None, options: tuple[str
     """
     missing = [each for each in services.MODULES if not services.is_installed(each)]
     shown = list(_settings(service, options, missing))
-    strays = _strays(missing)
+    unread = strays(os.environ)
     if as_json:
-        click.echo(json.dumps(_as_json(shown, strays, missing)))
+        click.echo(json.dumps(_as_json(shown, unread, missing)))
     else:
-        _show(shown, strays, missing, with_sources=sources)
+        _show(shown, unread, missing, with_sources=sources)
     sys.exit(_WRONG_VALUE if any(each.problem for each in shown) else 0)
 
 
@@ -67,23 +66,14 @@ def _settings(
             yield from services.settings(each, os.environ, options)
 
 
-def _strays(missing: Sequence[str]) -> Mapping[str, str]:
-    """Variables that nobody reads, as far as is known here."""
-    known = [each.variable for each in sdk.known()]
-    for service in services.MODULES:
-        if service not in missing:
-            known += (each.variable for each in services.settings(service, {}, ()))
-    return unknown(os.environ, [*known, *_OTHERS])
-
-
 def _as_json(
-    shown: Iterable[Setting], strays: Mapping[str, str], missing: Sequence[str]
+    shown: Iterable[Setting], unread: Mapping[str, str], missing: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "schema": 1,
         "settings": [each.to_dict() for each in shown],
         "unknown": [
-            {"variable": name, "did_you_mean": meant or None} for name, meant in strays.items()
+            {"variable": name, "did_you_mean": meant or None} for name, meant in unread.items()
         ],
         "not_installed": [services.MODULES[each] for each in missing],
     }
@@ -91,7 +81,7 @@ def _as_json(
 
 def _show(
     shown: Sequence[Setting],
-    strays: Mapping[str, str],
+    unread: Mapping[str, str],
     missing: Sequence[str],
     *,
     with_sources: bool,
@@ -106,7 +96,7 @@ def _show(
         if each.problem:
             said = f"cannot be used ({each.reader}): {each.variable}: {each.problem}"
             console.print(said, soft_wrap=True)
-    for name, meant in strays.items():
+    for name, meant in unread.items():
         hint = f"; did you mean {meant}?" if meant else ""
         console.print(f"nobody reads {name}{hint}", soft_wrap=True)
     for service in missing:

@@ -12,6 +12,7 @@ from pathlib import Path
 from allfold._agent_socket import connect
 from allfold._connection import Connection
 from allfold._settings import socket_path
+from allfold.cli._config.strays import strays
 from allfold.cli._doctor.findings import HERE, Finding, fail, ok, warn
 from allfold.cli._doctor.limits import judge_machine
 from allfold_core.errors import AgentUnreachable, AllfoldError
@@ -25,6 +26,7 @@ def check_machine() -> Iterator[Finding]:
     """Yield the findings that need no service."""
     yield from judge_machine(HERE, describe(_read, _open_files()), _problem_with_memfd())
     yield _versions()
+    yield from _misspelt_variables()
     yield from _agent_socket(socket_path())
 
 
@@ -61,6 +63,14 @@ def _versions() -> Finding:
         advice = "install the same version of all packages of Allfold, into one environment"
         return fail("versions", HERE, words, advice)
     return ok("versions", HERE, words)
+
+
+def _misspelt_variables() -> Iterator[Finding]:
+    """Variables that nobody reads, and that are much like one that somebody does."""
+    for name, meant in strays(os.environ).items():
+        if meant:
+            advice = f"did you mean {meant}? 'allfold config' lists all settings"
+            yield warn("environment", HERE, f"nobody reads {name}", advice)
 
 
 def _version_of(name: str) -> str:
