@@ -108,7 +108,7 @@ def _deliver(report: Report, chosen: Options) -> None:
     if chosen.summary:
         from benchmarks import summary
 
-        for path in summary.write(report, chosen.summary, chosen.readme):
+        for path in summary.write(report, chosen.summary, chosen.short_form):
             _print(f"# {path}")
     if chosen.markdown:
         from benchmarks.markdown import page

@@ -86,7 +86,7 @@ class Options:
     load: Sequence[Path]
     markdown: bool
     summary: Path | None
-    readme: Path | None
+    short_form: Path | None
 
     @property
     def draws(self) -> bool:
@@ -152,7 +152,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         load=given.load or [],
         markdown=given.markdown,
         summary=given.summary,
-        readme=given.readme,
+        short_form=given.short_form,
     )
     if error := _contradiction(found):
         parser.error(error)
@@ -161,7 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def _parts(given: argparse.Namespace, networks: Sequence[Network]) -> Sequence[str]:
     """The parts of a command that names none."""
-    if given.summary or given.readme:
+    if given.summary or given.short_form:
         return (LATENCY,)
     picked = given.kinds or given.sizes or given.computing or networks or given.sanitize
     return (COLLECTIVES,) if picked else USUAL[given.device]
@@ -187,8 +187,8 @@ def _contradiction(found: Options) -> str | None:
     for option, file in (("json", found.json), ("summary", found.summary)):
         if file and not file.parent.is_dir():
             return f"there is no folder {file.parent} for --{option}"
-    if found.readme and not found.summary:
-        return "--readme needs --summary, which it refers to"
+    if found.short_form and not found.summary:
+        return "--short-form needs --summary, which it refers to"
     return None
 
 
@@ -247,8 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--markdown", action="store_true", help="print tables for a page, at the end")
     summary = "write the page of latencies, with plots beside it  [part latency]"
     add("--summary", type=Path, metavar="FILE", help=summary)
-    readme = "replace the short form of that page between its marks in this file"
-    add("--readme", type=Path, metavar="FILE", help=readme)
+    short_form = "replace the short form of that page between its marks in this file"
+    add("--short-form", type=Path, metavar="FILE", help=short_form)
     nodes = "of the cluster that the parts of scale are about  [%(default)s]"
     add("--nodes", type=_at_least(_FEWEST_NODES), default=_NODES, help=nodes)
     add("--ranks-per-node", type=_at_least(1), default=8, help="of it  [%(default)s]")

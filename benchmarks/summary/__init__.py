@@ -1,4 +1,4 @@
-"""The page of latencies with its plots, and its short form in the README."""
+"""The page of latencies with its plots, and its short form in another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IMAGES = Path("images") / "bench"
 BEGIN, END = "<!-- made by python -m benchmarks --summary -->", "<!-- end -->"
 
 
-def write(report: Report, page: Path, readme: Path | None) -> Iterator[Path]:
+def write(report: Report, page: Path, other: Path | None) -> Iterator[Path]:
     """Write the page, its plots and, where it is asked for, the short form; their paths.
 
     Raises:
-        BenchmarkFailed: no result is one of latency, or the README has no marks.
+        BenchmarkFailed: no result is one of latency, or the other page has no marks.
     """
     found = latencies(report.results)
     if not found:
@@ -30,14 +30,14 @@ def write(report: Report, page: Path, readme: Path | None) -> Iterator[Path]:
     yield from drawn
     page.write_text(full(report, [path.relative_to(page.parent) for path in drawn]))
     yield page
-    if readme:
-        _insert(readme, short(report, page, drawn[0], readme.parent))
-        yield readme
+    if other:
+        _insert(other, short(report, page, drawn[0], other.parent))
+        yield other
 
 
-def _insert(readme: Path, text: str) -> None:
+def _insert(other: Path, text: str) -> None:
     marks = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
-    replaced, times = marks.subn(lambda _: text, readme.read_text())
+    replaced, times = marks.subn(lambda _: text, other.read_text())
     if times != 1:
-        raise BenchmarkFailed(f"{readme} does not have once a line {BEGIN} and then {END}")
-    readme.write_text(replaced)
+        raise BenchmarkFailed(f"{other} does not have once a line {BEGIN} and then {END}")
+    other.write_text(replaced)

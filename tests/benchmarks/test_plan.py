@@ -193,7 +193,7 @@ def test_without_a_selection_everything_has_its_turn(monkeypatch: pytest.MonkeyP
         "--network 1gbit --peers deepspeed",
         "--computing 2",
         "--summary no/such/folder/latency.md",
-        "--readme README.md",
+        "--short-form README.md",
         "--network 1gbit --shapes 1x4",
         "--sizes 4X",
         "--kinds all_gossip",

@@ -80,7 +80,7 @@ def test_short_ops_are_measured_in_both_ways_and_summarised(tmp_path: Path) -> N
     file = tmp_path / "results.json"
     options = ["--shapes", "1x2", "--sizes", "4,4K", "--peers", "gloo", "--ops", "40"]
     options += ["--seconds", "0", "--json", str(file)]
-    options += ["--summary", str(page), "--readme", str(readme)]
+    options += ["--summary", str(page), "--short-form", str(readme)]
     command = [sys.executable, "-m", "benchmarks", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
