@@ -16,7 +16,8 @@ import pytest
 
 from allfold.cli._stack import LocalStack
 from allfold_agent.http.connections import ConnectionLimits
-from allfold_core.security.request_limits import MOST_IDLE, REQUEST_SECONDS
+from allfold_core.security.idle_connections import MOST_IDLE
+from allfold_core.security.request_limits import REQUEST_SECONDS
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until

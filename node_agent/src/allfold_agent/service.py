@@ -7,6 +7,8 @@ import json
 import logging
 import resource
 import signal
+import socket
+import ssl
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +25,8 @@ from allfold_agent.control.app import make_app
 from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings, how_to_set
 from allfold_core.errors import InvalidArgument
+from allfold_core.security.handshakes import listen_with_tls
+from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import limited
 
 log = logging.getLogger("allfold_agent")
@@ -34,6 +38,18 @@ class _Server(uvicorn.Server):
     """uvicorn that leaves signals to the agent, which is there before and after it."""
 
     _draining: asyncio.Task[None] | None = None
+
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext | None, idle: IdleConnections
+    ) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._idle = idle
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([] if self._tls else sockets)
+        if self.started and self._tls is not None:
+            listen_with_tls(self, sockets or [], self._tls, self._idle)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -100,16 +116,17 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     data = addresses.bind(settings.data, how_to_set("data"))
     bound = addresses.bound(control), addresses.bound(data)
     agent = Agent(settings, control, data)
+    idle = IdleConnections()
     config = uvicorn.Config(
         make_app(agent),
-        http=limited(HttpToolsProtocol, tls.server if tls else None),
+        http=limited(HttpToolsProtocol, idle),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
-    server = _Server(config)
+    server = _Server(config, tls.server if tls else None, idle)
     drain = partial(agent.draining.end, settings.drain_seconds, settings.drain_for)
     server.end_at_signals(drain)
     agent.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from allfold_core.security import request_limits
+from allfold_core.security import handshakes, request_limits
+from allfold_core.security.handshakes import listen_with_tls
+from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import HEAD_BYTES, limited
 from allfold_core.security.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls
@@ -25,9 +28,10 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Both loops that uvicorn takes: uvloop where it is installed."""
+    return "asyncio", {"use_uvloop": request.param}
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,19 +44,30 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-class Port:
+class Server(uvicorn.Server):
     """A server with these limits."""
 
     def __init__(self, most_idle: int, tls: TlsIdentity | None) -> None:
-        http = limited(HttpToolsProtocol, tls.server if tls else None, most_idle)
-        config = uvicorn.Config(app, http=http, port=0, log_config=None, lifespan="off")
-        self.server = uvicorn.Server(config)
+        self._idle, self._tls = IdleConnections(most_idle), tls
+        http = limited(HttpToolsProtocol, self._idle)
+        super().__init__(uvicorn.Config(app, http=http, log_config=None, lifespan="off"))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([] if self._tls else sockets)
+        if self._tls is not None:
+            listen_with_tls(self, sockets or [], self._tls.server, self._idle)
+
+
+class Port:
+    """Where such a server listens, and what was opened to it."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
         self.opened: list[asyncio.StreamWriter] = []
 
     async def connect(self, host: str = "127.0.0.1", tls: TlsIdentity | None = None) -> Stream:
-        place = self.server.servers[0].sockets[0].getsockname()
         stream = await asyncio.open_connection(
-            *place[:2], local_addr=(host, 0), ssl=tls.client if tls else None
+            *self.listener.getsockname(), local_addr=(host, 0), ssl=tls.client if tls else None
         )
         self.opened.append(stream[1])
         return stream
@@ -60,16 +75,16 @@ class Port:
 
 @asynccontextmanager
 async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIterator[Port]:
-    port = Port(most_idle, tls)
-    task = asyncio.create_task(port.server._serve())
-    await until(lambda: port.server.started, "it serves")
+    port, server = Port(), Server(most_idle, tls)
+    task = asyncio.create_task(server._serve([port.listener]))
+    await until(lambda: server.started, "it serves")
     try:
         yield port
     finally:
         for writer in port.opened:
             writer.close()
-        port.server.should_exit = True
-        await task
+        server.should_exit = True
+        await within(10.0, task)
 
 
 async def rest_of(stream: Stream) -> bytes:
@@ -181,7 +196,7 @@ def hello(tls: TlsIdentity) -> bytes:
 async def test_a_handshake_that_never_ends_is_ended(
     share: float, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_limits, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_SECONDS", 0.2)
     async with serving(tls=tls) as port:
         stream = await port.connect()
         begun = hello(tls)

@@ -43,6 +43,7 @@ async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: Api
         "present": [1],
         "missing": [0, 2, 3],
         "gave_up": [],
+        "refused": "",
         "held_by": [],
     }
 

@@ -8,63 +8,25 @@ import uvicorn: :func:`limited` derives from the protocol that it is given.
 from __future__ import annotations
 
 import json
-import ssl
-from collections import Counter
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from allfold_core.errors import LocalError
 from allfold_core.schema import MESSAGE
-from allfold_core.security.handshakes import Handshake
+from allfold_core.security.idle_connections import IdleConnections
 
 HEAD_BYTES = 64 * 1024
 _TOO_LARGE = f"the head is larger than {HEAD_BYTES} bytes"
-# For head and body, and for the handshake of TLS before them. A body alone has less in the
-# orchestrator, whose application answers then.
+# For head and body. A body alone has less in the orchestrator, whose application answers then.
 REQUEST_SECONDS = 12.0
-# Connections on which no request is being answered: new ones, and those kept for another request.
-MOST_IDLE = 512
 
 
-class IdleConnections:
-    """The connections of a server on which no request is being answered, with their addresses.
-
-    Where there are too many, the oldest one of the address that has most is aborted: whoever opens
-    thousands pushes out nobody else.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._addresses: dict[Any, str] = {}
-
-    def add(self, transport: Any) -> None:
-        """Take in the transport of a connection."""
-        peer = transport.get_extra_info("peername")
-        self._addresses[transport] = peer[0] if peer else ""
-        if len(self._addresses) > self._most:
-            ((greedy, _),) = Counter(self._addresses.values()).most_common(1)
-            victim = next(each for each, its in self._addresses.items() if its == greedy)
-            self.remove(victim)
-            victim.abort()
-
-    def remove(self, transport: Any) -> None:
-        """Forget a connection, which need not be here."""
-        self._addresses.pop(transport, None)
-
-
-def limited(protocol: Any, tls: ssl.SSLContext | None = None, most_idle: int = MOST_IDLE) -> Any:
-    """Return uvicorn's ``HttpToolsProtocol`` with these limits, and with TLS, for one server.
+def limited(protocol: Any, idle: IdleConnections) -> Any:
+    """Return uvicorn's ``HttpToolsProtocol`` with these limits, for one server.
 
     A head that is too large is answered with 431, a request that takes too long with 408 unless it
     is being answered already; what is no HTTP with 400. Then the connection is closed.
-
-    Args:
-        protocol: of a connection; with ``tls`` uvicorn gets no context of its own.
-        tls: context of the server; ``None``: no TLS.
-        most_idle: connections on which no request is being answered, or which shake hands.
     """
-    idle = IdleConnections(most_idle)
 
     class Limited(protocol):  # type: ignore[misc]
         """A connection; its deadline stands from its opening, and from the start of a request."""
@@ -121,7 +83,8 @@ def limited(protocol: Any, tls: ssl.SSLContext | None = None, most_idle: int = M
             self._refuse(400, msg)
 
         def _note_idle(self) -> None:
-            idle.add(self.transport)
+            address = self.client[0] if self.client else ""
+            idle.add(self.transport, address, self.transport.abort)
 
         def _forget(self) -> None:
             self._end_wait()
@@ -146,14 +109,7 @@ def limited(protocol: Any, tls: ssl.SSLContext | None = None, most_idle: int = M
                 self.transport.write(_answer(HTTPStatus(status), message))
             self.transport.close()
 
-    if tls is None:
-        return Limited
-
-    def shaking_hands(**given: Any) -> Handshake:
-        make = partial(Limited, **given)
-        return Handshake(make, tls, REQUEST_SECONDS, idle.add, idle.remove)
-
-    return shaking_hands
+    return Limited
 
 
 def _answer(status: HTTPStatus, message: str) -> bytes:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from allfold_core.security.handshakes import listen_with_tls
+from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import limited
 from allfold_orchestrator.links.messages import MAX_MESSAGE_BYTES
 
@@ -35,15 +37,24 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        idle: IdleConnections,
+        on_ready: Callable[[], None],
+        on_stop: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._tls = tls
+        self._idle = idle
         self._on_ready = on_ready
         self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([] if self._tls else sockets)
         if self.started:
+            if self._tls is not None:
+                listen_with_tls(self, sockets or [], self._tls, self._idle)
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,9 +120,10 @@ def serve(
     app: FastAPI, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]
 ) -> bool:
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
+    idle = IdleConnections()
     config = uvicorn.Config(
         app,
-        http=limited(HttpToolsProtocol, tls),
+        http=limited(HttpToolsProtocol, idle),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -125,6 +137,6 @@ def serve(
         app.state.store.notifications.stop()
         app.state.watch.stop()
 
-    server = Server(config, on_ready, on_stop)
+    server = Server(config, tls, idle, on_ready, on_stop)
     server.run(sockets=[sock])
     return server.started
