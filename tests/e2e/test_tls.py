@@ -6,10 +6,13 @@ import http.client
 import inspect
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +28,14 @@ from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
 from allfold_agent.settings import AgentSettings
+from allfold_core.security.handshakes import HANDSHAKE_SECONDS
+from allfold_core.security.idle_connections import MOST_IDLE
 from allfold_core.security.tls import TlsIdentity
 from allfold_core.security.tokens import Tokens
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
 from tests.support.credentials import certificates
+from tests.support.descriptors import descriptors
 from tests.support.processes.services import ROOT
 from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until
@@ -37,6 +43,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 SECONDS = 60.0
+SPARE_DESCRIPTORS = 60
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +232,33 @@ def test_the_doctor_finds_certificates_in_order(
     shown = allfold(stack, "doctor", **operator, ALLFOLD_SOCKET=stack.nodes[0].socket)
     assert "the certificate is valid for" in shown.stdout, shown.stdout + shown.stderr
     assert "FAIL" not in shown.stdout.upper().replace("FAILED 0", "")
+
+
+def test_handshakes_that_never_end_hold_few_descriptors_and_are_ended(
+    stack: LocalStack, folder: CertificateFolder
+) -> None:
+    operator = {"ALLFOLD_TLS_DIR": str(folder.path / "operator"), "ALLFOLD_TOKEN": "first"}
+    services = {
+        urlsplit(stack.orchestrator_url).netloc: stack.services[0].pid,
+        urlsplit(stack.nodes[0].control_url).netloc: stack.services[1].pid,
+    }
+    with ExitStack() as ending:
+        for address, pid in services.items():
+            host, port = address.split(":")
+            before = descriptors(pid)
+            socks = [
+                ending.enter_context(socket.create_connection((host, int(port))))
+                for _ in range(1000)
+            ]
+            assert descriptors(pid) < before + MOST_IDLE + SPARE_DESCRIPTORS
+            shown = allfold(stack, "status", **operator)
+            assert shown.returncode == 0, shown.stderr
+            began = time.monotonic()
+            for sock in socks:
+                sock.settimeout(SECONDS)
+                with suppress(ConnectionError):
+                    assert sock.recv(1) == b""
+            assert time.monotonic() < began + 2 * HANDSHAKE_SECONDS
 
 
 def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(

@@ -19,6 +19,7 @@ from allfold_agent.http.connections import ConnectionLimits
 from allfold_core.security.idle_connections import MOST_IDLE
 from allfold_core.security.request_limits import REQUEST_SECONDS
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from tests.support.descriptors import descriptors
 from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until
 
@@ -83,10 +84,6 @@ def bounds(stack: LocalStack, job: SteadyJob) -> Iterator[None]:
 def memory(pid: int) -> int:
     """The resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def connect(place: Place) -> socket.socket:

@@ -9,6 +9,7 @@ import pytest
 import uvicorn
 
 from allfold_agent.service import _Server
+from allfold_core.security.idle_connections import IdleConnections
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +25,7 @@ class Drain:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.goes_on = asyncio.Event()
-        self.server = _Server(uvicorn.Config("no:app"))
+        self.server = _Server(uvicorn.Config("no:app"), None, IdleConnections())
         self.server.end_at_signals(self._run)
 
     async def _run(self) -> None:

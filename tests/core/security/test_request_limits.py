@@ -21,6 +21,7 @@ from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import HEAD_BYTES, limited
 from allfold_core.security.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls
+from tests.support.descriptors import no_descriptors_left
 from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
@@ -83,6 +84,8 @@ async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIt
     finally:
         for writer in port.opened:
             writer.close()
+            with suppress(OSError):
+                await within(10.0, writer.wait_closed())
         server.should_exit = True
         await within(10.0, task)
 
@@ -248,3 +251,18 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
             with suppress(ssl.SSLWantReadError):
                 answer += secure.read(65536)
         assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_server_without_descriptors_accepts_as_soon_as_it_has_some(
+    tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handshakes, "_RETRY_SECONDS", 0.05)
+    async with serving(tls=tls) as port:
+        with socket.socket() as sock:
+            with no_descriptors_left():
+                sock.connect(port.listener.getsockname())
+                await until(lambda: "cannot accept a connection" in caplog.text, "it tried")
+            opening = asyncio.open_connection(sock=sock, ssl=tls.client, server_hostname="allfold")
+            stream = await within(10.0, opening)
+            port.opened.append(stream[1])
+            await ok(stream)
