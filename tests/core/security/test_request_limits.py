@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from allfold_core.security import handshakes, request_limits
+from allfold_core.security import handshakes, idle_connections, request_limits
 from allfold_core.security.handshakes import listen_with_tls
 from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import HEAD_BYTES, limited
@@ -88,6 +89,13 @@ async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIt
                 await within(10.0, writer.wait_closed())
         server.should_exit = True
         await within(10.0, task)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsIdentity:
+    with_it = with_tls(certificates(tmp_path, "a").path / "a").tls
+    assert with_it is not None
+    return with_it
 
 
 async def rest_of(stream: Stream) -> bytes:
@@ -168,7 +176,53 @@ async def test_what_is_no_request_is_refused_in_the_form_of_all_errors() -> None
         assert "Invalid HTTP" in refused(await rest_of(stream), 400)
 
 
-async def test_whoever_opens_many_connections_pushes_out_its_own() -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that gives no connection time to be idle where there are too many."""
+    monkeypatch.setattr(idle_connections, "PATIENCE_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_many_that_come_at_once_are_all_answered(tls: TlsIdentity, has_tls: bool) -> None:
+    """As agents do whose orchestrator has been replaced."""
+    identity = tls if has_tls else None
+    async with serving(most_idle=4, tls=identity) as port:
+
+        async def come() -> None:
+            await ok(await port.connect(tls=identity))
+
+        await asyncio.gather(*(come() for _ in range(100)))
+
+
+def test_a_connection_has_time_to_be_idle_until_there_are_far_too_many() -> None:
+    aborted: list[int] = []
+    idle = IdleConnections(most=2, most_at_once=5)
+    for number in range(5):
+        idle.add(number, "greedy" if number else "other", partial(aborted.append, number))
+    assert aborted == []
+    idle.add(5, "other", partial(aborted.append, 5))
+    assert aborted == [1]
+    idle.remove(2)
+    idle.add(6, "other", partial(aborted.append, 6))
+    assert aborted == [1]
+
+
+def test_a_connection_that_was_idle_for_long_goes_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, aborted = [0.0], list[int]()
+    monkeypatch.setattr(idle_connections, "monotonic", lambda: clock[0])
+    idle = IdleConnections(most=2)
+    for number in range(4):
+        idle.add(number, "a", partial(aborted.append, number))
+    clock[0] = idle_connections.PATIENCE_SECONDS
+    idle.add(1, "a", partial(aborted.append, 1))  # it has done something since
+    assert aborted == [0, 2]
+    idle.add(4, "b", partial(aborted.append, 4))
+    assert aborted == [0, 2, 3]
+
+
+async def test_whoever_opens_many_connections_pushes_out_its_own(impatient: None) -> None:
     async with serving(most_idle=8) as port:
         other, greedy = await port.connect("127.0.0.2"), []
         await ok(other)
@@ -178,13 +232,6 @@ async def test_whoever_opens_many_connections_pushes_out_its_own() -> None:
         assert [await rest_of(each) for each in greedy[:13]] == [b""] * 13
         await ok(other)
         await ok(greedy[-1])
-
-
-@pytest.fixture
-def tls(tmp_path: Path) -> TlsIdentity:
-    with_it = with_tls(certificates(tmp_path, "a").path / "a").tls
-    assert with_it is not None
-    return with_it
 
 
 def hello(tls: TlsIdentity) -> bytes:
@@ -208,7 +255,9 @@ async def test_a_handshake_that_never_ends_is_ended(
         await ok(await port.connect(tls=tls))
 
 
-async def test_whoever_begins_many_handshakes_pushes_out_its_own(tls: TlsIdentity) -> None:
+async def test_whoever_begins_many_handshakes_pushes_out_its_own(
+    tls: TlsIdentity, impatient: None
+) -> None:
     async with serving(most_idle=8, tls=tls) as port:
         other = await port.connect("127.0.0.2", tls)
         await ok(other)

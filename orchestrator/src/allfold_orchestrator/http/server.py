@@ -120,6 +120,7 @@ def serve(
     app: FastAPI, sock: socket.socket, tls: ssl.SSLContext | None, on_ready: Callable[[], None]
 ) -> bool:
     """Serve until SIGTERM or SIGINT; return True if the application ever started."""
+    _allow_descriptors()
     idle = IdleConnections()
     config = uvicorn.Config(
         app,
@@ -131,7 +132,6 @@ def serve(
         **web_sockets(),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
-    _allow_descriptors()
 
     def on_stop() -> None:
         app.state.store.notifications.stop()
