@@ -89,8 +89,10 @@ def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> Grou
     itself; or the rank ended while the plan was on its way, so that nobody knows if the node has
     heard that it is in.
     """
+    if state is before or leave.reason is Reason.FINISHED:
+        return state  # first: with all its seats, the record of a large group takes long to make
     old, record = term_record(before), term_record(state)
-    if state is before or old is None or record is None or leave.reason is Reason.FINISHED:
+    if old is None or record is None:
         return state
     node = next((seat.node for seat in old.seats if seat.session == leave.session), "")
     narrowed = without_empty_node(record, node, leave.store, was_joining=leave.was_joining)
