@@ -76,12 +76,13 @@ def _find(
     The record of the term, if it has come since. The number of a forming epoch may rise while it
     forms (see ``NodeHolds``), never fall.
     """
-    current, forming, term = state.current, state.forming, term_record(state)
+    current, forming, term = state.current, state.forming, state.term
     if current is not None and current.plan.epoch >= epoch:
         rank = finders.current.rank_of(current.seats, session)
         if rank is not None and not _is_lost(current, rank):
+            # All nodes of an opening ask at once: what is to be made for each must not be large.
             is_of_opening = current.plan.sessions[rank : rank + 1] == (session,)
-            return current.plan if is_of_opening or term is None else term
+            return current.plan if is_of_opening else term_record(state) or current.plan
     if current is None and term is not None and any(s.session == session for s in term.seats):
         return term
     if forming is not None and forming.epoch >= epoch:
