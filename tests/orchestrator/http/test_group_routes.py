@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from allfold_core.errors import PeerLost, RegisterParamsMismatch, from_dict
 from allfold_core.plan import Plan
+from allfold_orchestrator.membership import reports
 from tests.orchestrator.api_client import ApiClient, body_of, error_of, form, serving
 from tests.support.waiting import until, within
 
@@ -290,3 +291,19 @@ async def test_a_formation_that_was_given_up_leaves_no_group(api: ApiClient) -> 
     await api.leave(0, reason="withdrawn")
     error_of(await api.http.get("/v1/groups/train"), 404, "AF100")
     assert body_of(await api.http.get("/v1/groups")) == {"groups": [], "next": None}
+
+
+async def test_the_record_with_all_seats_is_not_made_for_each_rank_that_waits_for_the_plan(
+    api: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of thousands of nodes would not open in time."""
+
+    def never(_: object) -> NoReturn:
+        raise AssertionError("made for one rank among many")
+
+    monkeypatch.setattr(reports, "seats_of", never)
+    await api.register("a")
+    for rank in range(3):
+        await api.join(rank, world_size=3)
+    for rank in range(3):
+        assert (await api.plan(f"s{rank}")).json()["ready"] is True

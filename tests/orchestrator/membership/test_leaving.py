@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from allfold_orchestrator.membership import reports
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -17,8 +19,9 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import takes_in
+from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.term_record import Registration, StoreLife
-from tests.orchestrator.builders import join, leave, lost, play
+from tests.orchestrator.builders import join, leave, lost, play, ready
 from tests.orchestrator.membership.running_groups import (
     EITHER,
     elastic,
@@ -149,3 +152,18 @@ def test_a_node_keeps_its_vote_while_it_has_another_rank_or_the_record_is_not_tr
     old = replace(leave(0, Reason.LOST, session="new"), store=StoreLife(2, "another"))
     alone, _ = play([elastic(None, "c", session="new")], running(generation=1))
     assert voters_of(play([old], alone)[0]) == ("a", "b", "c")
+
+
+def test_the_record_with_all_seats_is_not_made_for_each_rank_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job of thousands of ranks would take hours to end."""
+    state, ranks = ready(20), range(20)
+    monkeypatch.setattr(reports, "seats_of", never)
+    for rank in ranks:
+        state, _ = step(state, leave(rank))
+    assert state.is_free
+
+
+def never(_: object) -> NoReturn:
+    raise AssertionError("made for one rank among many")
