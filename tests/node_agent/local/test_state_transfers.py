@@ -149,13 +149,15 @@ def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> 
             readable = select.poll()
             readable.register(rank, select.POLLIN)
             assert readable.poll(5000)
+            is_told.set()
 
     def ask(offer: Offer) -> None:
         with suppress(PeerLost), offer.block(0, 10, monotonic() + 5.0):
             pass
 
-    has_rank = Event()
+    has_rank, is_told = Event(), Event()
     with begun(StateTransfers(Hurried(), transport()), OFFER) as rank:
         has_rank.set()
+        assert is_told.wait(10)  # it reads nothing before, or the poll would wait in vain
         kinds = [rank.recv(1 << 16)[0] for _ in range(2)]
     assert kinds == [TransferMessage.READY, TransferMessage.BLOCK]
