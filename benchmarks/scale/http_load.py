@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import Any, cast
 
 ANSWER_SECONDS = 60.0
+# Opened before they are needed: of thousands that are idle, a service ends some.
+MOST_IDLE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +114,17 @@ class Clients:
         self.connections: list[Connection] = []
 
     async def open(self, count: int) -> None:
-        """Have at least ``count`` connections."""
+        """Have at least ``count`` connections, or :data:`MOST_IDLE`."""
+        while len(self.connections) < min(count, MOST_IDLE):
+            await self._connect()
+
+    async def _connect(self) -> Connection:
+        address = self._addresses[len(self.connections) % len(self._addresses)]
+        host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
-        while len(self.connections) < count:
-            address = self._addresses[len(self.connections) % len(self._addresses)]
-            host, _, port = address.rpartition(":")
-            _, connection = await loop.create_connection(Connection, host, int(port))
-            self.connections.append(connection)
+        _, connection = await loop.create_connection(Connection, host, int(port))
+        self.connections.append(connection)
+        return connection
 
     async def run(
         self, requests: Sequence[bytes], count: int, all_sent: asyncio.Event | None = None
@@ -129,9 +135,15 @@ class Clients:
             all_sent: is set with the last one.
         """
         await self.open(count)
+        kept, opening = list(self.connections), asyncio.Semaphore(MOST_IDLE)
         load, queue = Load(perf_counter()), enumerate(requests, 1)
 
-        async def work(connection: Connection) -> None:
+        async def work(index: int) -> None:
+            if index < len(kept):
+                connection = kept[index]
+            else:
+                async with opening:
+                    connection = await self._connect()
             for number, request in queue:
                 # Who waits for it has his turn after the request is written.
                 if all_sent is not None and number == len(requests):
@@ -139,8 +151,8 @@ class Clients:
                 load.answers.append(await connection.send(request))
 
         async with asyncio.TaskGroup() as group:
-            for connection in self.connections[:count]:
-                group.create_task(work(connection))
+            for index in range(count):
+                group.create_task(work(index))
         return load
 
     def close(self) -> None:
