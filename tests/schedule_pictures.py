@@ -208,7 +208,7 @@ def _walk(root: int, parents: dict[int, int]) -> tuple[list[int], dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn: an all-reduce of so many slices with a strategy on so many nodes.
+    """A drawing of one all-reduce: its strategy, its nodes, and the slices of its tensor.
 
     Attributes:
         height: of a panel.

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
 
 
 class Port:
-    """Where such a server listens, and what was opened to it."""
+    """The address of such a server, and the connections that a test has opened to it."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ import pytest
 from allfold_agent.local.listener import Listener
 from allfold_agent.local.rank_connection import RankConnection
 from allfold_agent.runtime.reactor import Reactor
+from tests.support.descriptors import descriptors
 from tests.support.waiting import wait_until
 
 MESSAGES = 5
@@ -72,10 +73,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.listener.close()
 
 
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
 @contextmanager
 def rank_with_a_child(path: str) -> Iterator[subprocess.Popen[Any]]:
     command = [sys.executable, "-c", RANK, path]
@@ -105,14 +102,14 @@ def test_a_process_that_ends_by_itself_is_gone_once_and_leaves_no_descriptor(
     served: Served, tmp_path: Path
 ) -> None:
     served.may_go_on.set()
-    before = descriptors()
+    before = descriptors(os.getpid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.connect(str(tmp_path / "agent.sock"))
         rank.send(b"hello")
         assert rank.recv(100) == b"welcome"
         process = weakref.ref(served.listener.processes[0])
     assert served.gone.get(timeout=10.0) == os.getpid()
-    wait_until(lambda: descriptors() == before, "all is closed")
+    wait_until(lambda: descriptors(os.getpid()) == before, "all is closed")
     served.reactor.call(lambda: None)  # which has forgotten what it did last when it has done this
     wait_until(lambda: process() is None, "it is forgotten")
     assert served.gone.empty()

@@ -138,7 +138,7 @@ def test_sources_of_all_nodes_are_asked_before_a_second_one_of_any() -> None:
 
 
 def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> None:
-    """Somebody may wait for the state already: that the first block is asked for may be quicker."""
+    """Another rank may wait for the state already, and ask for its first block at once."""
 
     class Hurried(Offers):
         def add(self, offer: Offer) -> None:
@@ -158,6 +158,6 @@ def test_a_rank_hears_that_its_offer_stands_before_it_is_asked_for_a_block() -> 
     has_rank, is_told = Event(), Event()
     with begun(StateTransfers(Hurried(), transport()), OFFER) as rank:
         has_rank.set()
-        assert is_told.wait(10)  # it reads nothing before, or the poll would wait in vain
+        assert is_told.wait(10)  # reading earlier would take away what the poll waits for
         kinds = [rank.recv(1 << 16)[0] for _ in range(2)]
     assert kinds == [TransferMessage.READY, TransferMessage.BLOCK]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Event
 
 import pytest
@@ -28,6 +28,7 @@ from tests.node_agent.membership.link_nodes import (
     nodes,
     observe,
 )
+from tests.support.descriptors import descriptors
 from tests.support.processes.ports import free_address
 from tests.support.waiting import wait_until
 
@@ -41,10 +42,6 @@ def wires(*ends: Node) -> Iterator[list[Wire]]:
     finally:
         for wire in made:
             wire.close()
-
-
-def descriptors_in_use() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def break_connections(node: Node) -> None:
@@ -325,7 +322,7 @@ def test_a_connection_that_does_not_reach_the_reactor_is_closed() -> None:
 
 
 def test_nothing_is_left_of_links_that_were_closed_amid_all() -> None:
-    threads, descriptors = set(threading.enumerate()), descriptors_in_use()
+    threads, before = set(threading.enumerate()), descriptors(os.getpid())
     with nodes("a", "b", "c") as three:
         link(*three)
         three[0].links.want("gone", free_address(), "life-1")
@@ -333,4 +330,4 @@ def test_nothing_is_left_of_links_that_were_closed_amid_all() -> None:
         three[1].links.send("c", message(1, "x" * 1_000_000))
         break_connections(three[2])
     wait_until(lambda: set(threading.enumerate()) <= threads, "the end of threads", SECONDS)
-    assert descriptors_in_use() <= descriptors
+    assert descriptors(os.getpid()) <= before

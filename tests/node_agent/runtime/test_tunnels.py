@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import ssl
@@ -18,6 +19,7 @@ import pytest
 from allfold_agent.http.transport import Transport
 from allfold_agent.runtime.tunnels import PlainEnd, Tunnels, crosses_a_wire
 from tests.support.credentials import certificates, with_tls
+from tests.support.descriptors import descriptors
 from tests.support.waiting import wait_until
 
 SECONDS = 20.0
@@ -55,7 +57,7 @@ def received(end: socket.socket) -> bytes:
 
 
 def last_words(end: socket.socket) -> bytes:
-    """Everything until the end, which a reset may be, as this end has written in vain."""
+    """Everything until the connection ends; it may end by a reset."""
     got = bytearray()
     with suppress(ConnectionResetError):
         while data := end.recv(1 << 20):
@@ -258,14 +260,10 @@ def test_tunnels_whose_ends_wait_take_no_time_of_the_processor(transport: Transp
         assert time.process_time() - began < 0.5
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_many_tunnels_of_hasty_users_lose_nothing_and_leave_nothing(transport: Transport) -> None:
     """Random sizes and pauses; some end early, some are reset: none disturbs the others."""
     count = 24
-    before = open_files()
+    before = descriptors(os.getpid())
 
     def use(seed: int) -> None:
         chance = random.Random(seed)
@@ -302,4 +300,4 @@ def test_many_tunnels_of_hasty_users_lose_nothing_and_leave_nothing(transport: T
     with ThreadPoolExecutor(8) as pool:
         for each in [pool.submit(use, seed) for seed in range(count)]:
             each.result(3 * SECONDS)
-    wait_until(lambda: open_files() <= before, "all descriptors to be closed", SECONDS)
+    wait_until(lambda: descriptors(os.getpid()) <= before, "all descriptors to be closed", SECONDS)
