@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from benchmarks.endings import completed_first
 from benchmarks.errors import BenchmarkFailed
 
 _PREFIX = "allfold-bench"
@@ -102,7 +103,8 @@ def _remove_orphans() -> None:
 
 def _run(*command: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        with completed_first():  # so that what is made is known, and removed
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise BenchmarkFailed(str(error)) from error
     if done.returncode:
