@@ -51,6 +51,7 @@ def test_who_reads_that_something_is_gone_reads_what_to_do(cls: type[errors.Allf
     assert shown == f"[{cls.code} {cls.__name__}] node b is gone: Connection refused. {cls.advice}"
     assert cls.advice.endswith(".")
     assert str(cls("node b is gone. Restart it.")).endswith("node b is gone. Restart it.")
+    assert str(cls("is it b?")).endswith(f"] is it b? {cls.advice}")
     assert cls("node b is gone").message == "node b is gone"  # for other messages to quote
 
 
@@ -80,14 +81,22 @@ def test_an_unknown_error_keeps_its_message() -> None:
     back = errors.from_dict({"code": "AF999", "message": "from the future"})
     assert type(back) is errors.AllfoldError
     assert back.message == "from the future"
-    assert errors.from_dict({}).message == "no message"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"details": "none"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{", "{}", '{"details": "none"}', '{"code": ["AF301"]}'),
+        '{"code": 503, "message": "a gateway\'s"}',
+        '{"code": "Unavailable", "message": "a gateway\'s"}',
+        '{"code": "AF301", "details": [{}]}',
+        '{"code": "AF301", "details": null}',
+    ],
+)
 def test_what_is_no_error_is_none(text: str) -> None:
     whole = errors.from_json(json.dumps(errors.PeerLost("gone", node="b").to_dict()))
     assert (type(whole), whole.details) == (errors.PeerLost, {"node": "b"})
-    with pytest.raises(ValueError, match=r"JSON|details|Expecting"):
+    with pytest.raises(ValueError, match=r"JSON|no error of Allfold|Expecting"):
         errors.from_json(text)
 
 

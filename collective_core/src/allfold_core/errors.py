@@ -33,15 +33,19 @@ Each class has a stable ``code``, which is also its page in the documentation, a
 ``status``. Errors travel as JSON between processes and come out as the class they went in.
 
 A message says what happened, who, what was expected and what to do next. One that ends without a
-full stop only says what happened, so that another message can quote it; the class adds the next
-step when it is shown.
+full stop, or with a question, only says what happened, so that another message can quote it; the
+class adds the next step when it is shown.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from allfold_core.json_object import read_object
+
+_CODE = re.compile(r"AF\d{3}")
 
 
 class AllfoldError(RuntimeError):
@@ -64,7 +68,9 @@ class AllfoldError(RuntimeError):
 
     def __str__(self) -> str:
         shown = f"[{self.code} {type(self).__name__}] {self.message}"
-        return f"{shown}. {self.advice}" if self.advice and shown[-1] != "." else shown
+        if not self.advice or shown.endswith("."):
+            return shown
+        return f"{shown}{'' if shown.endswith('?') else '.'} {self.advice}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which :func:`from_dict` reads."""
@@ -299,16 +305,18 @@ def error_classes() -> dict[str, type[AllfoldError]]:
     return {cls.code: cls for cls in _tree(AllfoldError)}
 
 
-def from_dict(data: dict[str, Any]) -> AllfoldError:
-    """The error that :meth:`AllfoldError.to_dict` wrote; an unknown code keeps its message."""
-    cls = error_classes().get(data.get("code", ""), AllfoldError)
-    return cls(str(data.get("message", "no message")), **data.get("details", {}))
+def from_dict(data: Mapping[str, Any]) -> AllfoldError:
+    """The error that :meth:`AllfoldError.to_dict` wrote; one of a later version keeps its message.
+
+    Raises:
+        ValueError: it is no such error, but, say, that of a gateway in between.
+    """
+    code, details = data.get("code"), data.get("details", {})
+    if not isinstance(code, str) or not _CODE.fullmatch(code) or not isinstance(details, dict):
+        raise ValueError(f"no error of Allfold: {data!r:.200}")
+    return error_classes().get(code, AllfoldError)(str(data.get("message", "no message")), **details)
 
 
 def from_json(text: str | bytes) -> AllfoldError:
     """The error in a JSON object, as :func:`from_dict`; ``ValueError`` where there is none."""
-    data = read_object(text)
-    details = data.get("details", {})
-    if not isinstance(details, dict):
-        raise ValueError(f"an error whose details are {details!r:.100}")  # noqa: TRY004 - a value on a wire
-    return from_dict(data)
+    return from_dict(read_object(text))

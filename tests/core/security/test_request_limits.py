@@ -16,7 +16,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from allfold_core.security import handshakes, idle_connections, request_limits
+from allfold_core.security import (
+    handshakes,
+    idle_connections,
+    request_limits,
+    stalled_answers,
+)
 from allfold_core.security.handshakes import listen_with_tls
 from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import HEAD_BYTES, limited
@@ -36,14 +41,31 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
     return "asyncio", {"use_uvloop": request.param}
 
 
+LARGE = 16 << 20
+
+
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer ``ok`` at once, whatever the body; below ``/slow``, after its body has come."""
-    if scope["path"] == "/slow":
-        await receive()
-        await asyncio.sleep(0.3)
-    headers = [(b"content-length", b"2")]
+    """Answer ``ok`` at once, whatever the body; below ``/slow``, after its body has come.
+
+    ``/large`` is long; ``/headers`` are the names of all that the request has, at its end.
+    """
+    body = b"ok"
+    match scope["path"]:
+        case "/slow":
+            await receive()
+            await asyncio.sleep(0.3)
+        case "/large":
+            body = bytes(LARGE)
+        case "/headers":
+            while (await receive())["more_body"]:
+                pass
+            body = b" ".join(name for name, _ in scope["headers"])
+    headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"ok"})
+    for begin in range(0, len(body), LARGE // 2):
+        end = begin + LARGE // 2
+        part = body[begin:end]
+        await send({"type": "http.response.body", "body": part, "more_body": end < len(body)})
 
 
 class Server(uvicorn.Server):
@@ -66,11 +88,17 @@ class Port:
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.opened: list[asyncio.StreamWriter] = []
+        self.served: set[object] = set()
 
     async def connect(self, host: str = "127.0.0.1", tls: TlsIdentity | None = None) -> Stream:
-        stream = await asyncio.open_connection(
-            *self.listener.getsockname(), local_addr=(host, 0), ssl=tls.client if tls else None
-        )
+        sock = socket.socket()
+        # So little that a server notices a client which does not read.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        sock.bind((host, 0))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, self.listener.getsockname())
+        context, name = (tls.client, "allfold") if tls else (None, None)
+        stream = await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
         self.opened.append(stream[1])
         return stream
 
@@ -80,6 +108,7 @@ async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIt
     port, server = Port(), Server(most_idle, tls)
     task = asyncio.create_task(server._serve([port.listener]))
     await until(lambda: server.started, "it serves")
+    port.served = server.server_state.connections
     try:
         yield port
     finally:
@@ -167,6 +196,106 @@ async def test_a_head_that_is_too_large_is_refused(pieces: int) -> None:
         stream[1].write(b" HTTP/1.1\r\nHost: a\r\n\r\n")
         assert "larger than 65536 bytes" in refused(await rest_of(stream), 431)
         await ok(await port.connect())
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+@pytest.mark.parametrize("trailer", [b"a: b\r\n" * 3000, b"x" * 16_384])
+async def test_a_trailer_that_is_too_large_ends_its_connection(trailer: bytes) -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        stream[1].write(CHUNKED + b"0\r\na: ")
+        for _ in range(40):
+            if not stream[1].is_closing():
+                stream[1].write(trailer)
+            await asyncio.sleep(0.001)
+        await rest_of(stream)
+        await ok(await port.connect())
+
+
+async def test_a_long_body_of_small_chunks_is_not_taken_for_a_trailer() -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        stream[1].write(CHUNKED)
+        for _ in range(20):
+            stream[1].write(b"1\r\nx\r\n" * 3000)
+            await asyncio.sleep(0.001)
+        stream[1].write(b"0\r\na: b\r\n\r\n")
+        assert b" 200 " in await within(10.0, stream[0].readuntil(b"ok"))
+        await ok(stream)
+
+
+async def test_a_trailer_adds_no_header() -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        request = CHUNKED.replace(b"/ HTTP/1.1", b"/headers HTTP/1.1\r\nConnection: close")
+        stream[1].write(request + b"0\r\nAuthorization: b\r\n\r\n")
+        assert (await rest_of(stream)).endswith(b"\r\n\r\nconnection host transfer-encoding")
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_order() -> None:
+    """However they are cut, and however much they are together."""
+    async with serving() as port:
+        stream = await port.connect()
+        long = GET.replace(b"Host: a", b"Host: a\r\nX: " + b"x" * 9000)
+        ahead = long * 40
+        for at in range(0, len(ahead), 100_000):
+            stream[1].write(ahead[at : at + 100_000])
+            await asyncio.sleep(0.01)
+        for _ in range(40):
+            assert b" 200 " in await within(10.0, stream[0].readuntil(b"ok"))
+
+
+@pytest.mark.parametrize("path", [b"/", b"/slow"])
+async def test_too_many_requests_that_are_sent_ahead_end_their_connection(path: bytes) -> None:
+    async with serving() as port:
+        stream = await port.connect()
+        stream[1].write(GET.replace(b"/", path, 1) * 500)
+        answers = await rest_of(stream)
+        assert answers.count(b" 200 ") <= request_limits.MOST_WAITING + 1
+        await ok(await port.connect())
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+async def test_a_client_that_reads_no_answer_is_left(
+    more: bytes, has_tls: bool, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 0.2)
+    identity = tls if has_tls else None
+    async with serving(tls=identity) as port:
+        stream = await port.connect(tls=identity)
+        stream[1].write(b"GET /large HTTP/1.1\r\nHost: a\r\n" + more + b"\r\n")
+        await until(lambda: bool(port.served), "it is being served")
+        await until(lambda: not port.served, "the server has left")
+        assert len(await rest_of(stream)) < LARGE
+        await ok(await port.connect(tls=identity))
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_a_client_that_reads_slowly_gets_its_answer(
+    has_tls: bool, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 1.0)
+    identity = tls if has_tls else None
+    async with serving(tls=identity) as port:
+        stream = await port.connect(tls=identity)
+        stream[1].write(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        await within(10.0, stream[0].readuntil(b"\r\n\r\n"))
+        for _ in range(64):
+            await asyncio.sleep(0.05)
+            await within(10.0, stream[0].readexactly(LARGE // 64))
+
+
+async def test_clients_that_read_no_answer_count_as_idle(impatient: None) -> None:
+    async with serving(most_idle=8) as port:
+        for _ in range(20):
+            stream = await port.connect()
+            stream[1].write(GET.replace(b"/", b"/large", 1))
+            await within(10.0, stream[0].readuntil(b"\r\n\r\n"))
+        await until(lambda: len(port.served) <= 8, "the greedy have been ended")
+        await ok(await port.connect("127.0.0.2"))
 
 
 async def test_what_is_no_request_is_refused_in_the_form_of_all_errors() -> None:

@@ -76,6 +76,8 @@ STRANGE = [
     (404, json.dumps("nope")),
     (404, json.dumps({"detail": "Not Found"})),
     (500, json.dumps({"error": {"reason": "no code"}})),
+    (503, json.dumps({"error": {"code": 503, "message": "busy", "details": [{}]}})),
+    (503, json.dumps({"error": {"code": "Unavailable", "message": "busy"}})),
     (503, ""),
     (200, "[]"),
     (200, "null"),

@@ -145,10 +145,11 @@ async def test_beats_are_answered_and_end_where_the_life_is_over(one: Replica) -
         '{"schema": 9, "type": "beat"}',
         '{"schema": 1, "type": "moon"}',
         '{"type": "beat"}',
+        b'{"schema": 1, "type": "beat", "number": 1}',
     ],
-    ids=["no JSON", "no object", "another schema", "another type", "a field is missing"],
+    ids=["no JSON", "no object", "another schema", "another type", "a field is missing", "bytes"],
 )
-async def test_what_is_no_message_ends_the_link(one: Replica, text: str) -> None:
+async def test_what_is_no_message_ends_the_link(one: Replica, text: str | bytes) -> None:
     async with FakeAgent("a", one) as agent:
         await agent.register()
         await agent.link()

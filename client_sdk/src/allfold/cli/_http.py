@@ -163,11 +163,8 @@ def _printable(data: Any) -> Any:
 
 def _answered(url: str, status: int, body: bytes) -> AllfoldError | NoAnswer:
     try:
-        error = _object(url, body).get("error")
-    except (ValueError, NoAnswer):
-        error = None
-    if isinstance(error, dict):
-        known = from_dict(error)
-        known.details.setdefault("http_status", status)
-        return known
-    return NoAnswer(f"{url} answers with HTTP status {status}")
+        known = from_dict(_object(url, body)["error"])
+    except (ValueError, KeyError, AttributeError, NoAnswer):
+        return NoAnswer(f"{url} answers with HTTP status {status}")
+    known.details.setdefault("http_status", status)
+    return known

@@ -141,10 +141,8 @@ def _read_body(sock: socket.socket, head: ResponseHead, deadline: float) -> byte
 
 
 def _parse_error(status: int, body: bytes, address: str) -> AllfoldError:
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        error = read_object(body)["error"]
-        if isinstance(error["code"], str):
-            return from_dict(error)
+    with suppress(ValueError, KeyError, AttributeError):
+        return from_dict(read_object(body)["error"])
     return PeerError(
         f"{address} answered {status} without an Allfold error: not an agent's data port?",
         address=address,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -37,7 +38,9 @@ def _json(response: httpx.Response) -> Any:
 def _error_in(body: Any) -> AllfoldError | None:
     """Return the error that a body carries; a gateway in between may answer anything."""
     error = body.get("error") if isinstance(body, dict) else None
-    return from_dict(error) if isinstance(error, dict) and "code" in error else None
+    with suppress(ValueError):
+        return from_dict(error) if isinstance(error, dict) else None
+    return None
 
 
 def outcome(url: str, status: int, body: Any, asked: str = "") -> dict[str, Any]:

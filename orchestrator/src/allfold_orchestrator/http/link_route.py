@@ -85,7 +85,10 @@ async def _send(socket: WebSocket, opened: Link) -> None:
 
 async def _text(socket: WebSocket, seconds: float) -> str:
     async with asyncio.timeout(seconds):
-        return await socket.receive_text()
+        try:
+            return await socket.receive_text()
+        except KeyError:  # Starlette's word for bytes
+            raise TypeError("a message on a link has to be text") from None
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
