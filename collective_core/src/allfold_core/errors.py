@@ -314,7 +314,8 @@ def from_dict(data: Mapping[str, Any]) -> AllfoldError:
     code, details = data.get("code"), data.get("details", {})
     if not isinstance(code, str) or not _CODE.fullmatch(code) or not isinstance(details, dict):
         raise ValueError(f"no error of Allfold: {data!r:.200}")
-    return error_classes().get(code, AllfoldError)(str(data.get("message", "no message")), **details)
+    kind = error_classes().get(code, AllfoldError)
+    return kind(str(data.get("message", "no message")), **details)
 
 
 def from_json(text: str | bytes) -> AllfoldError:
