@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ class Port:
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.opened: list[asyncio.StreamWriter] = []
-        self.served: set[object] = set()
+        self.served: Collection[object] = ()
 
     async def connect(self, host: str = "127.0.0.1", tls: TlsIdentity | None = None) -> Stream:
         sock = socket.socket()
