@@ -83,7 +83,7 @@ def admit(
     A restarted agent comes back at once: it has the addresses of its earlier incarnation, which
     cannot be alive any more. Two agents that were given one name by mistake are told apart by
     their addresses, and the second one is refused. Addresses are believed: whoever has the join
-    token may name those of another node (SECURITY.md).
+    token may name those of another node (docs/security.md).
 
     A life that is over does not begin again: its groups go on without it.
     """
