@@ -12,6 +12,7 @@ import pytest
 import allfold
 from allfold import _ranks
 from allfold._rank_sources import READERS
+from allfold.cli._config.strays import OF_COMPOSE
 from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
@@ -262,8 +263,13 @@ def test_the_page_of_settings_has_every_variable_that_the_code_reads() -> None:
         for path in SOURCES
         for variable in re.findall(r"\"(ALLFOLD_[A-Z_]*[A-Z])\"", path.read_text())
     }
-    assert read <= settings_page.variables()
+    assert read - {*OF_COMPOSE} <= settings_page.variables()
     assert [each for each in settings_page.variables() if f"`{each}`" not in page] == []
+
+
+def test_the_page_of_containers_has_every_variable_that_compose_reads() -> None:
+    page = (ROOT / "docs" / "containers.md").read_text()
+    assert [each for each in OF_COMPOSE if f"`{each}`" not in page] == []
 
 
 def test_the_table_of_launchers_has_the_variables_from_which_ranks_are_read() -> None:

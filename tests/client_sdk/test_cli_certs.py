@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import stat
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from allfold.cli._certs import authority
 from allfold.cli._certs import folder as certificate_folder
 from allfold.cli._certs.authority import names_of
 from allfold.cli._main import cli
@@ -115,6 +117,46 @@ def test_an_authority_is_forgotten_only_once_nobody_has_a_certificate_of_it(tmp_
     TlsIdentity(str(tmp_path / "b"))
 
 
+def test_no_certificate_outlives_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authority, "_AUTHORITY_LASTS", timedelta(days=30, minutes=-5))
+    assert "for 29 days (not 365: its authority ends then" in made(tmp_path, "a")
+    assert "a client, for 29 days (not 60:" in made(tmp_path, "me", "--client", "--days", "60")
+    assert ", for 29 days\n" in made(tmp_path, "a", "--days", "29")
+    made(tmp_path, "a")
+    end = authority.end_of((tmp_path / "ca.crt").read_bytes())
+    for holder in ("a", "me"):
+        assert authority.end_of((tmp_path / holder / "tls.crt").read_bytes()) == end
+
+
+def test_a_certificate_is_for_as_many_days_as_asked_for(tmp_path: Path) -> None:
+    for days in (1, 365, 3650):
+        assert made(tmp_path, "a", "--days", str(days)).endswith(f"for {days} days\n")
+
+
+def test_an_authority_that_has_ended_signs_nothing_and_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path, "a")
+    made(tmp_path, "me", "--client")
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "_AUTHORITY_LASTS", timedelta(minutes=-1))
+        made(tmp_path, "--new-authority")
+    before = [(tmp_path / each / "tls.crt").read_bytes() for each in ("a", "me")]
+    for words in (["a"], ["me", "--client"], ["b"]):
+        said = refused(tmp_path, *words)
+        assert f"the authority that signs, in {tmp_path / 'ca.crt'}, ended on 20" in said
+        assert f"allfold certs {tmp_path} --new-authority" in said
+    assert [(tmp_path / each / "tls.crt").read_bytes() for each in ("a", "me")] == before
+    assert not (tmp_path / "b").exists()
+    made(tmp_path, "--new-authority")
+    made(tmp_path, "a")
+    made(tmp_path, "me", "--client")
+    made(tmp_path, "--forget-old-authorities")
+    TlsIdentity(str(tmp_path / "a"))
+
+
 @pytest.mark.parametrize("writes", range(6))
 def test_a_change_of_authority_that_is_interrupted_leaves_one_that_signs(
     tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +182,16 @@ def test_scrap_in_a_file_is_told_with_its_name(tmp_path: Path, file: str) -> Non
     made(tmp_path, "a")
     (tmp_path / file).write_text("scrap")
     assert file in refused(tmp_path, "a")
+
+
+def test_a_certificate_that_cannot_be_read_is_told_with_its_name(tmp_path: Path) -> None:
+    made(tmp_path, "a")
+    (tmp_path / "a" / "tls.crt").unlink()
+    (tmp_path / "a" / "tls.crt").mkdir()
+    for words in (["a"], ["--forget-old-authorities"]):
+        assert f"cannot read {tmp_path / 'a' / 'tls.crt'}: Is a directory" in refused(
+            tmp_path, *words
+        )
 
 
 def test_places_that_cannot_be_written_are_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from allfold.cli._config.setting import masked, unknown
+from allfold.cli._config.strays import strays
 from tests.support.processes.cli import Commands, commands
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -184,5 +188,14 @@ def test_urls_keep_all_but_their_password() -> None:
 
 
 def test_only_our_prefix_is_looked_at_and_does_not_count_as_likeness() -> None:
-    strays = unknown(["PATH", "ALLFOLD_ZNOE", "ALLFOLD_CAT"], ["ALLFOLD_ZONE"])
-    assert strays == {"ALLFOLD_CAT": "", "ALLFOLD_ZNOE": "ALLFOLD_ZONE"}
+    found = unknown(["PATH", "ALLFOLD_ZNOE", "ALLFOLD_CAT"], ["ALLFOLD_ZONE"])
+    assert found == {"ALLFOLD_CAT": "", "ALLFOLD_ZNOE": "ALLFOLD_ZONE"}
+
+
+def test_variables_that_only_compose_reads_are_known() -> None:
+    files = sorted(ROOT.glob("docker-compose*.yml"))
+    assert files
+    for file in files:
+        read = re.findall(r"\$\{?(ALLFOLD_\w+)", file.read_text())
+        assert read
+        assert strays(read) == {}, file.name

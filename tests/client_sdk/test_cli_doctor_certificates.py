@@ -14,6 +14,9 @@ import pytest
 
 from allfold.cli._doctor.findings import Finding, Level
 from allfold.cli._doctor.tls import check_certificates
+from allfold_core.security.tls import TlsIdentity
+from tests.support.authorities import let_authority_end
+from tests.support.credentials import certificates
 from tests.support.require import requires
 
 
@@ -37,6 +40,13 @@ def serving(folder: Path, days: int) -> Iterator[tuple[str, Path]]:
     )  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
+    with speaking(context) as url:
+        yield url, certificate
+
+
+@contextmanager
+def speaking(context: ssl.SSLContext) -> Iterator[str]:
+    """The URL of something that speaks TLS."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
         # Shakes hands in the handler's thread; whoever breaks that off is no failure of the server.
         server.socket = context.wrap_socket(
@@ -46,7 +56,7 @@ def serving(folder: Path, days: int) -> Iterator[tuple[str, Path]]:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"https://localhost:{server.server_port}", certificate
+            yield f"https://localhost:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
@@ -75,6 +85,19 @@ def test_a_certificate_that_is_trusted_is_valid_until_it_expires(
         finding = checked(url)
     assert finding.level == level, finding
     assert text in finding.found
+
+
+def test_an_authority_that_ends_before_its_certificate_is_to_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates(tmp_path, "a")
+    let_authority_end(tmp_path, 5)
+    monkeypatch.setenv("ALLFOLD_TLS_DIR", str(tmp_path / "a"))
+    with speaking(TlsIdentity(str(tmp_path / "a")).server) as url:
+        finding = checked(url)
+    assert finding.level == Level.WARN, finding
+    assert "authority expires in 5 days" in finding.found
+    assert "change the authority" in finding.advice
 
 
 def test_a_certificate_that_nobody_vouches_for_fails(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.security import tls
-from allfold_core.security.tls import TlsIdentity, identity
+from allfold_core.security.tls import TlsIdentity, end_of, identity
+from tests.support.authorities import Authority, authority_of, let_authority_end
 from tests.support.credentials import certificates
 
 DAY = 24 * 3600
@@ -100,6 +102,69 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path: Path
     made.issue("a", [], "allfold", 120)
     assert found.expires > before + 28 * DAY
     assert holder(shake_hands(client, server)) == "a"
+
+
+def ends(file: Path) -> float:
+    """Return the end of the first certificate in a file."""
+    return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.timestamp()
+
+
+def test_a_certificate_ends_with_its_authority_at_the_latest(tmp_path: Path) -> None:
+    made, folder = certificates(tmp_path, "a"), tmp_path / "a"
+    found = TlsIdentity(str(folder))
+    assert found.expires == ends(folder / "tls.crt")
+    let_authority_end(tmp_path, 1)
+    assert found.expires == ends(tmp_path / "ca.crt") < ends(folder / "tls.crt")
+    made.add_authority()  # it has not signed this one
+    assert found.expires < ends(folder / "tls.crt")
+    made.issue("a", [], "allfold", 90)
+    assert found.expires == ends(folder / "tls.crt")
+
+
+def test_an_authority_between_counts_though_only_the_certificates_file_has_it(
+    tmp_path: Path,
+) -> None:
+    certificates(tmp_path, "a")
+    folder, signing = tmp_path / "a", authority_of(tmp_path)
+    root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")])
+    above = Authority(root, ec.generate_private_key(ec.SECP256R1()))
+    between = signing.certificate(30, by=above)
+    (folder / "ca.crt").write_bytes(above.certificate(365, by=above))
+    (folder / "tls.crt").write_bytes((folder / "tls.crt").read_bytes() + between)
+    end = x509.load_pem_x509_certificate(between).not_valid_after_utc.timestamp()
+    assert TlsIdentity(str(folder)).expires == end < ends(folder / "tls.crt")
+
+
+def shown(subject: str, issuer: str, year: int) -> dict[str, Any]:
+    """Return what ssl shows of a certificate that ends in a year."""
+    return {"subject": subject, "issuer": issuer, "notAfter": f"Jan  1 00:00:00 {year} GMT"}
+
+
+@pytest.mark.parametrize(
+    ("authorities", "year"),
+    [
+        ([], 2040),
+        ([shown("root", "root", 2050)], 2040),
+        ([shown("root", "root", 2030)], 2030),
+        ([shown("other", "other", 2030)], 2040),
+        ([shown("root", "root", 2020), shown("root", "root", 2030)], 2030),
+        ([shown("root", "top", 2039), shown("top", "top", 2031)], 2031),
+        ([shown("root", "top", 2031), shown("top", "root", 2032)], 2031),
+    ],
+)
+def test_the_authority_that_signed_counts_and_all_above_it(
+    authorities: list[dict[str, Any]], year: int
+) -> None:
+    end = end_of(shown("a", "root", 2040), authorities)
+    assert end == datetime(year, 1, 1, tzinfo=UTC).timestamp()
+
+
+def test_a_context_names_the_authorities_of_the_one_in_force(tmp_path: Path) -> None:
+    made = certificates(tmp_path, "a")
+    found = TlsIdentity(str(tmp_path / "a"))
+    assert [len(each.get_ca_certs()) for each in (found.client, found.server)] == [1, 1]
+    made.add_authority()
+    assert [len(each.get_ca_certs()) for each in (found.client, found.server)] == [2, 2]
 
 
 def test_an_authority_is_changed_in_three_steps_without_a_moment_of_refusal(
@@ -212,6 +277,30 @@ def test_files_that_do_not_fit_together_say_so(tmp_path: Path) -> None:
     shutil.copy(b / "tls.key", a / "tls.key")
     with pytest.raises(InvalidArgument, match=r"is not the key of"):
         TlsIdentity(str(a))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["allfold..x", ".allfold", "allfold.", "a" * 64, "a\0b", "two words", "-a", "\ud800", "a.b/c"],
+)
+def test_a_name_that_no_certificate_can_have_is_refused_with_the_setting(
+    tmp_path: Path, name: str
+) -> None:
+    certificates(tmp_path, "a")
+    with pytest.raises(InvalidArgument, match="ALLFOLD_TLS_NAME must be a DNS name") as caught:
+        identity(str(tmp_path / "a"), name)
+    assert caught.value.message.endswith(f"got {name!r}")
+
+
+@pytest.mark.parametrize("name", ["a" * 63, "a_b.example.org", "10.0.0.1", "::1", "*.example.org"])
+def test_a_name_may_be_any_host_or_address(tmp_path: Path, name: str) -> None:
+    certificates(tmp_path, "a", name=name)
+    assert TlsIdentity(str(tmp_path / "a"), name).name == name
+
+
+def test_letters_of_others_are_those_of_their_coded_form(tmp_path: Path) -> None:
+    certificates(tmp_path, "a", name="xn--bcher-kva.example")
+    TlsIdentity(str(tmp_path / "a"), "bücher.example")
 
 
 def test_without_a_folder_there_is_no_tls() -> None:

@@ -9,9 +9,11 @@ Only TLS 1.3 is spoken, and no session is resumed, so that every connection is c
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -21,6 +23,8 @@ from allfold_core.security.watched_files import WatchedFiles
 
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 DEFAULT_NAME = "allfold"
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_LABEL}(\.{_LABEL})*")
 _FILES = (CERTIFICATE, KEY, AUTHORITIES)
 _ADVICE = f"the folder must hold {CERTIFICATE}, {KEY} and {AUTHORITIES}; allfold certs makes one"
 
@@ -46,10 +50,12 @@ class TlsIdentity:
         server: the context for connections of others, who must show a certificate.
 
     Raises:
-        InvalidArgument: the files do not fit together, or would not be accepted by others.
+        InvalidArgument: no certificate can have the name, or the files do not fit together, or
+            would not be accepted by others.
     """
 
     def __init__(self, folder: str, name: str = DEFAULT_NAME, *, serves: bool = True) -> None:
+        _check_name(name)
         self.folder = folder
         self.name = name
         place = Path(folder)
@@ -63,13 +69,34 @@ class TlsIdentity:
 
     @property
     def expires(self) -> float:
-        """The time at which the certificate in force expires, in seconds since 1970."""
+        """The time from which on nobody accepts the certificate in force, in seconds since 1970.
+
+        It is the end of the certificate, or of an authority above it that ends earlier.
+        """
         return self._files.content.expires
 
 
 def identity(folder: str, name: str, *, serves: bool = True) -> TlsIdentity | None:
     """Return the identity in a folder; ``None`` without a folder: no TLS."""
     return TlsIdentity(folder, name or DEFAULT_NAME, serves=serves) if folder else None
+
+
+def end_of(certificate: Mapping[str, Any], authorities: Sequence[Mapping[str, Any]]) -> float:
+    """Return the time at which a certificate ends, or an authority above it that ends earlier.
+
+    Of several authorities with one name, as while they are changed, the one that ends last counts.
+
+    Args:
+        certificate: as :meth:`ssl.SSLSocket.getpeercert` returns it.
+        authorities: as :meth:`ssl.SSLContext.get_ca_certs` returns them.
+    """
+    end = float(ssl.cert_time_to_seconds(certificate["notAfter"]))
+    signer = certificate["issuer"]
+    if signer == certificate["subject"]:
+        return end
+    signers = [each for each in authorities if each["subject"] == signer]
+    others = [each for each in authorities if each["subject"] != signer]  # two may sign each other
+    return min(end, max((end_of(each, others) for each in signers), default=end))
 
 
 class _InForce(ssl.SSLContext):
@@ -117,6 +144,28 @@ class _InForce(ssl.SSLContext):
         name = self._name or server_hostname
         return self._current().wrap_bio(incoming, outgoing, server_side, name, session)
 
+    def get_ca_certs(self, binary_form: bool = False) -> Any:
+        return self._current().get_ca_certs(binary_form)
+
+
+def _check_name(name: str) -> None:
+    try:
+        ip_address(name)
+    except ValueError:
+        if not _is_host_name(name):
+            raise InvalidArgument(
+                "ALLFOLD_TLS_NAME must be a DNS name (labels of 1 to 63 letters, digits, _ and -, "
+                f"with dots between, up to 253 characters) or an IP address, got {name!r}"
+            ) from None
+
+
+def _is_host_name(name: str) -> bool:
+    try:
+        # As ssl does, which takes other letters, too.
+        return HOST_NAME.fullmatch(name.encode("idna").decode()) is not None
+    except UnicodeError:
+        return False
+
 
 def _load(folder: Path, name: str, serves: bool) -> _Contexts:
     for each in _FILES:
@@ -146,12 +195,7 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.hostname_checks_common_name = False  # it is a name for people, of clients, too
     certificate, key, authorities = (folder / each for each in _FILES)
-    try:
-        context.load_verify_locations(authorities)
-    except ssl.SSLError as error:
-        raise InvalidArgument(f"{authorities} has no certificate in PEM: {error.reason}") from error
-    except OSError as error:  # it has just been removed
-        raise _unreadable(authorities, error) from error
+    _trust(context, authorities)
     try:
         context.load_cert_chain(certificate, key, password=lambda: _no_password(key))
     except ssl.SSLError as error:
@@ -161,6 +205,15 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     except OSError as error:
         raise _unreadable(folder, error) from error
     return context
+
+
+def _trust(context: ssl.SSLContext, authorities: Path) -> None:
+    try:
+        context.load_verify_locations(authorities)
+    except ssl.SSLError as error:
+        raise InvalidArgument(f"{authorities} has no certificate in PEM: {error.reason}") from error
+    except OSError as error:  # it has just been removed
+        raise _unreadable(authorities, error) from error
 
 
 def _no_password(key: Path) -> str:
@@ -196,8 +249,14 @@ def _try_out(
             raise InvalidArgument(_why(certificate, name, error)) from error
         except ssl.SSLError as error:
             raise InvalidArgument(f"{certificate} cannot be used: {error.reason}") from error
-    shown = ends[1].getpeercert() or {}
-    return ssl.cert_time_to_seconds(str(shown["notAfter"]))
+    return end_of(ends[1].getpeercert() or {}, _authorities(client, certificate))
+
+
+def _authorities(context: ssl.SSLContext, certificate: Path) -> list[Mapping[str, Any]]:
+    """Return those that a context trusts, and the intermediate ones in a certificate's file."""
+    between = ssl.SSLContext(_CLIENT)
+    _trust(between, certificate)
+    return [*context.get_ca_certs(), *between.get_ca_certs()]
 
 
 def _why(certificate: Path, name: str, error: ssl.SSLCertVerificationError) -> str:

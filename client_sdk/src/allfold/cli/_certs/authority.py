@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,12 +15,11 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.security.tls import HOST_NAME
 
-_AUTHORITY_YEARS = 10
+_AUTHORITY_LASTS = timedelta(days=3650)
 # The clocks of machines that have just started may be behind.
 _BEFORE = timedelta(hours=1)
-_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_HOST = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def new_authority() -> KeyPair:
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), number)
         .not_valid_before(now - _BEFORE)
-        .not_valid_after(now + timedelta(days=365 * _AUTHORITY_YEARS))
+        .not_valid_after(now + _AUTHORITY_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -57,7 +55,7 @@ def issue(authority: KeyPair, holder: str, names: Sequence[str], days: int) -> K
     Args:
         holder: who has it, for people.
         names: DNS names and IP addresses that it is for; without any it is a client's only.
-        days: for which it is valid.
+        days: for which it is valid, unless the authority ends earlier.
     """
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signing = _load_key(authority.key)
@@ -69,7 +67,7 @@ def issue(authority: KeyPair, holder: str, names: Sequence[str], days: int) -> K
             signer.subject, _name(holder), key.public_key(), x509.random_serial_number()
         )
         .not_valid_before(now - _BEFORE)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(min(now + timedelta(days=days), signer.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -100,6 +98,17 @@ def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
+
+
+def end_of(certificate: bytes) -> datetime:
+    """Return the time at which a certificate in PEM ends."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def days_left(certificate: bytes) -> int:
+    """Return the full days for which a certificate in PEM is valid yet."""
+    # One that has just been made for a day is still one of a day.
+    return (end_of(certificate) - datetime.now(UTC) + timedelta(minutes=1)).days
 
 
 def names_of(certificate: bytes) -> list[str]:
@@ -141,7 +150,7 @@ def general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
-        if _HOST.fullmatch(text):
+        if HOST_NAME.fullmatch(text):
             return x509.DNSName(text)
     raise InvalidArgument(
         f"{text!r} is neither a host name nor an IP address (other letters than those of ASCII are "

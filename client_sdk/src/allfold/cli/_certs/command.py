@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from allfold.cli._certs.authority import general_name
-from allfold.cli._certs.folder import BROWSERS_PASSWORD, CertificateFolder
+from allfold.cli._certs.authority import days_left, general_name, names_of
+from allfold.cli._certs.folder import BROWSERS, BROWSERS_PASSWORD, CertificateFolder
 from allfold_core.errors import InvalidArgument
 from allfold_core.security.tls import DEFAULT_NAME
 
@@ -72,11 +72,17 @@ def certs(
     for holder in holders:
         place = kept.path / holder
         if client:
-            for_import = kept.issue_client(holder, days)
+            made = kept.issue_client(holder, days)
             click.echo(
-                f"{place}: a client, for {days} days; browsers import {for_import.name}, whose "
+                f"{place}: a client, {_span(made, days)}; browsers import {BROWSERS}, whose "
                 f"password is {BROWSERS_PASSWORD}"
             )
         else:
-            names = kept.issue(holder, hosts, name, days)
-            click.echo(f"{place}: for {', '.join(names)}, for {days} days")
+            made = kept.issue(holder, hosts, name, days)
+            click.echo(f"{place}: for {', '.join(names_of(made))}, {_span(made, days)}")
+
+
+def _span(certificate: bytes, asked: int) -> str:
+    days = days_left(certificate)
+    why = f" (not {asked}: its authority ends then; see --new-authority)" if days < asked else ""
+    return f"for {days} days{why}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from allfold.cli._certs.authority import (
     KeyPair,
+    end_of,
     fits,
     for_browsers,
     is_signed_by,
@@ -25,7 +27,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.security.tls import AUTHORITIES, CERTIFICATE, KEY
 
 _AUTHORITY_KEY = "ca.key"
-_BROWSERS = "browser.p12"
+BROWSERS = "browser.p12"
 _ADVICE = (
     f"{AUTHORITIES} and {_AUTHORITY_KEY} of one authority must both be there; if they are lost, "
     "--new-authority makes others"
@@ -71,7 +73,7 @@ class CertificateFolder:
         others = sorted(
             each.name
             for each in self._holders()
-            if not is_signed_by((each / CERTIFICATE).read_bytes(), signing)
+            if (found := _certificate(each)) is not None and not is_signed_by(found, signing)
         )
         if others:
             raise InvalidArgument(
@@ -80,15 +82,16 @@ class CertificateFolder:
             )
         self._trust(signing)
 
-    def issue(self, holder: str, hosts: Sequence[str], name: str, days: int) -> list[str]:
-        """Make a certificate of a server, or make it anew; return the names that it is for.
+    def issue(self, holder: str, hosts: Sequence[str], name: str, days: int) -> bytes:
+        """Make a certificate of a server, or make it anew; return it.
 
         Args:
             hosts: more names; without any, a certificate that is there keeps its names.
             name: of the deployment.
 
         Raises:
-            InvalidArgument: the holder has a certificate of a client, which must not become more.
+            InvalidArgument: the holder has a certificate of a client, which must not become more;
+                or the authority has ended.
         """
         before = self._names_of(holder)
         if before == []:
@@ -96,26 +99,40 @@ class CertificateFolder:
                 f"{self.path / holder} is a client's: renew it with --client, or take another name"
             )
         names = list(dict.fromkeys([name, *(hosts or before or [])]))
-        self._place(holder, issue(self._signing(), holder, names, days))
-        return names
+        pair = issue(self._valid(), holder, names, days)
+        self._place(holder, pair)
+        return pair.certificate
 
-    def issue_client(self, holder: str, days: int) -> Path:
-        """Make a certificate of a client; return the file that browsers import.
+    def issue_client(self, holder: str, days: int) -> bytes:
+        """Make a certificate of a client, and the file that browsers import; return the first.
 
         Raises:
-            InvalidArgument: the holder is a service, which could not start with it.
+            InvalidArgument: the holder is a service, which could not start with it; or the
+                authority has ended.
         """
         if self._names_of(holder):
             raise InvalidArgument(
                 f"{self.path / holder} is a service's: renew it without --client, or take another "
                 "name"
             )
-        pair = issue(self._signing(), holder, [], days)
+        pair = issue(self._valid(), holder, [], days)
         self._place(holder, pair)
-        for_import = self.path / holder / _BROWSERS
         packed = for_browsers(pair, f"Allfold {holder}", BROWSERS_PASSWORD.encode())
-        _write(for_import, packed, secret=True)
-        return for_import
+        _write(self.path / holder / BROWSERS, packed, secret=True)
+        return pair.certificate
+
+    def _valid(self) -> KeyPair:
+        """Return the authority that signs, whose certificates others accept."""
+        signing = self._signing()
+        ended = end_of(signing.certificate)
+        if ended <= datetime.now(UTC):
+            raise InvalidArgument(
+                f"the authority that signs, in {self.path / AUTHORITIES}, ended on "
+                f"{ended:%Y-%m-%d}, and nobody accepts a certificate of it: make another with "
+                f"allfold certs {self.path} --new-authority, then every certificate anew "
+                "(allfold certs --help has the steps)"
+            )
+        return signing
 
     def _signing(self) -> KeyPair:
         key = self._read(_AUTHORITY_KEY)
@@ -137,12 +154,9 @@ class CertificateFolder:
     def _names_of(self, holder: str) -> list[str] | None:
         """Return the names in a holder's certificate; ``None`` if it has none yet."""
         path = self.path / holder / CERTIFICATE
+        found = _certificate(path.parent)
         try:
-            return names_of(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error
+            return None if found is None else names_of(found)
         except ValueError as error:
             raise InvalidArgument(
                 f"{path} is not a certificate in PEM: remove it, and name all its hosts"
@@ -165,6 +179,16 @@ class CertificateFolder:
 
     def _holders(self) -> Iterator[Path]:
         return (each.parent for each in self.path.glob(f"*/{CERTIFICATE}"))
+
+
+def _certificate(folder: Path) -> bytes | None:
+    path = folder / CERTIFICATE
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:

@@ -8,7 +8,22 @@ from allfold.cli._config import sdk, services
 from allfold.cli._config.setting import unknown
 
 # Read by the agent beside its settings.
-_OTHERS = ("ALLFOLD_CHECK_LOCKS",)
+_OF_THE_AGENT = ("ALLFOLD_CHECK_LOCKS",)
+# Read by Compose, from docker-compose*.yml.
+OF_COMPOSE = (
+    "ALLFOLD_AGENT_MEMORY",
+    "ALLFOLD_CUDA",
+    "ALLFOLD_GRAFANA_PUBLISH",
+    "ALLFOLD_JOB_MEMORY",
+    "ALLFOLD_LOG_MAX_FILE",
+    "ALLFOLD_LOG_MAX_SIZE",
+    "ALLFOLD_PROMETHEUS_DISK",
+    "ALLFOLD_PROMETHEUS_PUBLISH",
+    "ALLFOLD_PUBLISH",
+    "ALLFOLD_REDIS_MAXMEMORY",
+    "ALLFOLD_SERVICE_MEMORY",
+    "ALLFOLD_TLS_HOSTS",
+)
 
 
 def strays(environment: Iterable[str]) -> Mapping[str, str]:
@@ -21,4 +36,4 @@ def strays(environment: Iterable[str]) -> Mapping[str, str]:
     for service in services.MODULES:
         if services.is_installed(service):
             known += (each.variable for each in services.settings(service, {}, ()))
-    return unknown(environment, [*known, *_OTHERS])
+    return unknown(environment, [*known, *_OF_THE_AGENT, *OF_COMPOSE])

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from allfold.cli._doctor.findings import Finding, fail, ok, warn
 from allfold.cli._http import tls_context
+from allfold_core.security.tls import end_of
 
 _SECONDS = 3.0
 _SOON_DAYS = 14
@@ -46,7 +47,12 @@ def _check(url: str) -> Finding:
     except OSError as error:
         advice = "see that ALLFOLD_TLS_DIR is set there and here, or write http://"
         return fail(check, url, f"no TLS connection: {error}", advice)
-    days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY
-    if days < _SOON_DAYS:
-        return warn(check, url, f"the certificate expires in {days:.0f} days", "renew it")
-    return ok(check, url, f"the certificate is valid for {days:.0f} days")
+    own = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    end = end_of(certificate, context.get_ca_certs())
+    days = (end - time.time()) / _DAY
+    if days >= _SOON_DAYS:
+        return ok(check, url, f"the certificate is valid for {days:.0f} days")
+    if end < own:
+        advice = "change the authority: 'allfold certs --help' has the steps"
+        return warn(check, url, f"the certificate's authority expires in {days:.0f} days", advice)
+    return warn(check, url, f"the certificate expires in {days:.0f} days", "renew it")
