@@ -54,7 +54,7 @@ def rendered(values: Sequence[str] = (), namespace: str = "allfold") -> dict[str
 
 def _of_base(template: str, _: str) -> str:
     """Return a file of the base; its kustomization says the namespace, so patches need not."""
-    return HEAD + rendered(BASE)[template].replace("\n  namespace: allfold\n", "\n")
+    return HEAD + rendered(BASE)[template].replace('\n  namespace: "allfold"\n', "\n")
 
 
 def _of_component(template: str, values: Sequence[str], _: str) -> str:

@@ -1,7 +1,10 @@
 """Make or renew the certificates of the stack: the folder of the authority, that of the services.
 
-What `allfold certs` makes in the first folder goes to the second without the authority's key. Files
-can be read by the owner's group, which containers with another user join (`group_add`).
+What `allfold certs` makes in the first folder goes to its holder's folder in the second one. Each
+is a volume that nobody has but its holder: whoever reads another's key can pass for the other.
+The certificate `user`, which is for people, stays in the first folder.
+
+Files can be read by the owner's group, which containers with another user join (`group_add`).
 
 `ALLFOLD_TLS_HOSTS` has more names of the orchestrator, separated by blanks.
 """
@@ -12,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PARTS = ("ca.crt", "tls.key", "tls.crt", "browser.p12")
+PARTS = ("ca.crt", "tls.key", "tls.crt")
 
 
 def main() -> None:
@@ -25,8 +28,8 @@ def main() -> None:
         certs(authority, holder, *(part for name in names for part in ("--host", name)))
     for holder in ("prometheus", "user"):
         certs(authority, holder, "--client")
-    for folder in (made.parent for made in authority.glob("*/tls.crt")):
-        hand_over(folder, services / folder.name)
+    for holder in (*servers, "prometheus"):
+        hand_over(authority / holder, services / holder)
 
 
 def certs(authority: Path, holder: str, *options: str) -> None:
@@ -34,14 +37,13 @@ def certs(authority: Path, holder: str, *options: str) -> None:
 
 
 def hand_over(made: Path, to: Path) -> None:
-    to.mkdir(mode=0o750, exist_ok=True)
+    to.chmod(0o750)
     for name in PARTS:
-        if (made / name).exists():
-            draft = to / f".{name}.new"
-            # A rename makes it whole or absent for every reader.
-            draft.touch(mode=0o640)
-            shutil.copyfile(made / name, draft)
-            draft.replace(to / name)
+        draft = to / f".{name}.new"
+        # A rename makes it whole or absent for every reader.
+        draft.touch(mode=0o640)
+        shutil.copyfile(made / name, draft)
+        draft.replace(to / name)
 
 
 if __name__ == "__main__":

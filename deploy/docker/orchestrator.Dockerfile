@@ -14,11 +14,13 @@ LABEL org.opencontainers.image.title="Allfold orchestrator" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
-# A named volume takes the owner of the folder that it covers, so those of secrets exist here.
+# A named volume takes the owner of the folder that it covers, so those of secrets and certificates
+# exist here.
 RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0750 /run/allfold-token \
     /run/allfold-redis /run/allfold-prometheus /run/allfold-grafana \
-    /run/allfold-certs /run/allfold-tls \
+    /run/allfold-certs /run/allfold-tls /run/allfold-tls/redis /run/allfold-tls/orchestrator \
+    /run/allfold-tls/agent-a /run/allfold-tls/agent-b /run/allfold-tls/prometheus \
  && python -m venv /opt/venv
 # What changes seldom first: the third-party packages, then our own.
 COPY constraints.txt deploy/docker/requirements.py /opt/allfold/

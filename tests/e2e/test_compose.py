@@ -365,6 +365,15 @@ def test_with_tls_the_orchestrator_answers_those_who_show_a_certificate(secured:
         secured.stack.ask("/v1/nodes", "new-token")  # without TLS
 
 
+def test_with_tls_each_service_finds_its_own_key_and_no_other(
+    secured: Secured, prometheus: Prometheus
+) -> None:
+    project = secured.stack.project
+    for service in (*LONG_RUNNING, "prometheus"):
+        look = ("exec", project.container(service), "find", "/run", "-name", "*.key")
+        assert project.docker(*look).split() == [f"/run/allfold-tls/{service}/tls.key"], service
+
+
 def test_with_tls_status_and_doctor_need_no_arguments_either(secured: Secured) -> None:
     shown = json.loads(allfold_in(secured.stack, "agent-a", "status", "--json"))
     assert sorted(each["node"] for each in shown["agents"].values()) == ["agent-a", "agent-b"]

@@ -137,8 +137,33 @@ def test_each_secret_is_in_the_containers_that_read_it_and_in_no_other() -> None
     assert readers["redis-password"] == {"secrets", "orchestrator", "redis"}
     assert readers["prometheus-token"] == {"secrets", "prometheus"}
     assert readers["grafana-password"] == {"secrets", "grafana"}
-    keys = {n for n, s in TLS.items() if any(v.startswith("certs:") for v in s["volumes"])}
-    assert keys == {"certs"}, "the authority's key is for nobody else"
+
+
+def test_each_private_key_is_in_the_container_of_its_holder_and_in_no_other() -> None:
+    mounted = {name: volumes_of(service) for name, service in TLS.items()}
+    made = mounted.pop("certs")
+    assert made.pop("certs") == "/run/allfold-certs", "the authority's key is for nobody else"
+    for holder, volumes in mounted.items():
+        assert volumes == {f"tls-{holder}": f"/run/allfold-tls/{holder}"}
+        read = set(re.findall(r"/run/allfold-tls/([\w-]+)", json.dumps(TLS[holder])))
+        assert read == {holder}
+    assert made == {name: path for each in mounted.values() for name, path in each.items()}
+    others = [SERVICES, *(each for name, each in OVERLAYS.items() if "tls" not in name)]
+    named = {name for each in others for s in each.values() for name in volumes_of(s)}
+    assert not named & {"certs", *made}
+    # A volume has the owner of the folder that it covers first.
+    dockerfile = (DOCKER / "orchestrator.Dockerfile").read_text().split()
+    assert set(made.values()) <= set(dockerfile)
+
+
+def volumes_of(service: dict[str, Any]) -> dict[str, str]:
+    """Return where the service mounts what, by the name of the volume or the path on the host."""
+    return dict(each.split(":")[:2] for each in service.get("volumes", ()))
+
+
+def test_prometheus_shows_the_certificate_that_it_mounts() -> None:
+    read = (ROOT / "deploy" / "prometheus" / "prometheus-tls.yml").read_text()
+    assert set(re.findall(r"/run/allfold-tls/([\w-]+)/", read)) == {"prometheus"}
 
 
 def test_jobs_reach_nobody_but_their_agent_and_where_torch_needs_it_each_other() -> None:
@@ -323,6 +348,9 @@ def test_the_health_check_follows_readyz_and_shows_its_answer(status: int, code:
     assert "checks" in done.stdout
 
 
+HOLDERS = TLS.keys() - {"certs"}
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("authority")
@@ -331,6 +359,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def certificates(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
+    for holder in HOLDERS:
+        (folder / holder).mkdir()
     make_certs(authority, folder)
     return folder
 
@@ -346,20 +376,24 @@ def make_certs(authority: Path, folder: Path) -> None:
 def test_services_get_certificates_for_one_group_and_no_key_of_the_authority(
     authority: Path, certificates: Path
 ) -> None:
-    named = {
-        service["environment"]["ALLFOLD_TLS_DIR"] for service in TLS.values() if tls_of(service)
-    }
-    folders = {path.name for path in certificates.iterdir()}
-    assert folders == {Path(each).name for each in named} | {"redis", "prometheus", "user"}
     files = [path for path in certificates.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"tls.crt", "tls.key", "ca.crt", "browser.p12"}
+    assert {str(path.relative_to(certificates)) for path in files} == {
+        f"{holder}/{name}" for holder in HOLDERS for name in ("tls.crt", "tls.key", "ca.crt")
+    }
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in files} == {0o750}
     authoritys = (authority / "ca.key").read_text()
     assert [p for p in files if p.name == "tls.key" and p.read_text() == authoritys] == []
 
 
-def tls_of(service: dict[str, Any]) -> bool:
-    return "ALLFOLD_TLS_DIR" in service.get("environment", {})
+def test_the_certificate_of_people_stays_with_the_authority(
+    authority: Path, certificates: Path
+) -> None:
+    files = list((authority / "user").iterdir())
+    assert {path.name for path in files} == {"tls.crt", "tls.key", "ca.crt", "browser.p12"}
+    secret = [path for path in files if path.suffix in (".key", ".p12")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+    assert not (certificates / "user").exists()
 
 
 def test_a_second_time_renews_the_certificates_of_the_same_authority(
@@ -370,6 +404,20 @@ def test_a_second_time_renews_the_certificates_of_the_same_authority(
     make_certs(authority, certificates)
     assert crt.read_text() != first[0]
     assert ca.read_text() == first[1]
+
+
+def test_a_change_of_the_authority_reaches_the_folders_of_all_services(
+    authority: Path, certificates: Path
+) -> None:
+    before = (authority / "ca.crt").read_text()
+    for option, trusted in (("--new-authority", 2), ("--forget-old-authorities", 1)):
+        allfold = Path(sys.executable).with_name("allfold")
+        subprocess.run([allfold, "certs", authority, option], check=True, timeout=30)
+        make_certs(authority, certificates)
+        found = {(certificates / holder / "ca.crt").read_text() for holder in HOLDERS}
+        assert found == {(authority / "ca.crt").read_text()}
+        assert found.pop().count("BEGIN CERTIFICATE") == trusted
+    assert before not in (authority / "ca.crt").read_text()
 
 
 def test_the_health_check_shows_the_certificate_of_its_service(certificates: Path) -> None:

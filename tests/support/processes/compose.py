@@ -197,7 +197,7 @@ class Prometheus:
 
 def certificate(project: docker.Project, name: str, folder: Path) -> ssl.SSLContext:
     """The certificate that the stack made for a client, copied out of its volume to the folder."""
-    source = f"{project.container('orchestrator')}:/run/allfold-tls/{name}"
+    source = f"{project.container('certs')}:/run/allfold-certs/{name}"
     project.docker("cp", source, str(folder))
     context = ssl.create_default_context(cafile=str(folder / name / "ca.crt"))
     context.load_cert_chain(folder / name / "tls.crt", folder / name / "tls.key")

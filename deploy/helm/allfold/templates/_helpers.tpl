@@ -15,12 +15,12 @@
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.priorityClass.name }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.images.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 securityContext:
