@@ -44,6 +44,7 @@ GATES = {
     "train-b": ("agent-b",),
 }
 KILLED = 137
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,15 @@ def renewed(request: pytest.FixtureRequest, up: Stack, prometheus: Prometheus) -
         for tokens in (f"new-token,{old}", "new-token"):
             project = up.project.overlaid(ALLFOLD_TOKEN=tokens)
             project.compose("up", "--detach", "--no-build", "agent-a", "agent-b")
-            wait_until(
-                lambda: alive(up.ask, "new-token") == ["agent-a", "agent-b"], "all are there"
-            )
+            wait_for_agents(up.ask)
     return Renewal(replace(up, project=project), old, began)
+
+
+def wait_for_agents(ask: Callable[[str, str], tuple[int, str]]) -> None:
+    """Wait until containers that have just been made hold agents: both import torch at once."""
+    wait_until(
+        lambda: alive(ask, "new-token") == ["agent-a", "agent-b"], "all are there", START_SECONDS
+    )
 
 
 def alive(ask: Callable[[str, str], tuple[int, str]], token: str) -> list[str]:
@@ -175,7 +181,7 @@ def secured(
         project.compose(*again, "agent-a", "agent-b", "prometheus", seconds=300.0)
         shown = certificate(project, "user", tmp_path_factory.mktemp("tls"))
         found = Secured(replace(renewed.stack, project=project), shown)
-        wait_until(lambda: alive(found.ask, "new-token") == ["agent-a", "agent-b"], "all are there")
+        wait_for_agents(found.ask)
     return found
 
 

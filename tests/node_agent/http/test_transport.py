@@ -197,7 +197,7 @@ def test_a_connection_that_is_reset_before_it_is_served_disturbs_nobody(
 
 
 def test_without_a_descriptor_for_the_plain_end_the_limit_is_named_not_the_peer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -206,6 +206,7 @@ def test_without_a_descriptor_for_the_plain_end_the_limit_is_named_not_the_peer(
         monkeypatch.setattr(socket, "socketpair", fail)
         with pytest.raises(ServiceError, match="ulimit"):
             probe(with_tls(folder / "b"), address)
+        wait_until(lambda: "could not take its connection" in caplog.text, "its log")
 
 
 def test_a_connection_that_nobody_takes_over_ends_at_both_ends_of_its_tunnel(

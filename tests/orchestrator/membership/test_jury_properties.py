@@ -58,3 +58,6 @@ def test_nobody_is_evicted_unaccused_early_or_within_confirm_of_a_sign_of_life(
                         assert any(life in link for link in links)
                     else:
                         assert now - blamed.pop(life) >= CONFIRM_SECONDS
+                # Of a link that has ended without anybody missing the node, nothing is left.
+                for life in blamed.keys() - jury.accused_lives:
+                    del blamed[life]
