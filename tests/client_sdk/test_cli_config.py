@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,13 @@ import pytest
 
 from allfold.cli._config.setting import masked, unknown
 from allfold.cli._config.strays import strays
-from tests.support.processes.cli import Commands, commands
+from tests.support.processes.cli import called
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def allfold() -> Iterator[Commands]:
-    with commands() as started:
-        yield started
-
-
-def shown(allfold: Commands, *arguments: str, status: int = 0, **env: str) -> dict[str, Any]:
-    return dict(json.loads(allfold.run("config", "--json", *arguments, status=status, env=env).out))
+def shown(*arguments: str, status: int = 0, **env: str) -> dict[str, Any]:
+    return dict(json.loads(called("config", "--json", *arguments, status=status, env=env).stdout))
 
 
 def setting(report: dict[str, Any], reader: str, variable: str) -> dict[str, Any]:
@@ -43,8 +36,8 @@ def value_and_source(report: dict[str, Any], reader: str, variable: str) -> tupl
     return found["value"], found["source"]
 
 
-def test_values_come_from_the_environment_or_are_defaults(allfold: Commands) -> None:
-    report = shown(allfold, ALLFOLD_TIMEOUT="7", ALLFOLD_LOG_LEVEL="debug")
+def test_values_come_from_the_environment_or_are_defaults() -> None:
+    report = shown(ALLFOLD_TIMEOUT="7", ALLFOLD_LOG_LEVEL="debug")
     assert value_and_source(report, "sdk", "ALLFOLD_TIMEOUT") == ("7", "environment")
     assert value_and_source(report, "sdk", "ALLFOLD_INIT_TIMEOUT") == ("60", "default")
     assert value_and_source(report, "agent", "ALLFOLD_LOG_LEVEL") == ("DEBUG", "environment")
@@ -53,23 +46,21 @@ def test_values_come_from_the_environment_or_are_defaults(allfold: Commands) -> 
     assert report["unknown"] == report["not_installed"] == []
 
 
-def test_a_flag_of_a_service_wins(allfold: Commands) -> None:
+def test_a_flag_of_a_service_wins() -> None:
     flags = ("agent", "--data", "0.0.0.0:7412", "--log-level=error")
-    report = shown(allfold, *flags, ALLFOLD_AGENT_DATA_LISTEN="10.0.0.1:1")
+    report = shown(*flags, ALLFOLD_AGENT_DATA_LISTEN="10.0.0.1:1")
     assert {each["reader"] for each in report["settings"]} == {"agent"}
     found = value_and_source(report, "agent", "ALLFOLD_AGENT_DATA_LISTEN")
     assert found == ("0.0.0.0:7412", "flag")
     assert value_and_source(report, "agent", "ALLFOLD_LOG_LEVEL") == ("ERROR", "flag")
-    report = shown(allfold, "orchestrator", "--listen", "0.0.0.0:1")
+    report = shown("orchestrator", "--listen", "0.0.0.0:1")
     found = value_and_source(report, "orchestrator", "ALLFOLD_ORCHESTRATOR_LISTEN")
     assert found == ("0.0.0.0:1", "flag")
 
 
 @pytest.mark.parametrize(("flag", "text"), [("--nope", "is no setting"), ("--data", "a value")])
-def test_a_flag_that_the_service_would_refuse_is_wrong_usage(
-    allfold: Commands, flag: str, text: str
-) -> None:
-    assert text in allfold.run("config", "agent", flag, status=2).err
+def test_a_flag_that_the_service_would_refuse_is_wrong_usage(flag: str, text: str) -> None:
+    assert text in called("config", "agent", flag, status=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -79,31 +70,31 @@ def test_a_flag_that_the_service_would_refuse_is_wrong_usage(
         "redis+sentinel://me:hush@one:26379,two:26379/mymaster?sentinel_password=hush",
     ],
 )
-def test_secrets_and_passwords_are_not_shown(allfold: Commands, url: str) -> None:
+def test_secrets_and_passwords_are_not_shown(url: str) -> None:
     env = {"ALLFOLD_TOKEN": "hush", "ALLFOLD_ADMIN_TOKEN": "hushhush", "ALLFOLD_REDIS_URL": url}
     for options in (("--sources",), ("--json",), ("--json", "agent", "--token", "hush")):
-        out = allfold.run("config", *options, env=env).out
+        out = called("config", *options, env=env).stdout
         assert "hush" not in out
         assert "****" in out
 
 
-def test_no_password_is_shown_where_a_value_cannot_be_used(allfold: Commands) -> None:
+def test_no_password_is_shown_where_a_value_cannot_be_used() -> None:
     env = {
         "ALLFOLD_REDIS_URL": "http://me:hu@hush@redis?password=hush",
         "ALLFOLD_ORCHESTRATOR_URL": "ftp://me:hu@hush@host",
     }
     for options in ((), ("--json",)):
-        out = allfold.run("config", *options, status=1, env=env).out
+        out = called("config", *options, status=1, env=env).stdout
         assert "hush" not in out
         assert "must be 'embedded' or a redis://" in out
 
 
-def test_a_token_may_come_from_a_file(allfold: Commands, tmp_path: Path) -> None:
+def test_a_token_may_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("hush\n")
-    report = shown(allfold, ALLFOLD_TOKEN_FILE=str(file))
+    report = shown(ALLFOLD_TOKEN_FILE=str(file))
     assert value_and_source(report, "cli", "ALLFOLD_TOKEN") == ("****", "file")
-    report = shown(allfold, status=1, ALLFOLD_TOKEN_FILE="/nowhere")
+    report = shown(status=1, ALLFOLD_TOKEN_FILE="/nowhere")
     assert (
         "ALLFOLD_TOKEN_FILE (/nowhere) cannot be read"
         in setting(report, "cli", "ALLFOLD_TOKEN")["problem"]
@@ -126,30 +117,28 @@ def test_a_token_may_come_from_a_file(allfold: Commands, tmp_path: Path) -> None
     ],
 )
 def test_a_value_that_cannot_be_used_is_said_so(
-    allfold: Commands, reader: str, variable: str, value: str, problem: str
+    reader: str, variable: str, value: str, problem: str
 ) -> None:
-    found = setting(shown(allfold, status=1, **{variable: value}), reader, variable)
+    found = setting(shown(status=1, **{variable: value}), reader, variable)
     assert problem in found["problem"]
     assert found["value"] == value
-    out = allfold.run("config", status=1, env={variable: value}).out
+    out = called("config", status=1, env={variable: value}).stdout
     assert f"cannot be used ({reader}): {variable}" in out
 
 
-def test_a_variable_that_nobody_reads_is_named_with_the_one_that_is_meant(
-    allfold: Commands,
-) -> None:
-    report = shown(allfold, ALLFOLD_TIMEUOT="3", ALLFOLD_XYZZY="")
+def test_a_variable_that_nobody_reads_is_named_with_the_one_that_is_meant() -> None:
+    report = shown(ALLFOLD_TIMEUOT="3", ALLFOLD_XYZZY="")
     assert report["unknown"] == [
         {"variable": "ALLFOLD_TIMEUOT", "did_you_mean": "ALLFOLD_TIMEOUT"},
         {"variable": "ALLFOLD_XYZZY", "did_you_mean": None},
     ]
-    out = allfold.run("config", env={"ALLFOLD_TIMEUOT": "3"}).out
+    out = called("config", env={"ALLFOLD_TIMEUOT": "3"}).stdout
     assert "nobody reads ALLFOLD_TIMEUOT; did you mean ALLFOLD_TIMEOUT?" in out
 
 
-def test_sources_are_shown_where_they_are_asked_for(allfold: Commands) -> None:
-    assert "environment" not in allfold.run("config", env={"ALLFOLD_TIMEOUT": "7"}).out
-    assert "environment" in allfold.run("config", "--sources", env={"ALLFOLD_TIMEOUT": "7"}).out
+def test_sources_are_shown_where_they_are_asked_for() -> None:
+    assert "environment" not in called("config", env={"ALLFOLD_TIMEOUT": "7"}).stdout
+    assert "environment" in called("config", "--sources", env={"ALLFOLD_TIMEOUT": "7"}).stdout
 
 
 def test_without_the_services_the_settings_of_ranks_are_shown() -> None:

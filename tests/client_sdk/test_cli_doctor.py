@@ -16,7 +16,7 @@ import pytest
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 from tests.client_sdk.http_service import service
-from tests.support.processes.cli import Commands, commands
+from tests.support.processes.cli import Commands, called, commands
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -35,8 +35,8 @@ def stack() -> Iterator[LocalStack]:
 
 def diagnose(allfold: Commands, *options: str, status: int, **env: str) -> dict[str, Any]:
     """The report, after checking that what people see ends with a next step for all that is bad."""
-    shown = allfold.run("doctor", *options, status=status, env=env).out
-    report = json.loads(allfold.run("doctor", "--json", *options, status=status, env=env).out)
+    shown = called("doctor", *options, status=status, env=env).stdout
+    report = json.loads(called("doctor", "--json", *options, status=status, env=env).stdout)
     bad = [each for each in report["findings"] if each["level"] in ("warn", "fail")]
     assert shown.count("next: ") == len(bad)
     assert all(each["advice"] for each in bad)

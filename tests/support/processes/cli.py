@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from allfold.cli._main import cli
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -192,6 +195,17 @@ class Commands:
         path = self.folder / f"script{len(list(self.folder.iterdir()))}.py"
         path.write_text(text)
         return path
+
+
+def called(*arguments: str | Path, status: int = 0, env: Mapping[str, str] | None = None) -> Result:
+    """Run a command in this process, for what it says: one that starts nothing and does not wait.
+
+    A process of its own spends seconds on imports.
+    """
+    foreign = {name: None for name in os.environ if name.startswith(_FOREIGN)}
+    done = CliRunner().invoke(cli, list(map(str, arguments)), env={**foreign, **(env or {})})
+    assert done.exit_code == status, (done.output, done.exception)
+    return done
 
 
 @contextmanager

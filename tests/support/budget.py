@@ -1,0 +1,115 @@
+"""The time that every case and every file of the tests takes, and what a case may take.
+
+``tests/times.tsv`` has the times as they were measured on two cores: each file with its cases and
+seconds, and each case that takes longer than its kind may. Those are known; every other case over
+its budget is listed at the end of a run. ``make times`` measures anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+TIMES = Path(__file__).parents[1] / "times.tsv"
+CASE_SECONDS = 1.0
+PROCESS_SECONDS = 5.0
+# A known slow case is listed again once it takes so many times what it took.
+TOLERANCE = 2.0
+_LISTED = 20
+_HEAD = "seconds\tcases\tof"
+
+# Their tests start processes, or drive those of a shared stack of services.
+PROCESS_FOLDERS = (
+    "benchmarks",
+    "browser",
+    "chaos",
+    "clients",
+    "conformance",
+    "cuda",
+    "deploy",
+    "e2e",
+    "fuzz",
+    "gpu",
+    "metrics",
+    "torch_backend",
+)
+PROCESS_MARKERS = frozenset({"slow", "redis", "docker", "chaos"})
+
+
+@dataclass
+class Times:
+    """Seconds of each file, whole, and of each case without the making of its fixtures."""
+
+    files: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cases: dict[str, float] = field(default_factory=dict)
+    processes: set[str] = field(default_factory=set)
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Take in one phase of a case: what fixtures of a whole module cost is the file's."""
+        file = report.nodeid.partition("::")[0]
+        self.files[file] += report.duration
+        if report.when == "call":
+            self.counts[file] += 1
+            self.cases[report.nodeid] = report.duration
+            if uses_processes(file, report.keywords):
+                self.processes.add(report.nodeid)
+
+    def budget(self, case: str) -> float:
+        """Return the seconds that a case of its kind may take."""
+        return PROCESS_SECONDS if case in self.processes else CASE_SECONDS
+
+    def over_budget(self, known: Mapping[str, float]) -> list[tuple[float, float, str]]:
+        """Return the seconds, the budget and the name of each case over it, the slowest first."""
+        over = []
+        for case, seconds in self.cases.items():
+            budget = max(self.budget(case), TOLERANCE * known.get(case, 0.0))
+            if seconds > budget:
+                over.append((seconds, budget, case))
+        return sorted(over, reverse=True)
+
+    def table(self) -> str:
+        """Return the text of ``tests/times.tsv``."""
+        files = sorted(((t, file) for file, t in self.files.items()), reverse=True)
+        slow = sorted(((t, case) for case, t in self.cases.items()), reverse=True)
+        lines = [f"{t:.1f}\t{self.counts.get(file, 0)}\t{file}" for t, file in files]
+        lines += [f"{t:.1f}\t1\t{case}" for t, case in slow if t > self.budget(case)]
+        return "\n".join([_HEAD, *lines, ""])
+
+
+def uses_processes(file: str, keywords: Iterable[str]) -> bool:
+    """Return True for a test that starts processes, by its folder and its markers."""
+    folder = file.removeprefix("tests/").partition("/")[0]
+    return folder in PROCESS_FOLDERS or not PROCESS_MARKERS.isdisjoint(keywords)
+
+
+def known_cases(table: str) -> dict[str, float]:
+    """Return the seconds of the slow cases that a table has."""
+    rows = (line.split("\t") for line in table.splitlines()[1:])
+    return {name: float(seconds) for seconds, _, name in rows if "::" in name}
+
+
+class Budget:
+    """Plugin of pytest: measures all cases of a run, and lists those over their budget."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._writes = bool(config.getoption("write_times"))
+        self._times = Times()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._times.add(report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        known = known_cases(TIMES.read_text()) if TIMES.exists() else {}
+        over = self._times.over_budget(known)
+        if over:
+            terminalreporter.section(f"{len(over)} cases over their budget of time")
+            for seconds, budget, case in over[:_LISTED]:
+                terminalreporter.write_line(f"{seconds:6.1f} s of {budget:4.1f} s  {case}")
+        if self._writes:
+            TIMES.write_text(self._times.table())
+            terminalreporter.write_line(f"wrote {TIMES}")
