@@ -1,8 +1,9 @@
 # Everything is installed into .venv, once: a second run installs nothing that has not changed.
 #
 #   PYTHON    the Python that .venv is made of, 3.11 or newer
+#   OTHER_PYTHON  that `make test-python` runs the tests of one process on; see there
 #   PIP_ARGS  for pip, e.g. make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
-#   TESTS     what `make test` runs, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
+#   TESTS     run these alone, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
 #   CHAOS_ARGS  for `make chaos`, e.g. make chaos CHAOS_ARGS="--nodes 8 --seed 7"; see --help
 #   BENCH_ARGS  for `make bench`, e.g. make bench BENCH_ARGS="--shapes 1x4 --sizes 4K,64M"; see --help
 #   TORCH     the torch of `make test-torch`, e.g. make test-torch TORCH=2.14.1
@@ -10,14 +11,17 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients
+.PHONY: help demo check test test-all times chaos fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
+OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
+works = $(shell $(1) -c '' 2> /dev/null && echo $(1))
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 CHAOS_ARGS ?=
 FUZZ_TIMES ?= 50
+NIGHTLY_FUZZ_TIMES ?= 4
 BENCH_ARGS ?=
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -33,19 +37,14 @@ VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__ini
   $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml \
   deploy/helm/allfold/*.yaml docs/gpu_deployment.md docs/kubernetes.md)
 
-# Fast tests first; then the longest file, which mostly waits, beside all that comes after it; small
-# files last, so that no worker is left with a long one. What is not named here comes in between.
-FIRST := $(addprefix tests/,core orchestrator node_agent client_sdk conformance)
-LONGEST := tests/e2e/test_compose.py
-NEXT := $(filter-out $(LONGEST),$(wildcard tests/e2e/test_*.py)) tests/torch_backend tests/cuda
-LAST := tests/gpu tests/deploy $(wildcard tests/test_*.py)
-FOLDERS = $(patsubst %/,%,$(wildcard tests/*/))
-NO_TESTS := tests/e2e tests/support tests/clients tests/__%
-OTHERS = $(filter-out $(FIRST) $(NEXT) $(LAST) $(NO_TESTS),$(FOLDERS))
+# The tiers, and what each runs beside the one before it: tests/support/tiers.py.
+PURE := tests/core tests/orchestrator/membership
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 TORCH ?= 2.14.1
 ifeq ($(origin TESTS),undefined)
-TESTS := $(FIRST) $(LONGEST) $(NEXT) $(OTHERS) $(LAST)
-BEFORE := coverage
+TESTS := tests
+GATE := -m "not pure and not long and not clients"
+PURE_TOO := coverage
 endif
 
 help: ## show this list
@@ -54,8 +53,17 @@ help: ## show this list
 demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
-test: lint types docs-check $(BEFORE) ## check style, types and made files, then run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(TESTS)
+check: lint types docs-check coverage ## three minutes: style, types, made files, the core and membership
+
+test: lint types docs-check $(PURE_TOO) ## the gate, twelve minutes: all that, and each promise once
+	@$(PYTEST) $(GATE) $(TESTS)
+
+test-all: check ## each night: every test, the clients, the site, and the cores on another Python
+	@$(MAKE) --no-print-directory site test-clients test-python
+	@ALLFOLD_FUZZ_TIMES=$(NIGHTLY_FUZZ_TIMES) $(PYTEST) -m "(long or not pure) and not clients" tests
+
+times: .venv/.installed-dev ## run every test and write the time that each takes into tests/times.tsv
+	@$(PYTEST) -m "not clients" --write-times tests
 
 chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
 	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
@@ -63,17 +71,20 @@ chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes
 fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many inputs as `make test`
 	@ALLFOLD_FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest --timeout 7200 $(PYTEST_ARGS) tests/fuzz
 
-# Without the long ones, which run no line that others do not: tracing makes them three times longer.
-LONG := right_for or stays_right or switched_off or at_scale
 coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --hypothesis-seed=0 -k 'not ($(LONG))' \
-	  --cov --cov-report=term:skip-covered tests/core tests/orchestrator/membership
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" \
+	  --cov --cov-report=term:skip-covered $(PURE)
 
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
 	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
 
 test-clients: .venv-clients/.installed ## run what docs/ shows with other libraries, in an environment of its own
 	@.venv-clients/bin/python -m pytest $(PYTEST_ARGS) tests/clients
+
+test-python: $(if $(OTHER_PYTHON),.venv-other/.installed) ## run the tests of one process on another Python, if there is one
+	@$(if $(OTHER_PYTHON),.venv-other/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) \
+	  -m "not long and not slow and not redis" $(PURE) tests/orchestrator tests/node_agent,\
+	  echo "No other Python is here: all tests ran on $(PYTHON) alone")
 
 lint: .venv/.installed-dev ## check style, format and the layers of the packages
 	@$(BIN)/ruff check .
@@ -154,6 +165,12 @@ EDITABLE = $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sd
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) torch==$(TORCH) $(EDITABLE) \
 	  -r requirements-dev.txt
+	@touch $@
+
+.venv-other/.installed: constraints.txt $(PACKAGES:%=%/pyproject.toml) requirements-bench.txt requirements-dev.txt
+	$(OTHER_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS) $(EDITABLE) \
+	  -r requirements-bench.txt -r requirements-dev.txt
 	@touch $@
 
 # The newest libraries: of the lock file, torch alone is kept.

@@ -8,6 +8,27 @@ from collections.abc import Iterator
 import pytest
 
 from allfold_agent.runtime import locks
+from tests.support import tiers
+from tests.support.budget import Budget, by_time
+from tests.tiers import GATE
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-times", action="store_true", help="write the time of each test to tests/times.tsv"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # of the process that gathers all reports
+        config.pluginmanager.register(Budget(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tier of each case, before `-m` selects; what takes longest begins first."""
+    tiers.mark(config, items, GATE)
+    items[:] = by_time(items)
 
 
 @pytest.fixture(autouse=True)

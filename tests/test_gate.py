@@ -1,51 +1,140 @@
-"""The options with which ``make test`` runs the tests."""
+"""The tiers of the tests: what `make check`, `make test` and `make test-all` run."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
-import sys
+from functools import cache
+from itertools import chain, combinations
 from pathlib import Path
+from typing import Literal
 
+import pytest
 import yaml  # type: ignore[import-untyped]
+from _pytest.mark.expression import Expression
 
+from tests.support.budget import Times, known_cases
+from tests.support.tiers import CLIENTS, NEVER_IN_THE_GATE, PURE, Kept
+
+When = Literal["setup", "call", "teardown"]
 ROOT = Path(__file__).parents[1]
 SECONDS = 100.0
+SETS = ("pure", "long", "clients")
 
 
-def test_files_run_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
-    """Fast ones first; pytest-xdist by itself begins with the file that has the most tests."""
-    (tmp_path / "test_few.py").write_text("def test_one(): pass\n")
-    (tmp_path / "test_many.py").write_text("".join(f"def test_{n}(): pass\n" for n in range(5)))
+@cache
+def commands(target: str, *arguments: str) -> list[list[str]]:
+    """The runs of pytest of a target of the Makefile, as words behind `pytest`."""
     made = subprocess.run(
-        [
-            "make",
-            "-n",
-            "--no-print-directory",
-            "test",
-            "WORKERS=1",
-            "TESTS=test_few.py test_many.py",
-            "PYTEST_ARGS=-v",
-        ],
+        ["make", "-n", "--no-print-directory", target, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=True,
+    ).stdout.replace("\\\n", " ")
+    lines = [shlex.split(line) for line in made.splitlines() if " -m pytest " in line]
+    return [line[line.index("pytest") + 1 :] for line in lines]
+
+
+def selects(command: list[str], marks: tuple[str, ...]) -> bool:
+    """True if a run takes a case with these marks, that lies where its marks say."""
+    folders = [word for word in command if word.startswith("tests/")]
+    if folders and not ({"pure", "clients"} & {*marks}):
+        return False  # such a run has the folders of one set alone
+    if folders and "clients" in marks and CLIENTS.rstrip("/") not in folders:
+        return False
+    if folders and "pure" in marks and not {each.rstrip("/") for each in PURE} <= {*folders}:
+        return False
+    if "-m" not in command:
+        return True
+    return Expression.compile(command[command.index("-m") + 1]).evaluate(
+        lambda name, **_: name in marks
     )
-    last = shlex.split(made.stdout.splitlines()[-1])
-    options = last[last.index("pytest") + 1 :]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
+
+
+EVERY_SET = [
+    marks
+    for marks in chain.from_iterable(combinations(SETS, n) for n in range(3))
+    if {"pure", "clients"} - {*marks}
+]
+each_set = pytest.mark.parametrize(
+    "marks", EVERY_SET, ids=lambda marks: "+".join(marks) or "neither"
+)
+
+
+@each_set
+def test_the_tiers_together_run_each_case_once(marks: tuple[str, ...]) -> None:
+    runs = [run for run in commands("test-all") if not run[0].startswith("-q") or "--cov" in run]
+    assert [selects(run, marks) for run in runs].count(True) == 1, runs
+
+
+@each_set
+def test_the_gate_runs_all_but_long_cases_and_those_of_clients(marks: tuple[str, ...]) -> None:
+    chosen = [selects(run, marks) for run in commands("test")].count(True)
+    assert chosen == (0 if {"long", "clients"} & {*marks} else 1)
+
+
+def test_what_is_named_is_run_whole() -> None:
+    (run,) = commands("test", "TESTS=tests/fuzz/test_rest.py", "PYTEST_ARGS=-x")
+    assert run[-2:] == ["-x", "tests/fuzz/test_rest.py"] and "-m" not in run
+
+
+def test_the_gate_keeps_the_named_values_of_a_parameter_and_all_that_have_none() -> None:
+    kept = Kept("tests/conformance/", {"shape": frozenset({"2x2"})})
+    assert kept.leaves_out("tests/conformance/test_a.py::test_b[1x3]", {"shape": "1x3"})
+    assert not kept.leaves_out("tests/conformance/test_a.py::test_b[2x2]", {"shape": "2x2"})
+    assert not kept.leaves_out("tests/conformance/test_a.py::test_c", {})
+    assert not kept.leaves_out("tests/core/test_a.py::test_b[1x3]", {"shape": "1x3"})
+
+
+def test_each_promise_of_the_contract_is_in_the_gate(request: pytest.FixtureRequest) -> None:
+    """The tests that the table of tests/README.md names, of all that were collected with this."""
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "tests" / "README.md").read_text()))
+    left_out = request.config.stash[NEVER_IN_THE_GATE]
+    assert not named & left_out
+
+
+# Times
+
+
+def report(name: str, seconds: float, when: When = "call", *marks: str) -> pytest.TestReport:
+    return pytest.TestReport(
+        name, (name, 0, name), dict.fromkeys(marks, 1), "passed", None, when, (), seconds
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    ran = [line.split()[-1] for line in done.stdout.splitlines() if "PASSED" in line]
-    assert [each.partition("::")[0] for each in ran] == ["test_few.py"] + ["test_many.py"] * 5
+
+
+def test_a_case_over_the_budget_of_its_kind_is_listed() -> None:
+    times = Times()
+    times.add(report("tests/core/test_a.py::test_slow", 1.5))
+    times.add(report("tests/core/test_a.py::test_fast", 0.5))
+    times.add(report("tests/core/test_a.py::test_process", 1.5, "call", "slow"))
+    times.add(report("tests/e2e/test_b.py::test_process", 6.0))
+    listed = [name for _, _, name in times.over_budget({})]
+    assert listed == ["tests/e2e/test_b.py::test_process", "tests/core/test_a.py::test_slow"]
+
+
+def test_fixtures_count_for_their_file_and_not_for_the_case_that_comes_first() -> None:
+    times = Times()
+    times.add(report("tests/core/test_a.py::test_one", 30.0, "setup"))
+    times.add(report("tests/core/test_a.py::test_one", 0.25))
+    assert times.over_budget({}) == []
+    assert times.table().splitlines()[1] == "30.2\t1\ttests/core/test_a.py"
+
+
+def test_a_slow_case_that_is_known_is_listed_once_it_takes_twice_as_long() -> None:
+    times = Times()
+    times.add(report("tests/core/test_a.py::test_slow", 3.0))
+    known = known_cases(times.table())
+    assert known == {"tests/core/test_a.py::test_slow": 3.0}
+    assert times.over_budget(known) == []
+    times.add(report("tests/core/test_a.py::test_slow", 7.0))
+    assert [budget for _, budget, _ in times.over_budget(known)] == [6.0]
+
+
+# CI
 
 
 def test_the_environment_is_made_of_the_python_that_ci_has_set_up() -> None:

@@ -8,7 +8,7 @@ its budget is listed at the end of a run. ``make times`` measures anew.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +91,33 @@ def known_cases(table: str) -> dict[str, float]:
     """Return the seconds of the slow cases that a table has."""
     rows = (line.split("\t") for line in table.splitlines()[1:])
     return {name: float(seconds) for seconds, _, name in rows if "::" in name}
+
+
+def by_time(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the items with those first whose file takes longest, so that none is left for the end.
+
+    The files of a folder stay together: they share services. The cases of a file stay in order.
+    """
+    known = _known_files(TIMES.read_text()) if TIMES.exists() else {}
+    longest: dict[str, float] = defaultdict(float)
+    for file, seconds in known.items():
+        longest[_folder(file)] = max(longest[_folder(file)], seconds)
+
+    def place(item: pytest.Item) -> tuple[float, str, float, str]:
+        file = item.nodeid.partition("::")[0]
+        folder = _folder(file)
+        return -longest[folder], folder, -known.get(file, 0.0), file
+
+    return sorted(items, key=place)
+
+
+def _folder(file: str) -> str:
+    return "/".join(file.split("/")[:2])
+
+
+def _known_files(table: str) -> dict[str, float]:
+    rows = (line.split("\t") for line in table.splitlines()[1:])
+    return {name: float(seconds) for seconds, _, name in rows if "::" not in name}
 
 
 class Budget:

@@ -38,6 +38,7 @@ from tests.core.cases import (
     roots_of,
 )
 from tests.core.proofs import prove
+from tests.support.tiers import long
 
 ALL = pairs_of(BLOCKED, 3)
 FEW_SIZES = ("unequal", "some empty")
@@ -65,11 +66,12 @@ def compiled(
 
 
 @pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("counts", [range(1, 10), long(range(10, 34))], ids=["1-9", "10-33"])
 @each_strategy
 def test_every_strategy_is_right_for_1_to_33_nodes_and_blocks_of_any_size(
-    kind: Kind, name: str
+    kind: Kind, name: str, counts: range
 ) -> None:
-    for nodes in range(1, 34):
+    for nodes in counts:
         shown = SIZES if nodes < 12 or nodes == 33 else FEW_SIZES
         for sizes in shown:
             for root in roots_of(kind, nodes):
@@ -77,6 +79,7 @@ def test_every_strategy_is_right_for_1_to_33_nodes_and_blocks_of_any_size(
                 prove(compiled(kind, name, sized, nodes, root))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_collector")
 @each_strategy
 def test_every_strategy_is_right_for_48_and_64_nodes(kind: Kind, name: str) -> None:

@@ -28,6 +28,7 @@ from allfold_core.schedules.strategies.tree import preorder_ranks
 from allfold_core.schedules.verify import verify
 from tests.core.cases import FEW, PLAIN, bytes_sent, labels_of, names_for, pairs_of, roots_of
 from tests.core.proofs import prove
+from tests.support.tiers import long
 
 VALUES = (3, 4)
 MOST_STEPS = 30_000
@@ -61,14 +62,16 @@ def data_steps(schedule: Schedule) -> list[Send | Receive | Fold]:
 
 
 @pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("counts", [range(1, 13), long(range(13, 65))], ids=["1-12", "13-64"])
 @pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
-def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str) -> None:
-    for nodes in range(1, 65):
+def test_every_strategy_is_right_for_1_to_64_nodes(kind: Kind, name: str, counts: range) -> None:
+    for nodes in counts:
         for numel in (0,) if kind is Kind.BARRIER else numels_of(nodes):
             for schedule in schedules(kind, name, nodes, numel):
                 prove(schedule)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(("kind", "name"), WHOLE, ids=labels_of(WHOLE))
 def test_every_strategy_is_right_for_many_nodes(kind: Kind, name: str) -> None:

@@ -28,10 +28,12 @@ def test_no_two_ranks_end_an_op_in_two_ways_and_every_op_ends(odd: tuple[int, ..
     assert states > 1_000
 
 
+@pytest.mark.long
 def test_where_every_rank_has_a_fence_behind_its_post_the_barrier_adds_nothing() -> None:
     assert search(Model(without("barrier")))[1] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", BROKEN, ids="-".join)
 def test_the_search_finds_a_fault_where_a_rule_is_missing(rules: tuple[str, ...]) -> None:
     faults = [search(Model(without(*rules), odd=odd))[1] for odd in PROGRAMS]

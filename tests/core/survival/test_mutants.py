@@ -8,6 +8,8 @@ from tests.core.survival.mutants import CASES
 
 MOST = 8000
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("rule", CASES)
 def test_the_search_misses_a_rule_that_is_switched_off(rule: str) -> None:

@@ -26,6 +26,7 @@ def test_the_nearest_states_of_a_scenario_keep_what_is_promised(scenario: Scenar
     assert found.states > STATES or found.whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", DEEP, ids=lambda each: each.name)
 def test_long_walks_with_many_faults_keep_what_is_promised(scenario: Scenario) -> None:
     found = walk(scenario, STEPS, seed=1)

@@ -8,6 +8,8 @@ from tests.orchestrator.search import jury_mutants, mutants
 
 MOST = 6000
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("rule", mutants.CASES)
 def test_the_search_misses_a_rule_of_the_record_that_is_switched_off(rule: str) -> None:

@@ -30,6 +30,7 @@ def test_the_nearest_states_of_a_group_and_its_record_keep_what_is_promised(
     assert found.states > STATES or found.whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [*SCENARIOS[2:], *DEEP], ids=lambda each: each.name)
 def test_long_walks_with_losses_of_the_record_keep_what_is_promised(
     scenario: StoreScenario,
@@ -45,6 +46,7 @@ def test_the_nearest_states_of_a_trial_evict_only_whom_they_must(trial: Trial) -
     assert not found.problem, way_of(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trial", [*TRIALS, *LONG_TRIALS], ids=lambda each: each.name)
 def test_long_trials_end_with_all_evicted_who_are_gone_and_nobody_else(trial: Trial) -> None:
     found = walk_game(game_of(trial), STEPS, seed=1)
