@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from _pytest.mark.expression import Expression
 
 from tests.support.budget import Times, known_cases
-from tests.support.tiers import CLIENTS, NEVER_IN_THE_GATE, PURE, Kept
+from tests.support.tiers import CLIENTS, NEVER_IN_THE_GATE, PURE, One
 
 When = Literal["setup", "call", "teardown"]
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def selects(command: list[str], marks: tuple[str, ...]) -> bool:
     if "-m" not in command:
         return True
     return Expression.compile(command[command.index("-m") + 1]).evaluate(
-        lambda name, **_: name in marks
+        lambda name, /, **_: name in marks
     )
 
 
@@ -82,12 +82,11 @@ def test_what_is_named_is_run_whole() -> None:
     assert run[-2:] == ["-x", "tests/fuzz/test_rest.py"] and "-m" not in run
 
 
-def test_the_gate_keeps_the_named_values_of_a_parameter_and_all_that_have_none() -> None:
-    kept = Kept("tests/conformance/", {"shape": frozenset({"2x2"})})
-    assert kept.leaves_out("tests/conformance/test_a.py::test_b[1x3]", {"shape": "1x3"})
-    assert not kept.leaves_out("tests/conformance/test_a.py::test_b[2x2]", {"shape": "2x2"})
-    assert not kept.leaves_out("tests/conformance/test_a.py::test_c", {})
-    assert not kept.leaves_out("tests/core/test_a.py::test_b[1x3]", {"shape": "1x3"})
+def test_the_gate_keeps_one_value_of_a_parameter() -> None:
+    rule = One("tests/conformance/", ("shape",), ("1+2+3", "2x2"))
+    assert rule.kept(["1x3", "2x2"]) == "2x2"
+    assert rule.kept(["2x2", "1+2+3"]) == "1+2+3"
+    assert rule.kept(["4x1", "8x1"]) == "4x1"
 
 
 def test_each_promise_of_the_contract_is_in_the_gate(request: pytest.FixtureRequest) -> None:

@@ -1,7 +1,18 @@
-"""What of the parametrized tests the gate runs: one shape of each suite of processes."""
+"""The parameters of which the gate runs each test with one value; all others are long."""
 
 from __future__ import annotations
 
-from tests.support.tiers import Kept
+from tests.support.tiers import One
 
-GATE: tuple[Kept, ...] = ()
+# Three nodes with one, two and three ranks have all that other shapes have: ranks that fold on one
+# node, a node of one rank, and strategies that differ.
+SHAPES = ("1+2+3", "2x2", "3x1")
+TWO_BY_TWO = ("2x2", "(0, 0, 1, 1)", "[0, 0, 1, 1]")
+
+GATE = (
+    One("tests/conformance/", ("shared_job", "shape"), SHAPES),
+    One("tests/conformance/", ("nodes",), TWO_BY_TWO),
+    One("tests/conformance/", ("seed", "torch", "arena")),
+    One("tests/torch_backend/", ("torch_job",), TWO_BY_TWO),
+    One("tests/cuda/", ("nodes",), TWO_BY_TWO),
+)

@@ -5,7 +5,7 @@ A case is in one of these sets, by a marker that is put here:
 * ``pure``: of the core and of membership. ``make check`` runs them, and shows that they run every
   branch of both.
 * ``long``: for ``make test-all`` alone, which runs each night. A case is long by its own marker, or
-  because it shows for another shape, size or seed what a case of the gate shows for one (``GATE``).
+  because it shows for another shape what a case of the gate shows for one (``tests/tiers.py``).
 * ``clients``: need libraries of others, in an environment of its own. ``make test-all`` runs them
   by ``make test-clients``.
 * none of these: ``make test`` runs them after ``make check``.
@@ -13,7 +13,8 @@ A case is in one of these sets, by a marker that is put here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,23 +25,22 @@ PURE = ("tests/core/", "tests/orchestrator/membership/")
 CLIENTS = "tests/clients/"
 
 
-class Kept(NamedTuple):
-    """The cases of some parametrized tests that the gate runs; it leaves out the others.
+class One(NamedTuple):
+    """Parameters of which the gate runs each test with one value.
 
     Attributes:
-        where: what their node ids begin with: a folder, a file or a function.
-        values: by parameter, which of its values the gate keeps.
+        where: what the node ids of the tests begin with: a folder, a file or a function.
+        parameters: their names.
+        preferred: values, as text; the first of them that a test has is kept, else its first value.
     """
 
     where: str
-    values: Mapping[str, frozenset[str]]
+    parameters: tuple[str, ...]
+    preferred: tuple[str, ...] = ()
 
-    def leaves_out(self, nodeid: str, parameters: Mapping[str, object]) -> bool:
-        """Return True for a case with a value that the gate does not keep."""
-        return nodeid.startswith(self.where) and any(
-            name in parameters and str(parameters[name]) not in values
-            for name, values in self.values.items()
-        )
+    def kept(self, values: Sequence[str]) -> str:
+        """Return the value that the gate keeps."""
+        return next((each for each in self.preferred if each in values), values[0])
 
 
 def long(*values: Any) -> ParameterSet:
@@ -56,23 +56,43 @@ def one_in(number: int, cases: Sequence[Any]) -> list[Any]:
     ]
 
 
-def mark(config: pytest.Config, items: Iterable[pytest.Item], gate: Iterable[Kept]) -> None:
+def mark(config: pytest.Config, items: Sequence[pytest.Item], gate: Sequence[One]) -> None:
     """Give each case the marker of its set; note the functions of which the gate runs no case."""
-    rules = list(gate)
+    left_out = _left_out(items, gate)
     seen: dict[bool, set[str]] = {True: set(), False: set()}
     for item in items:
-        for name in _sets(item, rules):
-            item.add_marker(name)
+        if item.nodeid.startswith(PURE):
+            item.add_marker("pure")
+        if item.nodeid.startswith(CLIENTS):
+            item.add_marker("clients")
+        if item.nodeid in left_out:
+            item.add_marker("long")
         in_gate = item.get_closest_marker("long") is None
-        seen[in_gate].add(item.nodeid.rpartition("::")[2].partition("[")[0])
+        seen[in_gate].add(_function(item).rpartition("::")[2])
     config.stash[NEVER_IN_THE_GATE] = seen[False] - seen[True]
 
 
-def _sets(item: pytest.Item, gate: list[Kept]) -> Iterator[str]:
-    if item.nodeid.startswith(PURE):
-        yield "pure"
-    if item.nodeid.startswith(CLIENTS):
-        yield "clients"
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if any(kept.leaves_out(item.nodeid, parameters) for kept in gate):
-        yield "long"
+def _left_out(items: Iterable[pytest.Item], gate: Sequence[One]) -> set[str]:
+    """Return the cases with a value that the gate does not keep."""
+    cases: dict[tuple[str, str, One], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        for rule in gate:
+            if item.nodeid.startswith(rule.where):
+                for name in {*rule.parameters} & {*_parameters(item)}:
+                    value = str(_parameters(item)[name])
+                    cases[_function(item), name, rule][value].append(item.nodeid)
+    return {
+        nodeid
+        for (_, _, rule), by_value in cases.items()
+        for value, nodeids in by_value.items()
+        if value != rule.kept(list(by_value))
+        for nodeid in nodeids
+    }
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _parameters(item: pytest.Item) -> Mapping[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
