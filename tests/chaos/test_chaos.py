@@ -8,17 +8,29 @@ from tests.chaos.faults import ENDURED, TAKES_A_NODE, Kind
 from tests.chaos.report import table
 from tests.chaos.run import Plan, run
 from tests.support.require import requires
+from tests.support.tiers import long
 
-SECONDS = 60.0
+SHORT_SECONDS = 15.0
+LONG_SECONDS = 60.0
 CHURN_SECONDS = 20.0
 SEED = 15
 
 pytestmark = [pytest.mark.chaos, pytest.mark.redis, pytest.mark.timeout(300)]
 
 
+@pytest.mark.parametrize("seed", [7, 23])
+def test_no_op_of_four_nodes_notices_a_few_faults(seed: int) -> None:
+    requires("redis")
+    tally = run(Plan(SHORT_SECONDS, seed, nodes=4, ranks=2, kinds=ENDURED), print)
+    print(table(tally))
+    assert tally.findings == []
+    assert sum(tally.faults.values()) > 0
+
+
+@pytest.mark.long
 def test_no_op_of_four_nodes_notices_what_can_be_endured() -> None:
     requires("redis")
-    tally = run(Plan(SECONDS, SEED, nodes=4, ranks=2, kinds=ENDURED), print)
+    tally = run(Plan(LONG_SECONDS, SEED, nodes=4, ranks=2, kinds=ENDURED), print)
     print(table(tally))
     assert tally.findings == []
     # How many of each a minute has depends on how soon each life is over.
@@ -27,7 +39,7 @@ def test_no_op_of_four_nodes_notices_what_can_be_endured() -> None:
     assert any(tally.recoveries.values())
 
 
-@pytest.mark.parametrize("joins", ["any", "commit"])
+@pytest.mark.parametrize("joins", ["any", long("commit")])
 def test_no_op_has_two_outcomes_while_ranks_and_nodes_join_and_die(joins: str) -> None:
     requires("redis")
     kinds = (Kind.KILL_RANK, Kind.KILL_AGENT, Kind.STOP_AGENT)
