@@ -23,6 +23,8 @@ CHAOS_ARGS ?=
 FUZZ_TIMES ?= 50
 NIGHTLY_FUZZ_TIMES ?= 4
 BENCH_ARGS ?=
+# The engine that tests of containers start keeps its base images here.
+export ALLFOLD_DOCKER_ROOT ?= $(CURDIR)/.venv/docker
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 BIN := .venv/bin

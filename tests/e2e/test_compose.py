@@ -81,7 +81,16 @@ def images(bases: docker.Environment) -> docker.Project:
 
 
 @pytest.fixture(scope="module")
-def up(request: pytest.FixtureRequest, images: docker.Project) -> Iterator[Stack]:
+def latest() -> list[docker.Project]:
+    """The forms that the stack has had, the one that it has now last."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def up(
+    request: pytest.FixtureRequest, images: docker.Project, latest: list[docker.Project]
+) -> Iterator[Stack]:
+    latest.append(images)
     with ended_with_logs_of_failures(request, images):
         with images.events() as events:
             images.compose("up", "--detach", "--no-build", seconds=300.0)
@@ -133,7 +142,12 @@ class Renewal:
 
 
 @pytest.fixture(scope="module")
-def renewed(request: pytest.FixtureRequest, up: Stack, prometheus: Prometheus) -> Renewal:
+def renewed(
+    request: pytest.FixtureRequest,
+    up: Stack,
+    prometheus: Prometheus,
+    latest: list[docker.Project],
+) -> Renewal:
     """Change the token as one does without any pause: with both for a while."""
     old, began = up.token(), up.began()
     with logs_of_failures(request, up.project):
@@ -141,6 +155,7 @@ def renewed(request: pytest.FixtureRequest, up: Stack, prometheus: Prometheus) -
             project = up.project.overlaid(ALLFOLD_TOKEN=tokens)
             project.compose("up", "--detach", "--no-build", "agent-a", "agent-b")
             wait_for_agents(up.ask)
+    latest.append(project)
     return Renewal(replace(up, project=project), old, began)
 
 
@@ -174,8 +189,10 @@ def secured(
     request: pytest.FixtureRequest,
     renewed: Renewal,
     tmp_path_factory: pytest.TempPathFactory,
+    latest: list[docker.Project],
 ) -> Secured:
     project = renewed.stack.project.overlaid("docker-compose.tls.yml")
+    latest.append(project)
     with logs_of_failures(request, project):
         again = ("--profile", "observability", "up", "--detach", "--no-build")
         project.compose(*again, "agent-a", "agent-b", "prometheus", seconds=300.0)
@@ -196,13 +213,14 @@ def ddp(request: pytest.FixtureRequest, secured: Secured) -> docker.Project:
 
 
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, ddp: docker.Project) -> Ending:
+def ended(request: pytest.FixtureRequest, trained: Stack, latest: list[docker.Project]) -> Ending:
     """Stop the stack and take it down, after all other tests; return its exit codes and remains."""
-    with ended_with_logs_of_failures(request, ddp):
-        ddp.compose("stop", "--timeout", "10", *LONG_RUNNING)
-        codes = {name: ddp.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
-        before, logs = ddp.leftovers(), ddp.logs()
-    return Ending(codes, before, ddp.leftovers(), logs)
+    project = latest[-1]
+    with ended_with_logs_of_failures(request, project):
+        project.compose("stop", "--timeout", "10", *LONG_RUNNING)
+        codes = {name: project.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
+        before, logs = project.leftovers(), project.logs()
+    return Ending(codes, before, project.leftovers(), logs)
 
 
 def test_base_images_are_pulled_or_stood_in_for(bases: docker.Environment) -> None:
@@ -332,6 +350,7 @@ def test_redis_wants_a_password(up: Stack) -> None:
     assert answer.startswith("NOAUTH ")
 
 
+@pytest.mark.long
 def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> None:
     """Every container ends well: those that leave, and those that stay to the end."""
     assert re.fullmatch(
@@ -341,6 +360,7 @@ def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> N
     assert scaled.statuses == [0] * 4
 
 
+@pytest.mark.long
 def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> None:
     with (docker.ROOT / "deploy/prometheus/alerts.yml").open() as file:
         wanted = {
@@ -351,6 +371,7 @@ def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> N
     assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
 
 
+@pytest.mark.long
 def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal) -> None:
     stack = renewed.stack
     wait_until(
@@ -360,6 +381,7 @@ def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal)
     assert stack.began() == renewed.began
 
 
+@pytest.mark.long
 def test_with_tls_the_orchestrator_answers_those_who_show_a_certificate(secured: Secured) -> None:
     assert alive(secured.ask, "new-token") == ["agent-a", "agent-b"]
     assert secured.ask("/v1/nodes", "another")[0] == 401
@@ -371,6 +393,7 @@ def test_with_tls_the_orchestrator_answers_those_who_show_a_certificate(secured:
         secured.stack.ask("/v1/nodes", "new-token")  # without TLS
 
 
+@pytest.mark.long
 def test_with_tls_each_service_finds_its_own_key_and_no_other(
     secured: Secured, prometheus: Prometheus
 ) -> None:
@@ -380,6 +403,7 @@ def test_with_tls_each_service_finds_its_own_key_and_no_other(
         assert project.docker(*look).split() == [f"/run/allfold-tls/{service}/tls.key"], service
 
 
+@pytest.mark.long
 def test_with_tls_status_and_doctor_need_no_arguments_either(secured: Secured) -> None:
     shown = json.loads(allfold_in(secured.stack, "agent-a", "status", "--json"))
     assert sorted(each["node"] for each in shown["agents"].values()) == ["agent-a", "agent-b"]
@@ -387,10 +411,12 @@ def test_with_tls_status_and_doctor_need_no_arguments_either(secured: Secured) -
     assert report["counts"]["fail"] == 0
 
 
+@pytest.mark.long
 def test_prometheus_scrapes_with_tls(secured: Secured, prometheus: Prometheus) -> None:
     prometheus.wait_for("https")
 
 
+@pytest.mark.long
 def test_a_job_of_torch_ddp_runs_through_tls(ddp: docker.Project) -> None:
     for service in ("ddp-a", "ddp-b"):
         assert ddp.inspect(service)["State"]["ExitCode"] == 0, service
