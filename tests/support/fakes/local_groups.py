@@ -38,6 +38,8 @@ from tests.support.waiting import wait_until
 
 # In bytes; long enough for the largest frame, which is what must get through at once.
 LONGEST_LIFE = 160_000
+# A test has seen what it waits for before it closes its groups: an end that is gone owes nothing.
+LINGER_SECONDS = 0.1
 
 
 def make_plan(
@@ -215,7 +217,7 @@ class LocalGroups:
                 each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        closing = [Thread(target=group.close, args=(2.0,)) for group in self.groups]
+        closing = [Thread(target=group.close, args=(LINGER_SECONDS,)) for group in self.groups]
         for thread in closing:
             thread.start()
         for thread in [*closing, *self._relays]:
