@@ -12,7 +12,7 @@ from allfold_core.errors import PeerLost
 from allfold_core.wire.frames import HEADER_SIZE
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
 from tests.support.fakes.damaged_wire import DamagedWire
-from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.fakes.local_groups import LINGER_SECONDS, LocalGroups, local_groups
 from tests.support.waiting import wait_until
 
 IN_A_HEADER = 9
@@ -27,7 +27,7 @@ def then_none(places: Sequence[int]) -> Iterator[int | None]:
 def nothing_is_held(local: LocalGroups) -> None:
     """Also no memory where a damaged frame had landed."""
     for group in local.groups:
-        group.close(2.0)
+        group.close(LINGER_SECONDS)
     wait_until(lambda: local.buffers.held == 0, "all memory is back")
 
 
