@@ -143,7 +143,7 @@ def test_a_child_that_cannot_have_memory_of_its_own_ends_and_says_so(
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
     assert (array == 1).all()
-    assert "cannot have 18432 KiB of memory of its own" in capfd.readouterr().err
+    assert "cannot have 10240 KiB of memory of its own" in capfd.readouterr().err
 
 
 def test_a_program_that_is_executed_has_none_of_the_files(arena: Arena) -> None:

@@ -285,7 +285,7 @@ class Group(Collectives):
         """Make an uninitialized tensor in the arena: collectives on it copy nothing.
 
         What a forked child writes to its copy of the tensor stays in the child. Where the arena
-        is larger than 16 MiB, the child may see what its parent writes later, in pages to which it
+        is larger than 8 MiB, the child may see what its parent writes later, in pages to which it
         has not written: copy what a child is to read as it was before the fork.
 
         Args:
