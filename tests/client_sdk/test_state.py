@@ -148,6 +148,42 @@ def test_what_a_state_cannot_hold_is_named() -> None:
         allfold.State(a=np.array([None]))._image()
 
 
+def _frozen(size: int) -> Any:
+    array = np.zeros(size, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "array",
+    [_frozen(3), np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,))],
+    ids=["read-only", "overlapping"],
+)
+def test_an_array_that_cannot_be_overwritten_is_refused_by_name_and_the_advice_works(
+    array: Any,
+) -> None:
+    with pytest.raises(InvalidArgument, match="'weights' cannot be part of a state") as refusal:
+        allfold.State(step=0, weights=array)
+    advice = refusal.value.message.rpartition("use ")[2]
+    target = allfold.State(step=0, weights=eval(advice, {"array": array}))
+    give(allfold.State(step=1, weights=np.ones_like(target.weights)), target)
+    assert target.weights.tolist() == [1, 1, 1]
+
+
+def test_an_array_that_became_read_only_is_named_before_anything_is_overwritten() -> None:
+    source, target = (allfold.State(small=np.full(2, n), large=np.full(20_000, n)) for n in (1, 2))
+    target.large.flags.writeable = False
+    with pytest.raises(InvalidArgument, match=r"'large' cannot be part .* read-only"):
+        give(source, target)
+    assert target.small.tolist() == [2, 2]
+
+
+def test_read_only_arrays_within_values_are_replaced() -> None:
+    source, target = (allfold.State(value={"a": [array]}) for array in (np.ones(3), _frozen(3)))
+    give(source, target)
+    assert target.value["a"][0].tolist() == [1, 1, 1]
+
+
 def test_a_state_that_keeps_goes_back_to_its_last_commit() -> None:
     weights = np.arange(100_000.0)
     state = allfold.State(keep=True, weights=weights, step=1)

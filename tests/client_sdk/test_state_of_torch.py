@@ -132,5 +132,7 @@ def test_conjugated_tensors_are_what_they_stand_for() -> None:
     ids=["sparse", "meta", "nested"],
 )
 def test_tensors_that_are_more_than_their_bytes_are_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(InvalidArgument, match="not a plain tensor"):
-        allfold.State(t=tensor)._image()
+    with pytest.raises(InvalidArgument, match=r"'t' cannot be part of a state: the tensor .* use "):
+        allfold.State(t=tensor)
+    with pytest.raises(InvalidArgument, match=r"state\['t'\]\[0\] is not a plain tensor"):
+        allfold.State(t=[tensor])._image()

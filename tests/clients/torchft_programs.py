@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import torch
+import torchft.process_group
 from torch import nn
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
@@ -35,8 +36,19 @@ class Replica:
         self.group = ProcessGroupAllfold(**{"timeout": TIMEOUT, "opening": TIMEOUT} | options)
         self._store = store
 
+    def enter(self, quorum: int, rank: int, world_size: int) -> None:
+        """Enter a quorum as the parameter server of the installed torchft does.
+
+        After 0.2 the replicas exchange handles, and their groups have no ``configure`` any more.
+        """
+        exchange = getattr(torchft.process_group, "reconfigure_with_store", None)
+        if exchange is None:
+            self.configure(quorum, rank, world_size)
+        else:
+            exchange(self.group, f"{self._store}/torchft/handles/{quorum}", rank, world_size)
+
     def configure(self, quorum: int, rank: int, world_size: int) -> None:
-        """Enter a quorum, as torchft's parameter server does; its Manager names no arguments."""
+        """Enter a quorum, as torchft 0.2 does; its Manager names no arguments."""
         address = f"{self._store}/torchft/{quorum}/0"
         self.group.configure(address, replica_id="0", rank=rank, world_size=world_size)
 
@@ -50,7 +62,7 @@ class Replica:
 def collectives(rank: int, world_size: int, **where: str) -> dict[str, list[float]]:
     """Call what torchft's Manager, its transports and its HSDP call."""
     replica = Replica(**where)
-    replica.configure(1, rank, world_size)
+    replica.enter(1, rank, world_size)
     group, mine = replica.group, torch.tensor([float(rank + 1)])
     gathered = [torch.zeros(1) for _ in range(world_size)]
     group.allgather([gathered], [mine], AllgatherOptions()).wait()
@@ -114,9 +126,9 @@ def wait_for_one_that_never_comes(rank: int, world_size: int, **where: str) -> d
 def reconfigure_with_an_op_in_flight(rank: int, world_size: int, **where: str) -> dict[str, Any]:
     """The first replica waits for others; a quorum that comes meanwhile ends that op."""
     replica = Replica(**where)
-    replica.configure(1, rank, world_size)
+    replica.enter(1, rank, world_size)
     work = replica.group.allreduce([torch.ones(1)], ReduceOp.SUM) if rank == 0 else None
-    replica.configure(2, rank, world_size)
+    replica.enter(2, rank, world_size)
     total = replica.sum_of(1.0)
     if work is None:
         return {"error": "", "sum": total}

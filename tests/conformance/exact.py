@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import allfold
+from allfold_core.errors import InvalidArgument
 from tests.conformance import layouts
 from tests.support import tensors
 from tests.support.cases import Case, digest, inputs
@@ -193,6 +194,39 @@ def refused(group: allfold.Group, what: str) -> None:
             group.empty((3, -1))
         case _:
             raise ValueError(what)
+
+
+def as_advised(group: allfold.Group) -> dict[str, str]:
+    """Do what the error of each of these calls advises; return the advice by the call."""
+    import torch
+
+    followed: dict[str, str] = {}
+    for what, tensor in _unusable(torch):
+        try:
+            group.all_reduce(tensor)
+        except InvalidArgument as error:
+            advice = error.message.rpartition("use ")[2]
+        names = {"array": tensor, "tensor": tensor, "torch": torch, "numpy": np}
+        usable = eval(advice, names)  # our own text
+        for each in usable if isinstance(usable, tuple) else [usable]:
+            group.all_reduce(each)
+        followed[what] = advice
+    return followed
+
+
+def _unusable(torch: Any) -> Iterator[tuple[str, Any]]:
+    frozen = np.ones(4, np.float32)
+    frozen.flags.writeable = False
+    yield "read-only", frozen
+    yield "byte order", np.ones(4, ">f4")
+    one_place = np.lib.stride_tricks.as_strided(np.ones(4), (4,), (0,))
+    yield "array elements that share memory", one_place
+    yield "elements that share memory", torch.ones(1).expand(4)
+    yield "a list", [1.0, 2.0]
+    yield "sparse", torch.ones(4).to_sparse()
+    yield "without data", torch.ones(4, device="meta")
+    yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    yield "quantized", torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
 
 
 def bring(group: allfold.Group, what: str, source: int) -> list[Any]:

@@ -54,6 +54,12 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(
     assert job.run(programs.call) == [[total] * 4] * job.world_size
 
 
+def test_what_an_error_advises_for_a_tensor_works(job: Job) -> None:
+    for followed in job.run(exact.as_advised):
+        assert followed["byte order"] == "array.astype(array.dtype.newbyteorder('='))"
+        assert len(followed) == 9
+
+
 @pytest.mark.parametrize("what", ["an unknown strategy", "a strategy that cannot run the kind"])
 def test_a_strategy_that_cannot_run_an_op_is_refused_with_those_that_can(
     job: Job, what: str

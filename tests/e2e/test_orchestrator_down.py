@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allfold_core.errors import OrchestratorUnreachable, ServiceError
+from allfold_core.errors import MultipleRegister, OrchestratorUnreachable, ServiceError
 from benchmarks.redis_server import RedisServer
 from tests.conformance import programs
 from tests.support.processes.fixtures import pool_of_ranks, services_with
@@ -86,6 +86,20 @@ def test_a_running_job_does_not_notice_that_the_orchestrator_is_killed(
         goes_on(job)
         assert job.opening > opening, "an orchestrator without memory uses no number twice"
     a_new_job_starts(pool, "another")
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_second_job_under_one_name_hears_so_at_once_from_an_orchestrator_that_forgot_the_first(
+    pool: RankPool, services: Services
+) -> None:
+    with job_of(pool, "taken") as job, pool.unregistered(NODES, "taken") as other:
+        services.kill_orchestrator()
+        services.start_orchestrator()
+        services.await_all_registered()
+        for failure in failures(other.start_entering(services, init_timeout=60.0)):
+            assert type(failure.error) is MultipleRegister
+            assert "the group runs, with 3 ranks on nodes node0, node1" in failure.error.message
+        goes_on(job)
 
 
 @pytest.mark.usefixtures("embedded")

@@ -267,7 +267,7 @@ class FakeAgent:
 
 
 async def agents(
-    stack: AsyncExitStack, at: Served | Sequence[Served], names: str
+    stack: AsyncExitStack, at: Served | Sequence[Served], names: str, group: str = "train"
 ) -> list[FakeAgent]:
     """Linked agents in one group, a rank each; where there are several replicas, in turn."""
     replicas = at if isinstance(at, Sequence) else [at]
@@ -279,7 +279,7 @@ async def agents(
         await agent.hears("registered")
         made.append(agent)
     for rank, agent in enumerate(made):
-        await agent.join(rank, len(made))
+        await agent.join(rank, len(made), group)
     for agent in made:
-        await agent.holds(*names)
+        await agent.holds(*names, group=group)
     return made

@@ -29,6 +29,12 @@ def test_buckets_of_ddp_lie_in_the_arena_from_their_first_op_on(
         assert found == [views] * 4  # else the gradients are copies of what is in the buckets
 
 
+def test_workers_of_a_data_loader_do_not_write_to_the_gradients_of_their_parent(
+    one_node: TorchJob,
+) -> None:
+    assert one_node.run(programs.loading_beside_gradients) == [True, True]
+
+
 def test_memory_that_a_script_brings_is_not_taken_from_it(torch_job: TorchJob) -> None:
     torch_job.run(programs.memory_of_scripts)
 

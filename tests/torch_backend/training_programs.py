@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import allfold
 from allfold.torch.hook import HookState, hook
@@ -138,6 +139,38 @@ def ddp_in_the_arena(rank: int, size: int, *, views: bool, hooked: bool) -> list
     if hooked:
         allfold.shutdown(group)
     return found
+
+
+class ClearsGradients(Dataset[int]):
+    """A data set whose workers write to the gradients of a model, as they were when forked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        for each in _gradients(self._model):
+            each.zero_()
+        return index
+
+
+@in_group
+def loading_beside_gradients(rank: int, size: int) -> bool:
+    """Load with forked workers; return whether the gradients lie in the arena."""
+    group: Any = world()
+    model = DistributedDataParallel(
+        nn.Linear(WIDE, WIDE), process_group=group, bucket_cap_mb=1, gradient_as_bucket_view=True
+    )
+    for _ in range(2):
+        model(torch.ones(1, WIDE)).sum().backward()
+    before = [each.clone() for each in _gradients(model)]
+    loader = DataLoader(ClearsGradients(model), num_workers=1, multiprocessing_context="fork")
+    assert [int(each) for each in loader] == [0, 1]
+    for one, other in zip(_gradients(model), before, strict=True):
+        check(one, other)
+    return _lies_in_arena(group.group, _gradients(model)[0])
 
 
 def _lies_in_arena(group: allfold.Group, tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from allfold._fork_memory import separate_in_children
 from allfold_core.errors import ArenaExhausted
 from allfold_core.wire.local_wire import Region
 
@@ -67,7 +68,10 @@ class Block(NamedTuple):
 
 
 class HostMemory:
-    """A memfd, all of it taken from the machine at once."""
+    """A memfd, all of it taken from the machine at once.
+
+    Forked children have a copy of their own in its place.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -87,6 +91,7 @@ class HostMemory:
             ) from error
         self.bytes: Bytes | None = np.frombuffer(self._map, np.uint8)
         self.address: int = self.bytes.__array_interface__["data"][0]
+        separate_in_children(self.bytes, self.descriptor)
 
     def _populate(self) -> None:
         """Take the memory now: a failure here is an error, later it would be a SIGBUS."""
@@ -100,7 +105,7 @@ class HostMemory:
             os.posix_fallocate(self.descriptor, 0, self.size)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """Do nothing: the file is closed with the last array in it."""
 
 
 def host_memory(share: Share) -> Grow:

@@ -26,7 +26,10 @@ def element_of_array(dtype: np.dtype[Any], folded: bool) -> Element:
     if dtype.hasobject:
         raise InvalidArgument(f"the array holds Python objects ({dtype}), not numbers")
     if not dtype.isnative:
-        raise InvalidArgument("the array is not in this machine's byte order; use .newbyteorder()")
+        raise InvalidArgument(
+            f"the array ({dtype}) is not in this machine's byte order; use "
+            "array.astype(array.dtype.newbyteorder('='))"
+        )
     return _element(dtype.name, dtype.itemsize, folded)
 
 

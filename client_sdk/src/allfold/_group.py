@@ -284,6 +284,10 @@ class Group(Collectives):
     ) -> Any:
         """Make an uninitialized tensor in the arena: collectives on it copy nothing.
 
+        What a forked child writes to its copy of the tensor stays in the child. Where the arena
+        is larger than 8 MiB, the child may see what its parent writes later, in pages to which it
+        has not written: copy what a child is to read as it was before the fork.
+
         Args:
             shape: its shape.
             dtype: a torch dtype makes a torch tensor, a NumPy dtype (or its name) an array.

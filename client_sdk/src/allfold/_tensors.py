@@ -120,6 +120,13 @@ def _shaped(block: Block, start: int, nbytes: int, like: Any) -> Any:
     return make(block.memory[start : start + nbytes], like.shape, like.dtype)
 
 
+_READ_ONLY = "the array is read-only, but others' data are written into it; use array.copy()"
+_OVERLAPS = (
+    "several elements share one place in memory (an expanded or broadcast tensor, or windows that "
+    "overlap), but others' data are written into it"
+)
+
+
 def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorView:
     """Look at a tensor.
 
@@ -140,7 +147,8 @@ def view(tensor: Any, *, written: bool = True, folded: bool = True) -> TensorVie
         return _view_cuda(tensor, written, folded)
     raise InvalidArgument(
         f"expected a NumPy array, a torch tensor or a CUDA array, got {type(tensor).__name__}; "
-        "the result is written into the tensor, so a list or a number must be put into one first"
+        "the result is written into the tensor, so put a list or a number into one first: use "
+        "numpy.array(tensor)"
     )
 
 
@@ -148,10 +156,10 @@ def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> Ten
     element = element_of_array(array.dtype, folded)
     flags = array.flags
     if written and not flags.writeable:
-        raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
+        raise InvalidArgument(_READ_ONLY)
     _check_dimensions(len(array.shape))
     if written and not flags.c_contiguous:
-        _check_strides(array.shape, array.strides, array.itemsize)
+        _check_strides(array.shape, array.strides, array.itemsize, "array.copy()")
     contiguous = flags.c_contiguous and flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
     shape = array.shape + element.inner
@@ -159,19 +167,14 @@ def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> Ten
 
 
 def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorView:
-    if (
-        tensor.is_nested
-        or tensor.layout is not torch.strided
-        or tensor.is_meta
-        or tensor.is_quantized
-    ):
+    if not is_plain(tensor, torch):
         raise InvalidArgument(_why_not(tensor, torch))
     element = element_of_torch(tensor.dtype, folded)
     shape = tuple(tensor.shape)
     _check_dimensions(len(shape))
     contiguous = tensor.is_contiguous()
     if written and not contiguous:
-        _check_strides(shape, tensor.stride(), 1)
+        _check_strides(shape, tensor.stride(), 1, "tensor.clone()")
     address = tensor.data_ptr() if contiguous else 0
     if address % element.dtype.itemsize or tensor.is_conj() or tensor.is_neg():
         address = 0
@@ -195,7 +198,7 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
     element = element_of_array(dtype, folded)
     address, read_only = about["data"]
     if written and read_only:
-        raise InvalidArgument("the array is read-only, but the result is written into it; copy it")
+        raise InvalidArgument(_READ_ONLY)
     strides = about.get("strides")
     if strides is not None and tuple(strides) != _c_strides(shape, dtype.itemsize):
         address = 0
@@ -227,10 +230,20 @@ def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(strides)[::-1] if shape else ()
 
 
+def is_plain(tensor: Any, torch: Any) -> bool:
+    """Return True if a torch tensor is a plain array of numbers in memory."""
+    return not (
+        tensor.is_nested
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor.is_quantized
+    )
+
+
 def _why_not(tensor: Any, torch: Any) -> str:
     """Return why a tensor is no plain array of numbers in memory, and what to do."""
     if tensor.is_nested:
-        return "the tensor is nested; move those of tensor.unbind() one by one"
+        return "the tensor is nested; move its parts one by one: use tensor.unbind()"
     if tensor.layout is not torch.strided:
         return f"the tensor has layout {tensor.layout}; use tensor.to_dense()"
     if tensor.is_meta:
@@ -243,13 +256,26 @@ def _check_dimensions(count: int) -> None:
         raise InvalidArgument(f"{count} dimensions; at most {MAX_DIMENSIONS - 1} are possible")
 
 
-def _check_strides(shape: Sequence[int], strides: Sequence[int], step: int) -> None:
+def _check_strides(shape: Sequence[int], strides: Sequence[int], step: int, remedy: str) -> None:
     if all(shape) and _overlaps_itself(shape, strides, step):
-        raise InvalidArgument(
-            "several elements share one place in memory (an expanded or broadcast tensor, or "
-            "windows that overlap), but the result is written into the tensor; use .clone() or "
-            ".copy()"
-        )
+        raise InvalidArgument(f"{_OVERLAPS}; use {remedy}")
+
+
+def check_writable(tensor: Any) -> None:
+    """Refuse an array or a torch tensor whose elements cannot be overwritten one by one.
+
+    Raises:
+        InvalidArgument: says why, and what to do.
+    """
+    if not isinstance(tensor, np.ndarray):
+        torch: Any = sys.modules["torch"]
+        if not is_plain(tensor, torch):
+            raise InvalidArgument(_why_not(tensor, torch))
+        _check_strides(tuple(tensor.shape), tensor.stride(), 1, "tensor.clone()")
+        return
+    if not tensor.flags.writeable:
+        raise InvalidArgument(_READ_ONLY)
+    _check_strides(tensor.shape, tensor.strides, tensor.itemsize, "array.copy()")
 
 
 def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:

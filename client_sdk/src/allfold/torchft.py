@@ -71,7 +71,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
         *_: Any,
         **__: Any,
     ) -> None:
-        """Leave the group of the quorum before, and open the group of this one.
+        """Leave the group of the quorum before, and open the group of this one: for torchft 0.2.
 
         What else torchft says about a quorum, Allfold does not need.
 
@@ -101,7 +101,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
         return opened
 
     def reconfigure(self, opts: Any) -> Work:
-        """Do as :meth:`configure`, where torchft, after 0.2.0, names the replicas by handles.
+        """Do as :meth:`configure` for torchft 0.3, which names the replicas by handles.
 
         Args:
             opts: ``handles``, those of all replicas of the quorum in the order of their ranks, and

@@ -11,7 +11,7 @@ from allfold_orchestrator.membership.group_state import (
     Epoch,
     GroupState,
 )
-from allfold_orchestrator.membership.joining import takes_in
+from allfold_orchestrator.membership.joining import has_come_back, takes_in
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.membership.term_record import TermRecord
@@ -40,7 +40,7 @@ async def await_plan(
 
     Raises:
         Refusal: 410, the session has no seat in that epoch or a later one.
-        ServiceError: the group runs already, and the rank can join it.
+        ServiceError: the group runs already, and the rank is to ask again if it can join it.
     """
     deadline = monotonic() + wait
     notifications = store.notifications
@@ -89,7 +89,7 @@ def _find(
         rank = finders.forming.rank_of(forming.seats, session)
         if rank is not None:
             return state
-    if takes_in(state):
+    if takes_in(state) or has_come_back(state):
         raise ServiceError(f"group {state.group} runs, as its nodes have reported: join it again")
     raise Refusal(410, _seat_gone(state.group, epoch, session))
 

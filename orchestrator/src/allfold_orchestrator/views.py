@@ -11,6 +11,7 @@ from allfold_orchestrator.membership.group_state import (
     RankSeat,
     Reason,
 )
+from allfold_orchestrator.membership.joining import holders
 from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store.node_store import NodeStatus
 from allfold_orchestrator.wire import (
@@ -43,7 +44,7 @@ def group_view(state: GroupState, now: float) -> GroupView:
         on_loss=params.on_loss if params else None,
         min_world=params.min_world if params else None,
         max_world=params.max_world if params else None,
-        present=places(_present(shown)) if shown else _reported(state.term),
+        present=places(_present(shown)) if shown else held_by(state),
         missing=shown.missing if isinstance(shown, Formation) else [],
         refused=shown.refused if isinstance(shown, Formation) else "",
         left=_left(current) if current else [],
@@ -86,10 +87,9 @@ def places(seats: Mapping[int, RankSeat]) -> list[RankPlace]:
     return [RankPlace(rank=rank, node=seat.node.node) for rank, seat in sorted(seats.items())]
 
 
-def _reported(record: TermRecord | None) -> list[RankPlace]:
-    """Return the ranks of a record that was lost, numbered as they are now: without gaps."""
-    seats = record.seats if record else ()
-    return [RankPlace(rank=rank, node=seat.node) for rank, seat in enumerate(seats)]
+def held_by(state: GroupState) -> list[RankPlace]:
+    """Return the ranks that have the name of a group, with their nodes, in their order."""
+    return [RankPlace(rank=rank, node=node) for rank, node in sorted(holders(state).items())]
 
 
 def _number(shown: Epoch | Formation) -> int:

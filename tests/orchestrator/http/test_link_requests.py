@@ -7,10 +7,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from fakeredis import FakeServer
 
-from allfold_core.errors import MultipleRegister, PeerLost
+from allfold_core.errors import MultipleRegister, PeerLost, ServiceError
+from allfold_orchestrator.store.redis_client import connect_embedded
+from allfold_orchestrator.store.store import Store
 from tests.orchestrator.conftest import MakeStore
-from tests.orchestrator.fake_agent import SECONDS, FakeAgent, Json, Replica, replica
+from tests.orchestrator.fake_agent import SECONDS, FakeAgent, Json, Replica, agents, replica
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -188,3 +191,26 @@ async def test_a_bug_is_answered_and_logged(
     assert failed["status"] == 500
     assert "failed on a request to join" in failed["body"]["error"]["message"]
     assert "nobody foresaw this" in caplog.text
+
+
+async def test_a_second_job_is_refused_when_nodes_tell_of_a_group_that_this_service_has_lost(
+    make_store: MakeStore,
+) -> None:
+    """Its ranks may come first: those wait, and are told to ask again."""
+    async with AsyncExitStack() as stack:
+        before = await stack.enter_async_context(replica(make_store()))
+        members = await agents(stack, before, "ab")
+        anew = await stack.enter_async_context(replica(Store(connect_embedded(FakeServer()), 60.0)))
+        (other,) = await agents(stack, anew, "c", group="else")
+        await join(other, 0, of=2, session="new")
+        await until(lambda: anew.store.notifications._waiting, "it waits")
+        for agent in members:
+            agent.at = anew
+            await agent.register()
+            await agent.link()
+        told = await answer(other, 0)
+        assert told["status"] == ServiceError.status
+        await join(other, 1, of=2, session="new")
+        refused = await answer(other, 1)
+        assert refused["status"] == MultipleRegister.status
+        assert "the group runs, with 2 ranks on nodes a, b" in str(refused["body"])

@@ -14,6 +14,7 @@ from allfold_orchestrator.http import plan_bodies
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership.group_state import GroupState
+from allfold_orchestrator.membership.reports import term_record
 from tests.orchestrator.builders import join, leave, play, ready
 
 
@@ -107,6 +108,14 @@ def test_who_waits_is_told_of_the_ranks_that_still_hold_the_name() -> None:
         answer = json.loads(bytes(bodies.response("train", state, "gzip").body))
         assert [place["rank"] for place in answer["held_by"]] == held
         assert {place["node"] for place in answer["held_by"]} == {"abc"[rank] for rank in held}
+
+
+def test_who_waits_is_told_of_those_who_hold_the_name_though_their_epoch_was_lost() -> None:
+    before, _ = play([leave(0)], ready(3))
+    lost = GroupState("train", last_epoch=1, recalled=1, term=term_record(before))
+    state, _ = play([join(0, of=3, session="new")], lost)
+    answer = json.loads(bytes(PlanBodies().response("train", state, "").body))
+    assert [place["node"] for place in answer["held_by"]] == ["b", "c"]
 
 
 def test_answers_are_kept_for_a_bounded_number_of_groups() -> None:

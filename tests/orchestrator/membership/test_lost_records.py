@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from allfold_core.errors import ServiceError
-from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Seated
+from allfold_core.errors import MultipleRegister, RegisterParamsMismatch, ServiceError
+from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Join, Seated
 from allfold_orchestrator.membership.joining import is_unclaimed
 from allfold_orchestrator.membership.term_record import Recall, Registration, StoreLife, TermRecord
 from tests.orchestrator.builders import GROUP, leave, play, refused
@@ -112,3 +112,61 @@ def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_r
 
 def test_a_group_without_a_record_is_not_one_that_its_nodes_do_not_claim() -> None:
     assert not is_unclaimed(GroupState(GROUP), elastic(0))
+
+
+# Groups that take in nobody
+
+
+def fixed(rank: int, on: str = "c", *, of: int = 2, generation: int = 2) -> Join:
+    """A rank of a second job under the name of a group of s0 on node a and s1 on node b."""
+    asked = elastic(rank, on, session=f"new{rank}", max_world=None, of=of, generation=generation)
+    return replace(asked, store=STORE)
+
+
+def reported(by: str, before: GroupState) -> GroupState:
+    """The group after these nodes have told of it an orchestrator that had lost its record."""
+    state, held = GroupState(GROUP), record_of(before)
+    for name in by:
+        state = registers(state, name, held)
+    return state
+
+
+@EITHER
+def test_a_second_job_under_the_name_of_a_group_that_runs_is_told_so_at_once(loses: bool) -> None:
+    before = running(max_world=None, generation=1)
+    state = reported("ab", before) if loses else before
+    error = refused(state, replace(fixed(1), store=None) if not loses else fixed(1))
+    assert type(error) is MultipleRegister
+    assert (error.details["holder"], error.details["requester"]) == ("b", "c")
+    assert "the group runs, with 2 ranks on nodes a, b" in error.message
+    assert "another job another group (init(group=) or ALLFOLD_GROUP)" in error.message
+
+
+def test_ranks_that_came_before_the_nodes_told_of_their_group_ask_again_and_are_refused() -> None:
+    state, (seated,) = play([fixed(0)])
+    assert seated == Seated(0, 1, ready=False)
+    held = record_of(running(max_world=None, generation=1))
+    state = registers(state, "a", held)
+    assert state.forming is not None, "a rank of node b may have left, which only b knows"
+    state = registers(state, "b", held)
+    assert state.forming is None
+    assert type(refused(state, fixed(0))) is MultipleRegister
+
+
+def test_a_job_that_is_started_anew_waits_for_the_ranks_of_a_group_that_others_have_left() -> None:
+    before = running(max_world=None, generation=1)
+    left = play([leave(0)], before)[0]
+    state = registers(registers(GroupState(GROUP), "b", record_of(before)), "a", record_of(left))
+    state, (seated,) = play([fixed(0)], state)
+    assert seated == Seated(0, 2, ready=False)
+
+
+@EITHER
+def test_a_rank_without_the_key_of_a_group_that_runs_learns_nothing_of_it(loses: bool) -> None:
+    joins = [elastic(rank, "ab"[rank], max_world=None, generation=1) for rank in (0, 1)]
+    before = play(replace(each, params=replace(each.params, key="a")) for each in joins)[0]
+    state = reported("ab", before) if loses else before
+    error = refused(state, replace(fixed(0), store=None if not loses else STORE))
+    assert type(error) is RegisterParamsMismatch
+    assert error.details["differing"] == ["key"]
+    assert "node a" not in error.message

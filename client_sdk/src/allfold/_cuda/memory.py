@@ -29,16 +29,11 @@ class PinnedMemory(HostMemory):
     def __init__(self, device: Device, size: int) -> None:
         super().__init__(size)
         self._device = device
-        try:
-            with device.current():
-                self.on_gpu = device.register(self.address, size)
-        except GpuFailed:
-            super().close()
-            raise
+        with device.current():
+            self.on_gpu = device.register(self.address, size)
 
     def close(self) -> None:
         """Let go of it, after the last copy."""
-        super().close()
         try:
             with self._device.current():
                 self._device.finish()

@@ -17,7 +17,7 @@ from allfold._registry import registry
 from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
 from allfold._state.image import Image, Manifest
 from allfold._state.landing import Landing
-from allfold._state.tensors import form_of, is_tensor
+from allfold._state.tensors import check_overwritable, form_of, is_overwritable, is_tensor
 from allfold._state.transfer import Offering, pull
 from allfold._state.tree import Flattened, pair_tensors, unflatten
 from allfold._state.values import is_stateful, load, named_nodes, with_identities
@@ -65,7 +65,8 @@ class State:
         values: by name.
 
     Raises:
-        InvalidArgument: a name is taken by a method, or begins with an underscore.
+        InvalidArgument: a name is taken by a method, or begins with an underscore; an array cannot
+            be overwritten in place.
     """
 
     def __init__(self, *, keep: bool = False, **values: Any) -> None:
@@ -98,6 +99,8 @@ class State:
                 f"'{name}' is a method of a state, so no value can have that name"
             )
         else:
+            if is_tensor(value):
+                check_overwritable(value, name)
             self._values[name] = value
 
     def __repr__(self) -> str:
@@ -331,7 +334,7 @@ class State:
         self._check_names(manifest)
         places: list[Any | None] = [None] * len(manifest.forms)
         for index, ours in pair_tensors(manifest.node, own.node).items():
-            if own.forms[ours] == manifest.forms[index]:
+            if own.forms[ours] == manifest.forms[index] and is_overwritable(own.tensors[ours]):
                 places[index] = own.tensors[ours]
         self._check_arrays(manifest, places)
         return places
@@ -350,6 +353,7 @@ class State:
             value = self._values[name]
             if not is_tensor(value):
                 continue
+            check_overwritable(value, name)
             index = node.get("tensor") if isinstance(node, dict) else None
             if index is None or places[index] is None:
                 found = "no array" if index is None else str(manifest.forms[index])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from allfold._arena import Bytes
+from allfold._tensors import check_writable, is_plain
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
 
 _NOT_PLAIN = "is not a plain tensor in memory"
@@ -80,6 +81,27 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
+def check_overwritable(value: Any, name: str) -> None:
+    """Refuse an array or tensor of a state that cannot take what other ranks send.
+
+    Raises:
+        InvalidArgument: names the entry; says why it cannot, and what to do.
+    """
+    try:
+        check_writable(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'{name}' cannot be part of a state: {error.message}") from None
+
+
+def is_overwritable(value: Any) -> bool:
+    """Return whether an array or tensor can take what other ranks send."""
+    try:
+        check_writable(value)
+    except InvalidArgument:
+        return False
+    return True
+
+
 def form_of(value: Any, path: str) -> TensorForm:
     """Return the form of an array or tensor.
 
@@ -93,7 +115,7 @@ def form_of(value: Any, path: str) -> TensorForm:
         text = value.dtype.name if value.dtype.kind == "V" else value.dtype.str
         return TensorForm("numpy", text, value.shape)
     torch = sys.modules["torch"]
-    if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+    if not is_plain(value, torch):
         raise InvalidArgument(f"{path} {_NOT_PLAIN} (layout {value.layout}); use a dense one")
     if hasattr(value, "placements"):
         raise InvalidArgument(

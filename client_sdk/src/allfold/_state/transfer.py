@@ -60,8 +60,6 @@ class Transfer:
         except BaseException:
             self.close()
             raise
-        finally:
-            self._window.close()  # the memory stays mapped
 
     def receive(self, deadline: float | None = None) -> tuple[TransferMessage, bytes]:
         """Return the next message.

@@ -55,8 +55,8 @@ def voter_of(member: Member) -> dict[str, str]:
 
 
 def without_ranks(plan: Plan) -> Plan:
-    """Return a plan with its parameters alone, without its ranks and nodes."""
-    return replace(plan, world_size=0, members=(), tree_order=(), sessions=(), layout=AS_OPENED)
+    """Return a plan with its parameters alone: how many ranks it had, but not who and where."""
+    return replace(plan, members=(), tree_order=(), sessions=(), layout=AS_OPENED)
 
 
 def joining_plan(record: Mapping[str, Any]) -> Plan:
@@ -70,7 +70,7 @@ def joining_plan(record: Mapping[str, Any]) -> Plan:
     """
     voters = record["voters"]
     members = (Member(node=node, ranks=(), **voters[node]) for node in record["term"]["voters"])
-    return replace(Plan.from_dict(record["plan"]), members=tuple(members))
+    return replace(Plan.from_dict(record["plan"]), world_size=0, members=tuple(members))
 
 
 def first_epoch(plan: Plan) -> Epoch:

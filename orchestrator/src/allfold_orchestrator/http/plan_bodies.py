@@ -15,7 +15,7 @@ from starlette.responses import Response
 from allfold_core.plan import Plan
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.term_record import TermRecord
-from allfold_orchestrator.views import places
+from allfold_orchestrator.views import held_by
 from allfold_orchestrator.wire import PlanComplete, PlanWaiting, RunningGroup
 
 Found = Plan | TermRecord | GroupState
@@ -92,7 +92,7 @@ def encode(found: Found) -> bytes:
         return PlanComplete(plan=found).model_dump_json().encode()
     if isinstance(found, TermRecord):
         return RunningGroup(record=found.to_dict()).model_dump_json().encode()
-    forming, current = found.forming, found.current
+    forming = found.forming
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(
         epoch=forming.epoch,
@@ -100,6 +100,6 @@ def encode(found: Found) -> bytes:
         missing=forming.missing,
         gave_up=forming.gave_up,
         refused=forming.refused,
-        held_by=places(current.present) if current else [],
+        held_by=held_by(found),
     )
     return waiting.model_dump_json().encode()

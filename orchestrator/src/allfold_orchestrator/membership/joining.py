@@ -57,6 +57,40 @@ def is_unclaimed(state: GroupState, join: Join) -> bool:
     return _recalled(state.term, join).is_unclaimed
 
 
+def is_known(state: GroupState, join: Join) -> bool:
+    """Return True if what is recorded of a group that runs is what its nodes know.
+
+    Where its epoch was lost too, each of them has yet to report which of its ranks have left.
+    """
+    if state.current is not None or state.term is None:
+        return not is_unclaimed(state, join)
+    return _recalled(state.term, join).is_trusted(join.now)
+
+
+def is_whole(state: GroupState) -> bool:
+    """Return True if no rank has left the group that runs; its name is then for nobody else."""
+    params = running_params(state)
+    if state.current is not None:
+        return state.current.intact
+    return params is not None and len(holders(state)) == params.world_size
+
+
+def has_come_back(state: GroupState) -> bool:
+    """Return True if the group runs with all of its ranks, as all of its nodes have reported."""
+    return state.term is not None and state.term.recall is None and is_whole(state)
+
+
+def holders(state: GroupState) -> dict[int, str]:
+    """Return the ranks that have the name of a group, with their nodes.
+
+    Those of a record that agents have reported are numbered without gaps.
+    """
+    if state.current is not None:
+        return {rank: seat.node.node for rank, seat in state.current.present.items()}
+    seats = () if state.term is None else state.term.seats
+    return {rank: seat.node for rank, seat in enumerate(seats)}
+
+
 def _recalled(record: TermRecord, join: Join) -> TermRecord:
     return record if join.store is None else recalled(record, join.store, join.now + 1.0)
 

@@ -9,17 +9,10 @@ against other replicas, and write nothing when nothing changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 
-from allfold_core.errors import (
-    AllfoldError,
-    InvalidArgument,
-    MultipleRegister,
-    MultipleUnregister,
-    RegisterParamsMismatch,
-)
-from allfold_core.verdict import numbering
+from allfold_core.errors import AllfoldError
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Epoch,
@@ -42,7 +35,10 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import (
+    has_come_back,
+    is_known,
     is_unclaimed,
+    is_whole,
     join_running,
     other_release,
     running_params,
@@ -51,6 +47,14 @@ from allfold_orchestrator.membership.joining import (
 )
 from allfold_orchestrator.membership.planning import make_plan
 from allfold_orchestrator.membership.rank_map import RankMap
+from allfold_orchestrator.membership.refusals import (
+    group_is_full,
+    not_registered,
+    params_mismatch,
+    rank_is_taken,
+    rank_out_of_range,
+    world_out_of_range,
+)
 from allfold_orchestrator.membership.reports import (
     agent_registers,
     end_term,
@@ -59,12 +63,6 @@ from allfold_orchestrator.membership.reports import (
     without_reported_seat,
 )
 from allfold_orchestrator.membership.terms import first_term
-
-_OPENS_NOTHING = (
-    ". The group is not open: start min_world ranks or more together to open it; fewer may join it "
-    "once it runs"
-)
-_PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
 
 def step(state: GroupState, event: Event) -> Outcome:
@@ -119,7 +117,7 @@ def _other_terms(state: GroupState, join: Join) -> AllfoldError | None:
     asked = replace(join.params, world_size=params.world_size)  # of the opening, which is over
     if params == asked:
         return None
-    return _params_mismatch(state.group, state.term.epoch, params, replace(join, params=asked))
+    return params_mismatch(state.group, state.term.epoch, params, replace(join, params=asked))
 
 
 def _join_again(
@@ -128,7 +126,7 @@ def _join_again(
     """Answer a repeated join, whose first reply was lost, in the same way."""
     assert join.rank is not None
     if params != join.params:
-        return _reject(state, _params_mismatch(state.group, epoch, params, join))
+        return _reject(state, params_mismatch(state.group, epoch, params, join))
     return state, (Seated(join.rank, epoch, ready),)
 
 
@@ -139,26 +137,26 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
     """
     params = join.params
     if join.rank is None or not 0 <= join.rank < params.world_size:
-        return _rank_out_of_range(state.group, join)
+        return rank_out_of_range(state.group, join)
     if not 1 <= params.min_world <= params.world_size:
-        return _world_out_of_range(
+        return world_out_of_range(
             state.group, join, "min_world", "it must be between 1 and the world_size"
         )
     if params.max_world is not None and params.max_world < params.world_size:
-        return _world_out_of_range(
+        return world_out_of_range(
             state.group, join, "max_world", "it must not be below the world_size"
         )
-    current, forming = state.current, state.forming
-    if current is not None and current.intact and not is_unclaimed(state, join):
-        return _group_is_full(state.group, current, join)
+    if is_whole(state) and is_known(state, join):
+        return group_is_full(state, join)
+    forming = state.forming
     if forming is None:
         return None
     if (error := other_release(state.group, forming.seats, join.seat.node)) is not None:
         return error
     if forming.params != join.params:
-        return _params_mismatch(state.group, forming.epoch, forming.params, join)
+        return params_mismatch(state.group, forming.epoch, forming.params, join)
     holder = forming.seats.get(join.rank)
-    return _rank_is_taken(state.group, forming.epoch, holder, join) if holder else None
+    return rank_is_taken(state.group, forming.epoch, holder.node.node, join) if holder else None
 
 
 def _with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
@@ -206,9 +204,12 @@ def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
 
 
 def _end_formation_beside(state: GroupState) -> Outcome:
-    """Let the ranks of a formation join the group, which runs, as its nodes have just reported."""
+    """End a formation beside a group that runs, as its nodes have just reported.
+
+    Its ranks ask again: they join the group if it takes in others, else they are refused.
+    """
     forming = state.forming
-    if forming is None or not takes_in(state):
+    if forming is None or not (takes_in(state) or has_come_back(state)):
         return state, ()
     return _free_seats(state, forming, tuple(sorted(forming.seats)), Reason.WITHDRAWN)
 
@@ -233,7 +234,7 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
         return _complete_if_possible(left)
     if leave.reason is not Reason.FINISHED or _forgotten(state):
         return state, ()
-    return _reject(state, _not_registered(state.group, leave))
+    return _reject(state, not_registered(state.group, leave))
 
 
 def _end(state: GroupState, reason: Reason) -> Outcome:
@@ -322,99 +323,5 @@ def _still_in(epoch: Epoch, rank: int | None, session: str) -> bool:
     return rank not in epoch.departed and _holds(epoch.seats, rank, session)
 
 
-# Refusals
-
-
 def _reject(state: GroupState, error: AllfoldError) -> Outcome:
     return state, (Rejected(error),)
-
-
-def _rank_out_of_range(group: str, join: Join) -> AllfoldError:
-    world_size = join.params.world_size
-    return InvalidArgument(
-        f"rank {join.rank} cannot be in group {group}: with world_size={world_size} the "
-        f"{numbering(world_size)}",
-        group=group,
-        rank=join.rank,
-        world_size=world_size,
-    )
-
-
-def _world_out_of_range(group: str, join: Join, field: str, rule: str) -> AllfoldError:
-    value, world_size = getattr(join.params, field), join.params.world_size
-    may_join = join.params.is_elastic and join.params.min_world > world_size
-    return InvalidArgument(
-        f"rank {join.rank} came to group {group} with {field}={value}: {rule}, which is "
-        f"{world_size}{_OPENS_NOTHING if may_join else ''}",
-        group=group,
-        rank=join.rank,
-        field=field,
-        world_size=world_size,
-        **{field: value},
-    )
-
-
-def _rank_is_taken(group: str, epoch: int, holder: RankSeat, join: Join) -> AllfoldError:
-    return MultipleRegister(
-        f"rank {join.rank} of group {group} is registered already, by another process on node "
-        f"{holder.node.node} (the request came from node {join.seat.node.node}); give every "
-        "process its own rank, or end the other process first",
-        group=group,
-        epoch=epoch,
-        rank=join.rank,
-        holder=holder.node.node,
-        requester=join.seat.node.node,
-    )
-
-
-def _group_is_full(group: str, current: Epoch, join: Join) -> AllfoldError:
-    holder = None if join.rank is None else current.seats.get(join.rank)
-    if holder is not None:
-        return _rank_is_taken(group, current.plan.epoch, holder, join)
-    return _params_mismatch(group, current.plan.epoch, current.params, join)
-
-
-def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
-    """Return the error of a rank that may not join; it learns nothing else of the group."""
-    came = "another one" if join.params.key else "none"
-    has = "has a key, and the rank came with " + came if join.params.key else "needs a key"
-    return RegisterParamsMismatch(
-        f"a rank on node {join.seat.node.node} may not join group {group}: the group {has}; give "
-        "all ranks of a group the same ALLFOLD_GROUP_KEY, and groups of others another name",
-        group=group,
-        epoch=epoch,
-        node=join.seat.node.node,
-        differing=["key"],
-    )
-
-
-def _params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
-    if params.key != join.params.key:
-        return _wrong_key(group, epoch, join)
-    differing = {
-        name: {"expected": getattr(params, name), "got": getattr(join.params, name)}
-        for name in _PARAMETERS
-        if getattr(params, name) != getattr(join.params, name)
-    }
-    listed = "; ".join(
-        f"{name}: the group has {values['expected']}, rank {join.rank} came with {values['got']}"
-        for name, values in differing.items()
-    )
-    return RegisterParamsMismatch(
-        f"rank {join.rank} on node {join.seat.node.node} does not fit group {group}: {listed}; "
-        "all ranks of a group must register with the same parameters",
-        group=group,
-        epoch=epoch,
-        rank=join.rank,
-        node=join.seat.node.node,
-        differing={name: {**values} for name, values in differing.items()},
-    )
-
-
-def _not_registered(group: str, leave: Leave) -> AllfoldError:
-    return MultipleUnregister(
-        f"rank {leave.rank} of group {group} is not registered by this process (any more); "
-        "a rank can be unregistered once",
-        group=group,
-        rank=leave.rank,
-    )

@@ -63,7 +63,8 @@ class TermRecord:
         generation: of the store that keeps the record; ``term.generation`` is of the one that made
             the term.
         recall: set from the loss of a record until all its voters have registered.
-        plan: on what terms the group was opened, without its ranks and nodes.
+        plan: on what terms the group was opened, with the number of its ranks but without them
+            and their nodes. Of a group that an older release opened, the number is 0.
     """
 
     epoch: int
