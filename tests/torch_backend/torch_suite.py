@@ -26,8 +26,10 @@ from torch.testing._internal import common_distributed
 from torch.testing._internal.common_distributed import DistTestCases
 
 import allfold.torch  # noqa: F401
+from tests.torch_backend import gpu_words
 
-BACKEND = "allfold"
+# Allfold, or Gloo to compare with.
+BACKEND = os.environ.get("TORCH_SUITE_BACKEND", "allfold")
 
 # For a method that makes the default group anew.
 _MEETING = f"file://{tempfile.mkdtemp()}/meeting"
@@ -37,6 +39,7 @@ _MEETING = f"file://{tempfile.mkdtemp()}/meeting"
 os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "4", "TEMP_DIR": "", "INIT_METHOD": _MEETING}
 for feature in ("ddp", "subgroup"):
     DistTestCases.backend_feature[feature].add(BACKEND)
+gpu_words.open_gates()
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
@@ -57,9 +60,12 @@ class TestAllfold(distributed_test.TestDistBackend, distributed_test.Distributed
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, *more: Any, **named: Any) -> None:
-        sockets = os.environ["ALLFOLD_SOCKETS"].split(",")
-        first = (int(os.environ["WORLD_SIZE"]) + 1) // 2
-        os.environ["ALLFOLD_SOCKET"] = sockets[rank // first]
+        if BACKEND == "allfold":
+            sockets = os.environ["ALLFOLD_SOCKETS"].split(",")
+            first = (int(os.environ["WORLD_SIZE"]) + 1) // 2
+            os.environ["ALLFOLD_SOCKET"] = sockets[rank // first]
+        if gpu_words.is_marked(getattr(cls, test_name)):
+            gpu_words.mean_the_cpu()
         super()._run(rank, test_name, file_name, *more, **named)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
@@ -106,6 +112,7 @@ def run(argument: str) -> dict[str, Any]:
 
 def main() -> None:
     common_distributed.TIMEOUT_DEFAULT = TIMEOUT_SECONDS
+    common_distributed.TIMEOUT_OVERRIDE.clear()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what tests print is no answer
     answers.write(json.dumps(methods()) + "\n")
