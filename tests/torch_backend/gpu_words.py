@@ -60,8 +60,8 @@ def mean_the_cpu() -> None:
         _wrap(movable, "cuda", _staying)
     _wrap(DistributedDataParallel, "__init__", _without_devices)
     _wrap(dist, "barrier", _without_devices)
-    for name, replacement in _TORCH_CUDA.items():
-        setattr(torch.cuda, name, replacement)
+    _wrap(dist, "new_group", _with_backend_of_cpus)
+    _replace_streams()
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[[AnyCall], AnyCall]) -> None:
@@ -116,21 +116,38 @@ def _without_devices(original: AnyCall) -> AnyCall:
     return called
 
 
-def _nothing(*arguments: Any, **named: Any) -> None:
-    pass
+def _with_backend_of_cpus(original: AnyCall) -> AnyCall:
+    def made(*arguments: Any, **named: Any) -> Any:
+        if named.get("backend") == "nccl":
+            named["backend"] = None  # the one of the default group
+        return original(*arguments, **named)
+
+    return made
 
 
-def _no_context(*arguments: Any, **named: Any) -> contextlib.nullcontext[None]:
-    return contextlib.nullcontext()
+class _NoStream(contextlib.nullcontext[None]):
+    """A stream or an event: what it would order is in order on a CPU."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__()
+
+    def _done(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    record = record_event = synchronize = wait = wait_event = wait_stream = _done
 
 
-_TORCH_CUDA: dict[str, AnyCall] = {
-    "device_count": lambda: GPUS,
-    "current_device": lambda: 0,
-    "set_device": _nothing,
-    "synchronize": _nothing,
-    "manual_seed": _nothing,
-    "device": _no_context,
-    "Stream": _no_context,
-    "stream": _no_context,
-}
+def _always(answer: Any) -> AnyCall:
+    """Return a new function for each, as torch.compile has rules by function."""
+    return lambda *arguments, **named: answer
+
+
+def _replace_streams() -> None:
+    for name in ("set_device", "synchronize", "manual_seed"):
+        setattr(torch.cuda, name, _always(None))
+    vars(torch.cuda).update(device_count=_always(GPUS), current_device=_always(0))
+    for name in ("device", "stream", "current_stream"):
+        setattr(torch.cuda, name, _always(_NoStream()))
+    vars(torch.accelerator).update(current_stream=_always(_NoStream()))
+    vars(torch.cuda).update(Stream=_NoStream, Event=_NoStream)
+    vars(torch).update(Stream=_NoStream, Event=_NoStream)

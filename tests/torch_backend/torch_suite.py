@@ -1,11 +1,12 @@
 """Runs torch's own tests of a distributed backend on Allfold, as they come with torch.
 
     ALLFOLD_SOCKETS=a,b python -m tests.torch_backend.torch_suite METHOD METHOD@RANKS ...
+    TORCH_SUITE_BACKEND=gloo python -m tests.torch_backend.torch_suite METHOD ...
 
 The first line of the answer has the names of all methods. Then comes one line of JSON per method,
 as soon as it is over. Ranks are forked from this process, which has imported torch already, where
 torch's runner starts new interpreters; nothing else differs. The first half of them is on the first
-node, the others are on the second.
+node, the others are on the second. What torch skips without GPUs runs on the CPU: see gpu_words.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 distributed_test.BACKEND = os.environ["BACKEND"] = BACKEND
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 60
 
 
 class TestAllfold(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
