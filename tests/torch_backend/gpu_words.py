@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal import common_distributed
 from torch.utils._device import _device_constructors
@@ -34,9 +37,9 @@ AnyCall = Callable[..., Any]
 def open_gates() -> None:
     """Mark the tests that need GPUs instead of skipping them."""
     gates = vars(common_distributed)
-    gates["skip_if_no_gpu"] = _marked
+    gates["skip_if_no_gpu"] = marked
     for name in _GATES_OF_NUMBERS:
-        gates[name] = lambda *arguments, **named: _marked
+        gates[name] = lambda *arguments, **named: marked
 
 
 def is_marked(test: AnyCall) -> bool:
@@ -44,7 +47,7 @@ def is_marked(test: AnyCall) -> bool:
     return hasattr(test, _MARK)
 
 
-def _marked(test: AnyCall) -> AnyCall:
+def marked(test: AnyCall) -> AnyCall:
     setattr(test, _MARK, True)
     return test
 
@@ -61,6 +64,9 @@ def mean_the_cpu() -> None:
     _wrap(DistributedDataParallel, "__init__", _without_devices)
     _wrap(dist, "barrier", _without_devices)
     _wrap(dist, "new_group", _with_backend_of_cpus)
+    _wrap(DeviceMesh, "__init__", _moving_to_cpu)
+    for module in (device_mesh, torch.distributed.tensor):
+        _wrap(module, "init_device_mesh", _with_first_as_cpu)
     _replace_streams()
 
 
@@ -76,7 +82,7 @@ def _as_cpu(device: Any) -> Any:
     if isinstance(device, bool):
         return device
     if isinstance(device, int) or str(device).partition(":")[0] == "cuda":
-        return torch.device("cpu")
+        return "cpu"
     return device
 
 
@@ -98,6 +104,10 @@ def _moving_to_cpu(original: AnyCall) -> AnyCall:
         return original(self, *arguments, **named)
 
     return moved
+
+
+def _with_first_as_cpu(original: AnyCall) -> AnyCall:
+    return lambda device, *arguments, **named: original(_as_cpu(device), *arguments, **named)
 
 
 def _staying(original: AnyCall) -> AnyCall:
@@ -143,7 +153,7 @@ def _always(answer: Any) -> AnyCall:
 
 
 def _replace_streams() -> None:
-    for name in ("set_device", "synchronize", "manual_seed"):
+    for name in ("set_device", "synchronize", "manual_seed", "initial_seed"):
         setattr(torch.cuda, name, _always(None))
     vars(torch.cuda).update(device_count=_always(GPUS), current_device=_always(0))
     for name in ("device", "stream", "current_stream"):
