@@ -64,7 +64,7 @@ def prepare() -> None:
     processes["get_context"] = lambda method=None: _Context()
     processes["set_start_method"] = lambda method, force=False: None
     processes["Process"] = Rank
-    torch.multiprocessing.Queue = multiprocessing.get_context("fork").Queue
+    processes["Queue"] = multiprocessing.get_context("fork").Queue
     original = dist.init_process_group
 
     def init_process_group(backend: Any = None, *arguments: Any, **named: Any) -> None:
