@@ -52,7 +52,7 @@ def marked(test: AnyCall) -> AnyCall:
     return test
 
 
-def mean_the_cpu() -> None:
+def mean_the_cpu(gpus: int = GPUS) -> None:
     """Let the GPU words of this process mean the CPU until it ends."""
     for constructor in _device_constructors():
         _wrap(torch, constructor.__name__, _with_device_as_cpu)
@@ -68,6 +68,7 @@ def mean_the_cpu() -> None:
     for module in (device_mesh, torch.distributed.tensor):
         _wrap(module, "init_device_mesh", _with_first_as_cpu)
     _replace_streams()
+    vars(torch.cuda).update(device_count=_always(gpus), current_device=_always(0))
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[[AnyCall], AnyCall]) -> None:
@@ -155,7 +156,6 @@ def _always(answer: Any) -> AnyCall:
 def _replace_streams() -> None:
     for name in ("set_device", "synchronize", "manual_seed", "initial_seed"):
         setattr(torch.cuda, name, _always(None))
-    vars(torch.cuda).update(device_count=_always(GPUS), current_device=_always(0))
     for name in ("device", "stream", "current_stream"):
         setattr(torch.cuda, name, _always(_NoStream()))
     vars(torch.accelerator).update(current_stream=_always(_NoStream()))

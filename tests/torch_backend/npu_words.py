@@ -9,9 +9,10 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
-from torch.testing._internal import common_utils
+from torch.testing._internal import common_fsdp, common_utils
 
 from tests.torch_backend import gpu_words
 
@@ -25,17 +26,25 @@ def in_words_of_gpus(text: str) -> str:
     return text
 
 
-def install(source: Path) -> None:
+def install(source: Path, ranks: int) -> None:
     """Let ``import torch_npu`` find the helpers of tests in a copy of its repository."""
     for folder in ("torch_npu", "torch_npu.testing", "torch_npu.testing._internal"):
         _module(folder).__path__ = []
     sys.modules["torch_npu"].cuda = torch.cuda  # type: ignore[attr-defined]
     sys.modules["torch_npu.testing.testcase"] = common_utils
-    sys.modules["torch_npu.testing.common_utils"] = common_utils
+    vars(_module("torch_npu.testing.common_utils"))["__getattr__"] = _helper
     for name in ("common_distributed", "_internal.common_dtensor", "_internal.common_fsdp"):
         _import(f"torch_npu.testing.{name}", source)
     helpers = vars(sys.modules["torch_npu.testing.common_distributed"])
     helpers["skipIfUnsupportMultiNPU"] = lambda number: gpu_words.marked
+    vars(common_fsdp)["DEVICE_COUNT"] = ranks
+
+
+def _helper(name: str) -> Any:
+    """Return what torch has of this name, or a gate that is open."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(common_utils, name, lambda *arguments: gpu_words.marked)
 
 
 def _module(name: str) -> ModuleType:

@@ -30,6 +30,7 @@ from tests.torch_backend import gpu_words, npu_words
 
 BACKEND = os.environ.get("TORCH_SUITE_BACKEND", "gloo")
 TIMEOUT_SECONDS = 40
+RANKS = 4  # of a case that asks for as many as there are GPUs
 # A rank that makes a default group leaves this file: the case is one about a backend.
 _USED = Path(os.environ.get("TMPDIR", "/tmp")) / f"used-{os.getpid()}"
 
@@ -42,7 +43,7 @@ class Rank(ForkProcess):
         sockets = os.environ.get("ALLFOLD_SOCKETS", "").split(",")
         if rank.isdigit():
             os.environ["ALLFOLD_SOCKET"] = sockets[int(rank) % len(sockets)]
-        gpu_words.mean_the_cpu()
+        gpu_words.mean_the_cpu(RANKS)
         super().run()
 
 
@@ -58,6 +59,7 @@ class _Context:
 def prepare() -> None:
     """Replace how torch's runners start ranks and make groups."""
     gpu_words.open_gates()
+    vars(torch.cuda)["device_count"] = lambda: RANKS
     common_distributed.TIMEOUT_DEFAULT = TIMEOUT_SECONDS
     common_distributed.TIMEOUT_OVERRIDE.clear()
     processes = vars(torch.multiprocessing)
@@ -82,7 +84,7 @@ def load(path: Path) -> ModuleType:
     text = path.read_text()
     for folder in path.parents:
         if (folder / "torch_npu").is_dir():
-            npu_words.install(folder)
+            npu_words.install(folder, RANKS)
             text = npu_words.in_words_of_gpus(text)
     sys.path[:0] = [str(folder) for folder in path.parents[:3]]
     module = ModuleType(path.stem)

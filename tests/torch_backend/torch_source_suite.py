@@ -105,8 +105,8 @@ class SourceFile:
                 else:
                     begun = None
                     yield said
-            if begun is None and time.monotonic() > self._end:
-                return
+                    if time.monotonic() > self._end:
+                        return
         if begun is not None:
             yield {"case": begun, "outcome": "hung", "used": True, "message": "", "seconds": 0}
 
@@ -125,6 +125,8 @@ def why(answer: Answer) -> str:
 def row(name: str, answers: dict[str, dict[str, Answer]]) -> tuple[str, list[str]]:
     """Return a line of the table, and the cases that Gloo passes and Allfold does not."""
     gloo, allfold = (answers[backend] for backend in BACKENDS)
+    if not gloo:
+        return f"| {name} | it has no tests, or cannot be imported | | |", []
     used = [case for case, answer in gloo.items() if answer["used"]]
     passed = [case for case in used if gloo[case]["outcome"] == "passed"]
     differing = [
