@@ -15,7 +15,7 @@ from tests.torch_backend.torch_source_suite import FILES, compare, row
 
 SOURCE = os.environ.get("ALLFOLD_TORCH_SOURCE")
 
-# Calls in C++ that reach no method of a process group in Python, until torch 2.14.
+# Calls in C++ that reach no method of a process group in Python.
 DIFFERING = {
     "test_c10d_functional_native.py": ("test_all_gather_into_tensor_single",),
 }

@@ -18,7 +18,6 @@ from allfold.cli._processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
 from tests.torch_backend.torch_suite_table import (
     FAILED_BY_GLOO,
-    HUNG,
     NOT_RUN,
     PASSED,
     PASSED_ON_CPU,
@@ -98,17 +97,14 @@ def gloo(request: pytest.FixtureRequest) -> Iterator[Suite]:
     yield from _run_on("gloo", request)
 
 
-def _marked(method: str) -> Any:
-    marks = [] if method in QUICK else [pytest.mark.long]
-    if method in HUNG:
-        marks.append(pytest.mark.xfail(reason="it hangs"))
-    return pytest.param(method, marks=marks)
-
-
+ON_CPU = [
+    pytest.param(method, marks=() if method in QUICK else pytest.mark.long)
+    for method in PASSED_ON_CPU
+]
 EXCUSES = [(method, excuse) for excuse, methods in FAILED_BY_GLOO.items() for method in methods]
 
 
-@pytest.mark.parametrize("method", [*PASSED, *map(_marked, PASSED_ON_CPU)])
+@pytest.mark.parametrize("method", [*PASSED, *ON_CPU])
 def test_a_method_of_torchs_own_tests_passes(suite: Suite, method: str) -> None:
     result = suite.result(method)
     assert result["outcome"] == "passed", f"{result['message']}\n{suite.tail()}"
@@ -128,4 +124,4 @@ def test_every_method_that_torch_has_is_run_or_excused(suite: Suite) -> None:
     run = {method.partition("@")[0] for method in (*PASSED, *PASSED_ON_CPU)}
     assert run | excused == set(suite.methods)
     assert not run & excused
-    assert {*QUICK, *HUNG} <= set(PASSED_ON_CPU)
+    assert set(QUICK) <= set(PASSED_ON_CPU)

@@ -145,6 +145,7 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.source.resolve() / "test" / "distributed"
     failed = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends the processes
     with tempfile.TemporaryDirectory(prefix="af") as temporary, Services() as services:
         services.start_orchestrator()
         services.start_agents("node0", "node1")

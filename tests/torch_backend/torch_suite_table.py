@@ -226,9 +226,6 @@ QUICK = (
     "test_periodic_model_averager",
 )
 
-# Allfold hangs in these where Gloo passes: torch waits in the C++ half of our handle.
-HUNG = ("test_ddp_grad_div_uneven_inputs",)
-
 # On the CPU, Gloo fails in these as well; what it says then.
 FAILED_BY_GLOO = {
     "SyncBatchNorm layers only work with GPU modules": (
