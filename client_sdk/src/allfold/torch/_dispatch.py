@@ -30,6 +30,11 @@ _modes = torch._C._len_torch_dispatch_stack
 _keys = torch._C._dispatch_keys
 _PYTHON = torch._C.DispatchKey.Python
 _DEVICES = ("CPU", "CUDA")
+# The types of nearly all arguments: to ask for their keys takes longer than all else here.
+_PLAIN = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, type(None)}
+    | {kind for name, kind in vars(dist).items() if name.endswith("Options")}
+)
 
 _Base: Any = dist.ProcessGroup
 Method = Callable[..., Any]
@@ -131,15 +136,16 @@ class Operators(_Base):  # type: ignore[misc]
 def _has_subclass(given: Iterable[Any]) -> bool:
     """Return whether a tensor among the arguments has operators of its own."""
     for each in given:
-        kind = type(each)
-        if kind is list:
-            if _has_subclass(each):
+        for item in each if type(each) is list else (each,):
+            if type(item) not in _PLAIN and _is_subclass(item):
                 return True
-        elif kind is torch.Tensor or not issubclass(kind, torch.Tensor):
-            continue
-        elif _keys(each).has(_PYTHON):
-            return True
     return False
+
+
+def _is_subclass(item: Any) -> bool:
+    if isinstance(item, list):
+        return _has_subclass(item)
+    return isinstance(item, torch.Tensor) and _keys(item).has(_PYTHON)
 
 
 def _through_operator(group: Any, name: str, given: Sequence[Any], named: Any) -> dist.Work:
