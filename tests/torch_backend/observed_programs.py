@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch._subclasses import FakeTensorMode
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor.debug import CommDebugMode
@@ -31,7 +32,7 @@ def _each_collective(rank: int, size: int) -> list[torch.Tensor]:
     dist.all_reduce(summed)
     dist.all_reduce(integers, dist.ReduceOp.AVG, async_op=True).wait()
     scaled = one.clone()
-    dist.all_reduce(scaled, dist._make_nccl_premul_sum(2.0))
+    dist.all_reduce(scaled, _make_nccl_premul_sum(2.0))
     sent = one.clone()
     dist.broadcast(sent, root)
     at_root = one.clone()
@@ -88,7 +89,8 @@ def seen_by_a_mode(rank: int, size: int) -> list[str]:
         seen = _each_collective(rank, size)
     check(seen, plain)
     check(_each_collective(rank, size), plain)
-    return mode.names
+    names: list[str] = mode.names
+    return names
 
 
 @in_group

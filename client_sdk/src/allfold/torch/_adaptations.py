@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Reducer, _create_work_from_future
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from allfold.torch._lifecycle import Lifecycle
@@ -23,8 +23,8 @@ _MODULES = (distributed_c10d, dist)
 
 
 def adapt() -> None:
-    """Replace these functions, once in a process."""
-    _replace(Reducer, "_set_forward_pass_work_handle", _keeping_a_future)
+    """Replace these functions; to be called once in a process."""
+    _replace(c10d.Reducer, "_set_forward_pass_work_handle", _keeping_a_future)
     for module in _MODULES:
         _replace(module, "_set_pg_timeout", _setting_timeouts)
         _replace(module, "monitored_barrier", _monitoring)
@@ -32,10 +32,8 @@ def adapt() -> None:
 
 def _replace(owner: ModuleType | type, name: str, extended: Callable[[Any], Any]) -> None:
     original = getattr(owner, name, None)
-    if original is not None and not hasattr(original, "_allfold"):
-        replacement = wraps(original)(extended(original))
-        replacement._allfold = True
-        setattr(owner, name, replacement)
+    if original is not None:
+        setattr(owner, name, wraps(original)(extended(original)))
 
 
 def _keeping_a_future(original: Callable[..., None]) -> Callable[..., None]:
@@ -44,10 +42,11 @@ def _keeping_a_future(original: Callable[..., None]) -> Callable[..., None]:
     While ranks join, DDP counts those that are left, drops the handle, and has its reducer wait for
     the count in C++ and read it there, which only handles that are made in C++ can serve.
     """
+    made_from: Callable[[Any], dist.Work] = vars(c10d)["_create_work_from_future"]
 
     def set_forward_pass_work_handle(reducer: Any, work: dist.Work, *more: Any) -> None:
         if isinstance(work, Work):
-            work = _create_work_from_future(work.get_future())
+            work = made_from(work.get_future())
         original(reducer, work, *more)
 
     return set_forward_pass_work_handle

@@ -138,11 +138,12 @@ class Communicator:
         and whoever waits for them has an error at once.
         """
         self.has_left = True
-        if not self.group.quiesce(seconds):
+        in_time = self.group.quiesce(seconds)
+        self._divide_means()
+        if not in_time:
             log.warning("ops were in flight as group '%s' was left", self.group.name)
             self.group.abandon(parting)
             return False
-        self._divide_means()
         try:
             self.group.leave(parting)
         except AllfoldError as error:
@@ -153,6 +154,7 @@ class Communicator:
     def depart(self, parting: Parting) -> None:
         """Leave the group for another one; whoever waits for an op in flight has an error."""
         self.has_left = True
+        self._divide_means()
         self.group.depart(parting)
         self.end_threads(0.0)
 

@@ -2,8 +2,9 @@
 
 torch's own process groups send every collective through an operator (``torch.ops.c10d.*``), which
 modes and tensor subclasses see: those that trace, count, or compute on tensors without memory.
-Allfold's are called directly, as long as there is nothing that would see them; the operators take
-twice as long.
+Allfold's are called directly, as long as there is nothing that would see them: that takes less time.
+torch cannot have a backend (``torch._C._distributed_c10d.Backend``) that is written in Python, so
+kernels of the operators bring the calls to our groups.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PLAIN = frozenset(
 _Base: Any = dist.ProcessGroup
 Method = Callable[..., Any]
 
-# The method that does what an operator asks for, and what the method takes beside tensors.
+# The method that does what an operator asks for.
 _METHODS = {
     "allreduce_": "allreduce",
     "allreduce_coalesced_": "allreduce_coalesced",
@@ -61,6 +62,7 @@ _METHODS = {
     "recv_": "recv",
     "recv_any_source_": "recv_anysource",
 }
+# What the method takes beside tensors and options.
 _ARGUMENTS: Mapping[str, Sequence[str]] = {
     "alltoall_base_": ("output_split_sizes", "input_split_sizes"),
     "send": ("dst", "tag"),
@@ -68,7 +70,8 @@ _ARGUMENTS: Mapping[str, Sequence[str]] = {
     "recv_any_source_": ("tag",),
 }
 _WITHOUT_OPTIONS = {"send", "recv_", "recv_any_source_"}
-_SERVED = frozenset(_METHODS.values())
+# Without that function (torch before 2.13) nothing sees the collectives.
+_SERVED = frozenset(_METHODS.values() if hasattr(torch.library, "get_kernel") else ())
 
 
 class _Call(local):
@@ -80,7 +83,7 @@ class _Call(local):
 
 _call = _Call()
 _installing = Lock()
-_library: torch.library.Library | None = None
+_library: Any = None  # torch leaves it without types
 
 
 def dispatched(method: Method) -> Method:
@@ -107,30 +110,29 @@ class Operators(_Base):  # type: ignore[misc]
 
     Without it, ``super()`` of a group that is written in Python would not do: C++ calls the methods
     of that group again.
+
+    Attributes:
+        group: returns the group; ``None`` if it is no more.
     """
 
     def __init__(self, group: Any) -> None:
         super().__init__(group.rank(), group.size())
-        self._group = weakref.ref(group)
-
-    def group(self) -> Any:
-        """Return the group; ``None`` if it is no more."""
-        return self._group()
+        self.group: Callable[[], Any] = weakref.ref(group)
 
     def getRank(self) -> int:  # noqa: N802 - torch's name
-        return int(self._group().rank())
+        return int(self.group().rank())
 
     def getSize(self) -> int:  # noqa: N802
-        return int(self._group().size())
+        return int(self.group().size())
 
     def getBackendName(self) -> str:  # noqa: N802
-        return str(self._group().getBackendName())
+        return str(self.group().getBackendName())
 
     def getGroupName(self) -> str:  # noqa: N802
-        return str(self._group().getGroupName())
+        return str(self.group().getGroupName())
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        return str(self._group().getGroupDesc())
+        return str(self.group().getGroupDesc())
 
 
 def _has_subclass(given: Iterable[Any]) -> bool:
@@ -169,7 +171,7 @@ def _install() -> None:
         if _library is not None:
             return
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        library = torch.library.Library("c10d", "IMPL")
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for name in _METHODS:
             for device in _DEVICES:
                 library.impl(name, _kernel(name, device), device, with_keyset=True)
