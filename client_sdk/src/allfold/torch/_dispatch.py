@@ -2,7 +2,7 @@
 
 torch's own process groups send every collective through an operator (``torch.ops.c10d.*``), which
 modes and tensor subclasses see: those that trace, count, or compute on tensors without memory.
-Allfold's are called directly, as long as there is nothing that would see them: that takes less time.
+Allfold's are called directly, which takes less time, as long as there is nothing to see them.
 torch cannot have a backend (``torch._C._distributed_c10d.Backend``) that is written in Python, so
 kernels of the operators bring the calls to our groups.
 """
