@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from functools import wraps
 from typing import Any
 
 from _allfold_devices import DEVICES
@@ -25,30 +26,61 @@ def register() -> None:
         if dist.is_available():
             dist.Backend.register_backend("allfold", _create, extended_api=True, devices=[*DEVICES])
             names = os.environ.get("ALLFOLD_TORCH_REPLACE", "").lower().split(",")
-            replace({name.strip() for name in names} - {""}, dist.Backend)
+            replace({name.strip() for name in names} - {""}, dist)
     except Exception:
         log.debug("the backend is not registered", exc_info=True)
 
 
-def replace(names: Iterable[str], backend: Any) -> None:
+class Replaced(str):
+    """The name of Allfold's backend, read where a script had named another one.
+
+    Attributes:
+        asked: the name that the script had.
+    """
+
+    __slots__ = ("asked",)
+
+    asked: str
+
+    @classmethod
+    def of(cls, asked: str) -> Replaced:
+        made = cls("allfold")
+        made.asked = asked
+        return made
+
+
+def replace(names: Iterable[str], dist: Any) -> None:
     """Have Allfold serve the groups of scripts that ask for other backends.
+
+    ``get_backend`` answers what the script has asked for, since scripts compare that. It does not
+    where this torch lacks that backend, since torch then fails to tell its version.
 
     Args:
         names: of backends, e.g. ``gloo``; one that is the default of a device is so no more.
-        backend: ``torch.distributed.Backend``, through which torch reads every name of one.
+        dist: ``torch.distributed``, which reads every name of a backend by its ``Backend``.
     """
-    replaced = frozenset(names)
+    backend, replaced = dist.Backend, frozenset(names)
     for name in sorted(replaced.difference(backend.backend_list)):
         log.warning("ALLFOLD_TORCH_REPLACE names %r, which is no backend of this torch", name)
     if not replaced:
         return
-    read = backend.__new__
+    read, answer = backend.__new__, dist.get_backend
 
     def read_and_replace(cls: type, name: str) -> str:
+        if isinstance(name, Replaced):
+            return name
         value: str = read(cls, name)
-        return "allfold" if value in replaced else value
+        return Replaced.of(value) if value in replaced else value
+
+    @wraps(answer)
+    def get_backend(group: Any = None) -> str:
+        name: str = answer(group)
+        if isinstance(name, Replaced) and dist.is_backend_available(name.asked):
+            return name.asked
+        return str(name)
 
     backend.__new__ = read_and_replace
+    dist.get_backend = dist.distributed_c10d.get_backend = get_backend
 
 
 def _create(*arguments: Any) -> Any:

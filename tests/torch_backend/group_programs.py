@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -27,8 +28,13 @@ def about_the_group(rank: int, size: int) -> None:
     assert group._device_types == [cpu]
     with mock.patch.object(torch.cuda, "is_available", lambda: True):
         assert group._device_types == [cpu, gpu]
+    longer = timedelta(seconds=90)
+    dist.distributed_c10d._set_pg_timeout(longer)
+    assert group.group.timeout == 90
     dist.distributed_c10d._set_pg_timeout(TIMEOUT, group)
     assert group.group.timeout == TIMEOUT.total_seconds()
+    dist.monitored_barrier()
+    dist.monitored_barrier(group, timeout=longer, wait_all_ranks=True)
 
 
 @in_group

@@ -1,11 +1,12 @@
 """Runs torch's own tests of a distributed backend on Allfold, as they come with torch.
 
     ALLFOLD_SOCKETS=a,b python -m tests.torch_backend.torch_suite METHOD METHOD@RANKS ...
+    TORCH_SUITE_BACKEND=gloo python -m tests.torch_backend.torch_suite METHOD ...
 
 The first line of the answer has the names of all methods. Then comes one line of JSON per method,
 as soon as it is over. Ranks are forked from this process, which has imported torch already, where
 torch's runner starts new interpreters; nothing else differs. The first half of them is on the first
-node, the others are on the second.
+node, the others are on the second. What torch skips without GPUs runs on the CPU: see gpu_words.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from torch.testing._internal import common_distributed
 from torch.testing._internal.common_distributed import DistTestCases
 
 import allfold.torch  # noqa: F401
+from tests.torch_backend import gpu_words
 
-BACKEND = "allfold"
+# Allfold, or Gloo to compare with.
+BACKEND = os.environ.get("TORCH_SUITE_BACKEND", "allfold")
 
 # For a method that makes the default group anew.
 _MEETING = f"file://{tempfile.mkdtemp()}/meeting"
@@ -37,12 +40,13 @@ _MEETING = f"file://{tempfile.mkdtemp()}/meeting"
 os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "4", "TEMP_DIR": "", "INIT_METHOD": _MEETING}
 for feature in ("ddp", "subgroup"):
     DistTestCases.backend_feature[feature].add(BACKEND)
+gpu_words.open_gates()
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 distributed_test.BACKEND = os.environ["BACKEND"] = BACKEND
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 60
 
 
 class TestAllfold(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
@@ -57,9 +61,12 @@ class TestAllfold(distributed_test.TestDistBackend, distributed_test.Distributed
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, *more: Any, **named: Any) -> None:
-        sockets = os.environ["ALLFOLD_SOCKETS"].split(",")
-        first = (int(os.environ["WORLD_SIZE"]) + 1) // 2
-        os.environ["ALLFOLD_SOCKET"] = sockets[rank // first]
+        if BACKEND == "allfold":
+            sockets = os.environ["ALLFOLD_SOCKETS"].split(",")
+            first = (int(os.environ["WORLD_SIZE"]) + 1) // 2
+            os.environ["ALLFOLD_SOCKET"] = sockets[rank // first]
+        if gpu_words.is_marked(getattr(cls, test_name)):
+            gpu_words.mean_the_cpu()
         super()._run(rank, test_name, file_name, *more, **named)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
@@ -106,6 +113,7 @@ def run(argument: str) -> dict[str, Any]:
 
 def main() -> None:
     common_distributed.TIMEOUT_DEFAULT = TIMEOUT_SECONDS
+    common_distributed.TIMEOUT_OVERRIDE.clear()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what tests print is no answer
     answers.write(json.dumps(methods()) + "\n")

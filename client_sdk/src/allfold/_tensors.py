@@ -7,7 +7,8 @@ on a GPU are those of any library that has ``__cuda_array_interface__``, as CuPy
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import memmove
 from dataclasses import dataclass
 from itertools import accumulate
@@ -86,16 +87,18 @@ class TensorView:
         if address := self.host_address:
             memmove(block.address + start, address, self.nbytes)
         elif self.nbytes:
-            given = self.copyable()
-            _shaped(block, start, self.nbytes, given)[...] = given
+            with unseen():
+                given = self.copyable()
+                _shaped(block, start, self.nbytes, given)[...] = given
 
     def copy_from(self, block: Block, start: int) -> None:
         """Read the elements back into the tensor, whatever its strides."""
         if (address := self.host_address) and self.stays():
             memmove(address, block.address + start, self.nbytes)
         elif self.nbytes:
-            given = self.copyable()
-            given[...] = _shaped(block, start, self.nbytes, given)
+            with unseen():
+                given = self.copyable()
+                given[...] = _shaped(block, start, self.nbytes, given)
 
     def stays(self) -> bool:
         """Return True if the memory is still the tensor's: torch lets anybody resize a storage."""
@@ -112,6 +115,21 @@ class TensorView:
                 "is done"
             )
         return data.view(sys.modules["torch"].uint8) if data.element_size() == 1 else data
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Have torch's operators run as they are, whatever modes the calling thread is in.
+
+    It may be in one that records them or replaces them, and the tensors may be those of inference
+    mode, which torch lets only a thread write that is in it too.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.inference_mode():
+        yield
 
 
 def _shaped(block: Block, start: int, nbytes: int, like: Any) -> Any:

@@ -61,7 +61,7 @@ class Place:
 
     def _new(self) -> Any:
         if self.is_torch:
-            return sys.modules["torch"].empty(self._shape, dtype=self._dtype)
+            return sys.modules["torch"].empty(self._shape, dtype=self._dtype, device="cpu")
         return np.empty(self._shape, self._dtype)
 
     def array(self, tensor: Any) -> Elements | None:

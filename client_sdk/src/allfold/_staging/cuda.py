@@ -21,7 +21,7 @@ from allfold._arena import Block
 from allfold._calls.call import Call, P2PCall
 from allfold._cuda.gpu import Gpu
 from allfold._staging.host import Staged, nothing
-from allfold._tensors import TensorView
+from allfold._tensors import TensorView, unseen
 from allfold_core.errors import InvalidArgument
 from allfold_core.wire.local_wire import Region
 
@@ -70,7 +70,7 @@ class CudaStaged(Staged):
         address = view.address
         if view.nbytes and not address:
             given = _copyable(view)
-            with self._on_our_stream():
+            with unseen(), self._on_our_stream():
                 packed = _packed_like(given)
                 packed.copy_(given)
             self._kept.append(packed)
@@ -95,7 +95,7 @@ class CudaStaged(Staged):
             self._gpu.device.copy(view.address, source, view.nbytes)
         else:
             given = _copyable(view)
-            with self._on_our_stream():
+            with unseen(), self._on_our_stream():
                 packed = _packed_like(given)
                 self._gpu.device.copy(packed.data_ptr(), source, view.nbytes)
                 given.copy_(packed)

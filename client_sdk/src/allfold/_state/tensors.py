@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from allfold._arena import Bytes
-from allfold._tensors import check_writable, is_plain
+from allfold._tensors import check_writable, is_plain, unseen
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
 
 _NOT_PLAIN = "is not a plain tensor in memory"
@@ -57,7 +57,7 @@ class TensorForm(NamedTuple):
         """Return an uninitialized tensor of this form, in host memory."""
         if self.library == "numpy":
             return np.empty(self.shape, self._dtype())
-        return sys.modules["torch"].empty(self.shape, dtype=self._dtype())
+        return sys.modules["torch"].empty(self.shape, dtype=self._dtype(), device="cpu")
 
     def to_json(self) -> list[Any]:
         return [self.library, self.dtype, list(self.shape)]
@@ -168,7 +168,8 @@ class TensorBytes:
         if isinstance(part, np.ndarray):
             np.copyto(into, part)
         else:
-            sys.modules["torch"].from_numpy(into).copy_(part)
+            with unseen():
+                sys.modules["torch"].from_numpy(into).copy_(part)
 
     def write(self, start: int, data: Bytes) -> None:
         """Overwrite bytes from ``start`` on."""
@@ -176,7 +177,8 @@ class TensorBytes:
         if isinstance(part, np.ndarray):
             np.copyto(part, data)
         else:
-            part.copy_(sys.modules["torch"].from_numpy(data))
+            with unseen():
+                part.copy_(sys.modules["torch"].from_numpy(data))
 
     def finish(self) -> None:
         """Write the copy of a tensor that is not contiguous back to it."""
@@ -184,5 +186,5 @@ class TensorBytes:
             if self._whole is not self.value:
                 self.value[...] = self._whole
         elif self._whole.data_ptr() != self.value.data_ptr() or not self.value.is_contiguous():
-            with sys.modules["torch"].no_grad():
+            with unseen():
                 self.value.detach().copy_(self._whole)

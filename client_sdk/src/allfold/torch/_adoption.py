@@ -30,11 +30,11 @@ def adopt_bucket(group: Group, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _called_by_engine() -> bool:
-    """Return whether the autograd engine called the caller of :func:`adopt_bucket`, through C++.
+    """Return whether the autograd engine called a method with :func:`adopt_bucket`, through C++.
 
-    The engine's threads for GPUs have no Python below that at all.
+    The method is decorated. The engine's threads for GPUs have no Python below that at all.
     """
-    caller = sys._getframe(2).f_back
+    caller = sys._getframe(3).f_back
     return caller is None or caller.f_code.co_name == _ENGINE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -56,6 +57,7 @@ class Communicator:
         self._progress = Progress(f"allfold-{group.name}")
         self._messages = Progress(f"allfold-{group.name}-messages", ordered=False)
         self._works: WeakSet[Work] = WeakSet()
+        self._means: list[Work] = []
         self._failing = Lock()
         self._error = ErrorType.SUCCESS
 
@@ -66,6 +68,8 @@ class Communicator:
         except AllfoldError as error:
             self._on_error(error)
             raise
+        if self._means:
+            self._divide_means()
 
     # Handles for torch
 
@@ -76,11 +80,26 @@ class Communicator:
         quotients: Quotients | None = None,
     ) -> Work:
         """Return the handle of a collective."""
-        return self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))
+        if quotients is not None and not ops:
+            quotients.divide()
+        work = self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))
+        if quotients is not None and ops:
+            # The ops bring sums home, also of a handle that the caller drops.
+            self._means.append(work)
+            work.watch()
+        return work
 
     def message(self, op: Op, tensors: Sequence[torch.Tensor]) -> Work:
         """Return the handle of a send or a receive."""
-        return self._seen(Work([op], tensors, self._messages, self._on_error))
+        work = Work([op], tensors, self._messages, self._on_error, is_message=True)
+        return self._seen(work)
+
+    def _divide_means(self) -> None:
+        """Divide the sums that have come: they are read now, as later collectives are done."""
+        for work in list(self._means):
+            if work.is_completed():
+                with suppress(ValueError):  # another thread was faster
+                    self._means.remove(work)
 
     def _seen(self, work: Work) -> Work:
         if self._watched:
@@ -119,7 +138,9 @@ class Communicator:
         and whoever waits for them has an error at once.
         """
         self.has_left = True
-        if not self.group.quiesce(seconds):
+        in_time = self.group.quiesce(seconds)
+        self._divide_means()
+        if not in_time:
             log.warning("ops were in flight as group '%s' was left", self.group.name)
             self.group.abandon(parting)
             return False
@@ -133,6 +154,7 @@ class Communicator:
     def depart(self, parting: Parting) -> None:
         """Leave the group for another one; whoever waits for an op in flight has an error."""
         self.has_left = True
+        self._divide_means()
         self.group.depart(parting)
         self.end_threads(0.0)
 

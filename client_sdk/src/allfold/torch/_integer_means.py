@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from allfold._tensors import unseen
 from allfold_core.operations import ReduceOp
 
 
@@ -42,8 +43,12 @@ class Quotients:
         self._ready: list[tuple[torch.device, Any]] = []
 
     def divide(self) -> None:
-        """Divide at the first call; have the current streams wait for that at every other."""
-        with self._lock:
+        """Divide at the first call; have the current streams wait for that at every other.
+
+        The modes of the thread that comes first do not matter: tensors of inference mode are
+        divided in any thread, and no mode of torch sees it.
+        """
+        with self._lock, unseen():
             if self._divided:
                 for device, event in self._ready:
                     event.wait(torch.cuda.current_stream(device))

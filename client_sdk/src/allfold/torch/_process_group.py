@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from allfold._options import Options
 from allfold._work import Work as Op
 from allfold.torch._adoption import adopt_bucket
 from allfold.torch._compile import uncompiled
+from allfold.torch._dispatch import Operators, dispatched
 from allfold.torch._integer_means import Quotients, is_integer_mean, op_of_agents
 from allfold.torch._lifecycle import Lifecycle
-from allfold.torch._options import reduction, timeout_of
+from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._work import Work
 from allfold_core.errors import InvalidArgument
@@ -61,6 +64,11 @@ class ProcessGroup(Lifecycle):
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
         return [torch.device(device) for device in devices]
 
+    @cached_property
+    def operators(self) -> Operators:
+        """The same ranks, as a group whose collectives are torch's operators."""
+        return Operators(self)
+
     # torch asks these of the backend of a device, and no process group has them by itself.
     supports_splitting = False
     supports_time_estimate = False
@@ -71,12 +79,17 @@ class ProcessGroup(Lifecycle):
 
     # Collectives
 
+    @dispatched
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         adopt_bucket(self.group, tensors)
-        return self.allreduce_coalesced(tensors, opts)
+        return self._all_reduce(tensors, opts)
+
+    @dispatched
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        return self._all_reduce(tensors, opts)
 
     @profiled("all_reduce", "tensors")
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def _all_reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         op, factor = reduction(opts)
         if len(tensors) == 1:
             (tensor,) = tensors
@@ -91,11 +104,13 @@ class ProcessGroup(Lifecycle):
             ]
         return self._reduction(op, ops, tensors)
 
+    @dispatched
     @profiled("broadcast", "tensors")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         ops = self._do(self.group.broadcast, opts, _one(tensors), opts.rootRank)
         return self._work(ops, tensors)
 
+    @dispatched
     @profiled("reduce", "tensors")
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         op, factor = reduction(opts)
@@ -105,12 +120,14 @@ class ProcessGroup(Lifecycle):
         # The tensors of all but the root stay as they are.
         return self._reduction(op, ops, tensors if root == self.group.rank else [])
 
+    @dispatched
     @profiled("all_gather", "inputs")
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Work:
         return self._all_gather(outputs, inputs, opts)
 
+    @dispatched
     @profiled("all_gather", "inputs")
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -118,12 +135,14 @@ class ProcessGroup(Lifecycle):
         """``outputs[r]`` has the tensors of rank r: the other way round than in ``allgather``."""
         return self._all_gather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
 
+    @dispatched
     @profiled("all_gather", "input")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         return self._all_gather([output], [input], opts)
 
     _allgather_base = all_gather_single
 
+    @dispatched
     @profiled("all_gather", "inputs")
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -142,36 +161,42 @@ class ProcessGroup(Lifecycle):
         ]
         return self._work(ops, flat(outputs))
 
+    @dispatched
     @profiled("gather", "inputs")
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         target = _one(outputs) if outputs else None
         ops = self._do(self.group.gather, opts, _one(inputs), opts.rootRank, target)
         return self._work(ops, flat(outputs))
 
+    @dispatched
     @profiled("gather", "input")
     def gather_single(self, output: Tensor | None, input: Tensor, opts: Any) -> Work:
         target = output if opts.rootRank == self.group.rank else None
         ops = self._do(self.group.gather, opts, input, opts.rootRank, target)
         return self._work(ops, [] if target is None else [target])
 
+    @dispatched
     @profiled("scatter", "inputs")
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
         source = _one(inputs) if inputs else None
         ops = self._do(self.group.scatter, opts, _one(outputs), source, opts.rootRank)
         return self._work(ops, outputs)
 
+    @dispatched
     @profiled("reduce_scatter", "inputs")
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> Work:
         return self._reduce_scatter(outputs, inputs, opts)
 
+    @dispatched
     @profiled("reduce_scatter", "input")
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         return self._reduce_scatter([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @dispatched
     @profiled("reduce_scatter", "inputs")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -197,6 +222,7 @@ class ProcessGroup(Lifecycle):
             ]
         return self._reduction(op, ops, outputs)
 
+    @dispatched
     @profiled("all_to_all", "input")
     def all_to_all_single(
         self,
@@ -218,25 +244,40 @@ class ProcessGroup(Lifecycle):
 
     alltoall_base = all_to_all_single
 
+    @dispatched
     @profiled("all_to_all", "inputs")
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         return self._work(self._do(self.group.all_to_all, opts, inputs, outputs), outputs)
 
+    @dispatched
     @profiled("barrier")
     def barrier(self, opts: Any = None) -> Work:
         return self._work(self._do(self.group.barrier, opts), [])
 
+    def monitored_barrier(
+        self,
+        timeout: Any = None,
+        wait_all_ranks: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Do a barrier: here, each of them names all ranks that have not come."""
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        self._current().do(self.group.barrier, timeout=seconds(timeout))
+
     # Between two ranks
 
+    @dispatched
     @profiled("send", "tensors")
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
         return self._message(self.group.send(_one(tensors), to, tag=tag, async_op=True), tensors)
 
+    @dispatched
     @profiled("recv", "tensors")
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
         op = self.group.recv(_one(tensors), source, tag=tag, async_op=True)
         return self._message(op, tensors)
 
+    @dispatched
     @profiled("recvAnySource", "tensors")
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._message(self.group.recv(_one(tensors), tag=tag, async_op=True), tensors)
