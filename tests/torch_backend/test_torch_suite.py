@@ -16,6 +16,7 @@ import pytest
 
 from allfold.cli._processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
+from tests.support.tiers import long, one_in
 from tests.torch_backend.torch_suite_table import (
     FAILED_BY_GLOO,
     NOT_RUN,
@@ -97,14 +98,11 @@ def gloo(request: pytest.FixtureRequest) -> Iterator[Suite]:
     yield from _run_on("gloo", request)
 
 
-ON_CPU = [
-    pytest.param(method, marks=() if method in QUICK else pytest.mark.long)
-    for method in PASSED_ON_CPU
-]
+ON_CPU = [method if method in QUICK else long(method) for method in PASSED_ON_CPU]
 EXCUSES = [(method, excuse) for excuse, methods in FAILED_BY_GLOO.items() for method in methods]
 
 
-@pytest.mark.parametrize("method", [*PASSED, *ON_CPU])
+@pytest.mark.parametrize("method", [*one_in(4, PASSED), *ON_CPU])
 def test_a_method_of_torchs_own_tests_passes(suite: Suite, method: str) -> None:
     result = suite.result(method)
     assert result["outcome"] == "passed", f"{result['message']}\n{suite.tail()}"
