@@ -179,6 +179,7 @@ class Channel:
                     nbytes=tensor.nbytes,
                     fence=staged.fence,
                     view=view.epoch,
+                    alias=tensor.element.alias,
                 ).pack()
                 work = self._give(number, message, staged, timeout, self._messages)
         except BaseException:
