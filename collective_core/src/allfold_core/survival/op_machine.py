@@ -128,6 +128,8 @@ class OpMachine:
         """A call of a local rank was refused: the rank goes on, and will not call the op again."""
         self.called[session] = max(seq, self.called.get(session, -1))
         self._abandoned.add((seq, session))
+        if seq <= self.floor:
+            self._forget()
         entry = self.ops.get(seq)
         if entry is None or not entry.fetch:
             return []

@@ -52,6 +52,7 @@ class Message(IntEnum):
     RETIRE = 26  # rank: JSON, it wants to leave at the next edge
     LOOK = 27  # rank: JSON, an op that it has posted to the short lane's page is not done yet
     TAKEN = 28  # agent: JSON, it has taken over the ops of a group's short lane, as the page says
+    ABANDON = 29  # rank: JSON, it cannot call an op, whose number counts as called
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:

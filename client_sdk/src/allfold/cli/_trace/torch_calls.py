@@ -40,7 +40,8 @@ def profiling_name(call: Json) -> str:
 
 def torch_dtype(call: Json) -> str:
     """Return the name that torch's recorder has for the type of the elements."""
-    return _DTYPES.get(call["dtype"], call["dtype"])
+    dtype: str = call["dtype"]
+    return _DTYPES.get(dtype, dtype)
 
 
 def sizes_of(call: Json, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
