@@ -161,6 +161,21 @@ def test_an_error_that_is_none_of_ours_is_told_as_well() -> None:
         assert group.all_reduce(_array([1.0])).tolist() == [1.0]
 
 
+def test_of_many_calls_in_a_row_that_cannot_be_the_last_ones_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allfold._channel.MAX_OPEN_OPS", 3)
+    with ranks(1) as made:
+        (group,) = made.groups
+        for first in (0, 4):
+            for _ in range(5):
+                with pytest.raises(InvalidArgument):
+                    group.all_reduce(_frozen())
+            assert group.next_op == first + 3
+            made.abandoned(0)
+            group.all_reduce(_array([1.0]))
+
+
 def test_a_function_that_was_called_wrongly_was_not_called() -> None:
     with ranks(1) as made:
         (group,) = made.groups

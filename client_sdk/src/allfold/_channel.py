@@ -54,6 +54,7 @@ class Channel:
         self._lock = Lock()
         self.next_op = membership.first
         self._next_pair = FIRST_PAIR
+        self._abandoned = range(0)  # the latest in a row
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
 
@@ -174,6 +175,7 @@ class Channel:
 
         They hear of it at once, in place of its outcome, and all ranks stay in step. Only where the
         error is for the arguments or the memory of this rank; of any other, all ranks hear anyway.
+        Of very many in a row that cannot be called, the last ones do not count, and are not told.
 
         Args:
             call: the name of the collective.
@@ -185,7 +187,11 @@ class Channel:
         body = {"number": group.number, "call": call, "reason": reason[:_LONGEST_REASON]}
         with self._lock, suppress(AgentLost):  # the caller gets the error of its own
             number = self.next_op
+            row = self._abandoned if self._abandoned.stop == number else range(number, number)
+            if len(row) >= MAX_OPEN_OPS:
+                return
             self.next_op = number + 1
+            self._abandoned = range(row.start, number + 1)
             group.epochs.lanes.note_message(number, None)
             connection.notify(Message.ABANDON, {**body, "seq": number}, GRACE_SECONDS)
 

@@ -167,6 +167,11 @@ class OpMachine:
             return None
         return Fail(entry.error, entry.ordinal)
 
+    @property
+    def remembered(self) -> int:
+        """The number of ops, and of calls that were refused, of which something is remembered."""
+        return len(self.ops) + len(self._abandoned)
+
     def is_open(self, seq: int) -> bool:
         """Return True if an op may still get an outcome; nobody here may have called it yet."""
         entry = self.ops.get(seq)

@@ -253,6 +253,9 @@ class Group(AgreeingGroup):
             return
         if not posted:  # before the agreement knows: what the rank posted before that comes first
             self.lanes.message_came(seq, is_short=True)
+        if machine.remembered >= 4 * MAX_OPEN_OPS:
+            log.error("op %d of group '%s': too many calls are refused: %s", seq, self.name, error)
+            return
         self.agreement.abandon(seq, session)
         if machine.failure(seq) is None:
             log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, error)
