@@ -13,7 +13,6 @@ from allfold._calls import movement, point_to_point, reductions, unrooted
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
 from allfold._calls.likeness import Likeness, likeness
 from allfold._options import OPTIONS, Options, name_check, with_checked_names
-from allfold._work import Work
 from allfold_core.operations import ReduceOp
 
 UNLIKE = object()
@@ -79,8 +78,8 @@ class Collectives(ABC):
         strategy: str = AUTO,
         wire: str | None = None,
         feedback: str | None = None,
-    ) -> Work:
-        """Start a collective.
+    ) -> Any:
+        """Start a collective; return its handle.
 
         Args:
             key: what it has in common with calls that are like it.
