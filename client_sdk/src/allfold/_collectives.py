@@ -88,7 +88,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def _refuse(self, call: str, error: Exception) -> None:
-        """Tell the others of a collective that could not be started here, if it is for its own.
+        """Tell the others of a collective that this rank cannot call, for a reason of its own.
 
         Args:
             call: the name of the collective.

@@ -377,7 +377,7 @@ class Group(Collectives):
         return work
 
     def _refuse(self, call: str, error: Exception) -> None:
-        """Tell the others of a collective that could not be started here, if it is for its own.
+        """Tell the others of a collective that this rank cannot call, for a reason of its own.
 
         Not if too few ranks are left: the others wait at an edge then, and call no op.
         """
