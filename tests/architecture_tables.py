@@ -21,7 +21,6 @@ from allfold_agent.runtime.locks import ORDER
 from allfold_core import operations
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
-from allfold_core.mailbox import ENVELOPE_SIZE
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.short_lane import page
 from allfold_core.wire import frames, local_wire, peer_link
@@ -142,7 +141,9 @@ def op_message() -> str:
 
 def p2p_message() -> str:
     names = ["type, 12 or 13", "dtype", "group", "seq", "timeout", "peer", "segment", "tag"]
-    return layout(local_wire._PAIR, [*names, "offset", "nbytes", "fence", "view"])
+    return layout(
+        local_wire._PAIR, [*names, "offset", "nbytes", "fence", "view", "width of an alias"]
+    )
 
 
 def fence() -> str:
@@ -166,8 +167,10 @@ def post() -> str:
 def fingerprint() -> str:
     names = ["kind", "reduction, 0 for none", "dtype", "number of dimensions", "wire format"]
     names += [
+        "length of an alias",
         "root, -1 for none",
         "number of counts",
+        "width of an alias",
         "factor of a `premul_sum`",
         "feedback series",
     ]
@@ -188,8 +191,16 @@ def codes() -> str:
 
 def envelope() -> str:
     structure = importlib.import_module("allfold_core.mailbox")._ENVELOPE
-    assert structure.size == ENVELOPE_SIZE
-    return layout(structure, ["source", "target", "tag", "dtype", "nbytes"])
+    names = [
+        "source",
+        "target",
+        "tag",
+        "dtype",
+        "length of an alias",
+        "width of an alias",
+        "nbytes",
+    ]
+    return layout(structure, names)
 
 
 def _fields(named_tuple: Any) -> list[str]:

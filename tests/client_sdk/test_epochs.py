@@ -119,6 +119,7 @@ def test_roots_and_peers_are_numbers_of_the_epoch_that_the_rank_is_in(
     work.wait()
     with pytest.raises(InvalidArgument, match="root 3 is not a rank of group 'g'"):
         group.broadcast(np.ones(1), root=3)
+    assert agent.abandoned()["call"] == "broadcast"
     group.send(np.ones(1), 2, async_op=True)
     assert agent.connected is not None
     message = P2PMessage.unpack(agent.connected.recv(MAX_MESSAGE))

@@ -138,10 +138,63 @@ def test_what_is_refused_is_refused_between_calls_that_are_alike(what: str) -> N
         for _ in range(2):
             group.all_reduce(_array([1.0, 2.0]))
             group.broadcast(_array([1.0, 2.0]), 0)
-            number = group.next_op
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgument) as caught:
                 REFUSED[what](group)
-            assert group.next_op == number
+            if what != "an unknown argument":
+                assert made.abandoned(0)["reason"] == caught.value.message
+
+
+class _Broken:
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise ZeroDivisionError("a mistake of a library")
+
+
+def test_an_error_that_is_none_of_ours_is_told_as_well() -> None:
+    with ranks(1) as made:
+        (group,) = made.groups
+        with pytest.raises(ZeroDivisionError):
+            group.reduce(_Broken(), 0)
+        told = made.abandoned(0)
+        assert told["call"] == "reduce"
+        assert told["reason"] == "ZeroDivisionError('a mistake of a library')"
+        assert group.all_reduce(_array([1.0])).tolist() == [1.0]
+
+
+def test_of_many_calls_in_a_row_that_cannot_be_the_last_ones_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allfold._channel.MAX_OPEN_OPS", 3)
+    with ranks(1) as made:
+        (group,) = made.groups
+        for first in (0, 4):
+            for _ in range(5):
+                with pytest.raises(InvalidArgument):
+                    group.all_reduce(_frozen())
+            assert group.next_op == first + 3
+            made.abandoned(0)
+            group.all_reduce(_array([1.0]))
+
+
+def test_a_function_that_was_called_wrongly_was_not_called() -> None:
+    with ranks(1) as made:
+        (group,) = made.groups
+        wrong: Any = group.all_reduce
+        for call in (wrong, lambda: wrong(_array([1.0]), "sum", 3)):
+            with pytest.raises(TypeError):
+                call()
+        assert group.next_op == 0
+        assert made.connections[0].told == []
+
+
+def test_a_group_that_was_left_tells_nobody_of_a_call() -> None:
+    with ranks(1) as made:
+        (group,) = made.groups
+        _leave(made)
+        for tensor in (_frozen(), _array([1.0])):
+            with pytest.raises((InvalidArgument, RegisterNotFirstOperation)):
+                group.all_reduce(tensor)
+        assert made.connections[0].told == []
 
 
 def test_one_tensor_as_input_and_output_says_nothing_of_two() -> None:

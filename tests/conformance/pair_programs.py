@@ -48,10 +48,11 @@ def receive(
     """Return a message's source and content. If the receive fails, the tensor is unchanged."""
     time.sleep(delay)
     tensor = tensors.from_integers(np.full(numel, 77), dtype, torch=torch)
+    before = tensors.to_bytes(tensor)
     try:
         return [group.recv(tensor, source, **options), tensors.to_list(tensor)]
     except AllfoldError:
-        assert (tensor == 77).all()
+        assert tensors.to_bytes(tensor) == before, "a failed receive has changed the tensor"
         raise
 
 

@@ -1,4 +1,4 @@
-"""Blocks that cannot be: refused before anything is sent, or told to every rank."""
+"""Blocks that cannot be: refused on one rank, of which the others hear, or told to every rank."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
-from tests.conformance import collective_programs, programs
+from tests.conformance import collective_programs
 from tests.conformance.conftest import SHAPES
+from tests.conformance.refusals import refused_on, works
 from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures
 from tests.support.processes.services import Services
-
-
-def works(job: Job) -> None:
-    total = sum(range(1, job.world_size + 1))
-    assert job.run(programs.call) == [[total] * 4] * job.world_size
 
 
 def refusals(world: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
@@ -59,13 +55,13 @@ def refusals(world: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
     yield "all_reduce", {"tensor": []}, {"wire": "int4"}, "unknown wire format 'int4'"
 
 
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(job: Job) -> None:
+def test_sizes_that_do_not_fit_are_refused_and_the_others_hear_of_it(job: Job) -> None:
+    shaped = collective_programs.shaped
     for kind, given, options, words in refusals(job.world_size):
-        call = job.start(0, collective_programs.shaped, kind=kind, tensors_of=given, **options)
-        error = call.failure().error
+        error = refused_on(job, 0, shaped, call=kind, kind=kind, tensors_of=given, **options)
         assert isinstance(error, InvalidArgument), (kind, given, options, error)
         assert words in error.message, (kind, given, options)
-    works(job)  # none of them has counted as an op
+    works(job)
 
 
 def start_with_the_odd_one_last(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -130,10 +131,16 @@ def test_a_message_that_cannot_be_is_refused_before_anything_is_sent(
         ({"values": [1] * 4}, {"numel": 4, "dtype": "int32"}),
         ({"values": [1] * 30_000}, {"numel": 30_001}),
         ({"values": []}, {"numel": 1}),
+        ({"values": [1] * 4, "dtype": "uint16"}, {"numel": 8, "dtype": "uint8"}),
+        ({"values": [1] * 30_000, "dtype": "complex64"}, {"numel": 60_000}),
+        (
+            {"values": [1] * 4, "dtype": "float8_e4m3fn", "torch": True},
+            {"numel": 4, "dtype": "float8_e5m2", "torch": True},
+        ),
     ],
 )
 def test_a_type_or_size_that_does_not_fit_is_told_to_both_sides(
-    job: Job, sent: dict[str, list[int]], wanted: dict[str, int]
+    job: Job, sent: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     last = job.world_size - 1
     for giver, taker in ((0, last), (1, 0)):
@@ -145,7 +152,7 @@ def test_a_type_or_size_that_does_not_fit_is_told_to_both_sides(
         assert isinstance(first, MismatchError)
         assert str(first) == str(second)
         assert first.details["ranks"] == [giver, taker]
-        assert f"float32[{len(sent['values'])}]" in first.message
+        assert f"{sent.get('dtype', 'float32')}[{len(sent['values'])}]" in first.message
         assert f"{wanted.get('dtype', 'float32')}[{wanted['numel']}]" in first.message
     works(job)
 

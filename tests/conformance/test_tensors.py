@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.errors import InvalidArgument
-from tests.conformance import exact, programs
+from tests.conformance import exact
 from tests.conformance.layouts import LAYOUTS
+from tests.conformance.refusals import works
 from tests.support.processes.ranks import Job
 
 
@@ -44,14 +45,11 @@ def test_scalars_empty_tensors_and_many_dimensions_keep_their_shape(
         ("a negative shape", "negative"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_sent(
-    job: Job, what: str, named: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=named):
-        raise job.start(0, exact.refused, what=what).failure().error
-    # It did not count as an op.
-    total = sum(range(1, job.world_size + 1))
-    assert job.run(programs.call) == [[total] * 4] * job.world_size
+def test_what_cannot_work_is_refused_on_each_rank_at_once(job: Job, what: str, named: str) -> None:
+    for call in job.start_all(exact.refused, what=what):
+        with pytest.raises(InvalidArgument, match=named):
+            raise call.failure().error
+    works(job)
 
 
 def test_what_an_error_advises_for_a_tensor_works(job: Job) -> None:
@@ -67,5 +65,4 @@ def test_a_strategy_that_cannot_run_an_op_is_refused_with_those_that_can(
     for call in job.start_all(exact.refused, what=what):
         with pytest.raises(InvalidArgument, match="centralized"):
             raise call.failure().error
-    total = sum(range(1, job.world_size + 1))
-    assert job.run(programs.call) == [[total] * 4] * job.world_size
+    works(job)

@@ -315,12 +315,13 @@ def test_short_formats_have_fewer_bytes_on_every_edge(
         ({"feedback": "gradients", "wire": "float32"}, "feedback= is for a lossy wire="),
     ],
 )
-def test_a_wire_that_cannot_work_is_refused_before_anything_is_sent(
+def test_a_wire_that_cannot_work_is_refused_on_each_rank_at_once(
     job: Job, options: dict[str, Any], named: str
 ) -> None:
-    error = job.start(0, wire_programs.call, **options).failure().error
-    assert isinstance(error, InvalidArgument)
-    assert named in error.message
+    for call in job.start_all(wire_programs.call, **options):
+        error = call.failure().error
+        assert isinstance(error, InvalidArgument)
+        assert named in error.message
     works(job)
 
 

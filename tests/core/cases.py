@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
+from hypothesis import strategies as st
+
+from allfold_core.dtypes import NO_ALIAS, Alias
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import STRATEGIES, strategies_for
 from allfold_core.schedules.schedule import Program, Send, Slice
 
 FEW = 18
+NAMES = ["uint16", "bits16", "float8_e4m3fn", "complex64", "[('é', '<i4')]", "x" * 64]
+aliases = st.just(NO_ALIAS) | st.builds(Alias, st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
 PLAIN = [kind for kind in Kind if not kind.has_blocks]
 BLOCKED = [kind for kind in Kind if kind.has_blocks]
 

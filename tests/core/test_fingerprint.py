@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import Alias, DType
 from allfold_core.operations import MAX_STRATEGY_LABEL, Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.registry import parse_strategy, strategies_for
+from tests.core.cases import aliases
 
 U63 = st.integers(0, 2**63 - 1)
 STRATEGIES = ["auto", "tree(1000)", *map(str, map(parse_strategy, strategies_for(Kind.ALL_REDUCE)))]
@@ -28,7 +29,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "factor": st.floats(allow_nan=False),
     "feedback": st.integers(0, 2**64 - 1),
     "counts": st.lists(U63, max_size=40).map(tuple),
+    "alias": aliases,
 }
+SHOWN = {"alias": "dtype"}
 fingerprints = st.builds(Fingerprint, **FIELDS)
 
 
@@ -53,7 +56,35 @@ def test_each_field_counts(one: Fingerprint, data: st.DataObject, name: str) -> 
     two = replace(one, **{name: data.draw(FIELDS[name])})
     equal = getattr(one, name) == getattr(two, name)
     assert (one.pack() == two.pack()) == equal
-    assert one.differences(two) == ([] if equal else [name])
+    assert one.differences(two) == ([] if equal else [SHOWN.get(name, name)])
+
+
+def test_a_type_of_the_caller_is_shown_as_the_caller_has_it() -> None:
+    """Its elements travel as those of another type, of which one has several."""
+    shown = {
+        Fingerprint(Kind.BROADCAST, None, dtype, (3,), 0, "auto", alias=alias).describe()
+        for dtype, alias in (
+            (DType.UINT8, Alias("uint16", 2)),
+            (DType.UINT8, Alias("bits16", 2)),
+            (DType.FLOAT32, Alias("complex64", 2)),
+        )
+    }
+    assert shown == {f"broadcast({name}[3], root=0)" for name in ("uint16", "bits16", "complex64")}
+    one = Fingerprint(Kind.BROADCAST, None, DType.UINT8, (3,), 0, "auto", alias=Alias("uint16", 2))
+    assert one.numel == 6
+    assert one.differences(replace(one, dtype=DType.INT8, alias=Alias())) == ["dtype"]
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "é" * 33])
+def test_a_type_with_a_long_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="at most 64 bytes"):
+        replace(BASE, alias=Alias(name, 2)).pack()
+
+
+def test_a_name_of_a_type_that_cannot_be_shown_is_refused() -> None:
+    packed = replace(BASE, alias=Alias("a\nb", 2)).pack()
+    with pytest.raises(ValueError, match="is no name of a dtype"):
+        Fingerprint.unpack(packed)
 
 
 def test_dimensions_and_counts_are_not_mixed_up() -> None:
@@ -94,9 +125,11 @@ def test_a_fingerprint_of_another_length_is_refused(fingerprint: Fingerprint, mo
         (0, "unknown collective code 99"),
         (1, "unknown reduce operation code 99"),
         (2, "unknown dtype code 99"),
-        (3, "of 99 dimensions and 0 counts cannot have"),
+        (3, "of 99 dimensions, 0 counts and a dtype's name of 0 bytes cannot have"),
         (4, "unknown wire format code 99"),
-        (12, "of 1 dimensions and 99 counts cannot have"),
+        (5, "of 1 dimensions, 0 counts and a dtype's name of 99 bytes cannot have"),
+        (12, "of 1 dimensions, 99 counts and a dtype's name of 0 bytes cannot have"),
+        (16, "the name of a dtype has 1 to 64 bytes, got 0"),
     ],
 )
 def test_a_byte_that_means_nothing_is_named(position: int, match: str) -> None:

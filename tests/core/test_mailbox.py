@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allfold_core.dtypes import DType
-from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope, Mailbox, Wanted
+from allfold_core.dtypes import Alias, DType
+from allfold_core.mailbox import ANY_SOURCE, Envelope, Mailbox, Wanted
+from tests.core.cases import aliases
 
 RANKS = st.integers(0, 2)
 TAGS = st.integers(0, 1)
@@ -119,6 +120,7 @@ def test_ranks_of_one_node_have_their_own_mail() -> None:
         st.integers(-(2**63), 2**63 - 1),
         st.sampled_from(DType),
         st.integers(0, 2**64 - 1),
+        aliases,
     ),
     st.binary(max_size=20),
 )
@@ -126,19 +128,26 @@ def test_ranks_of_one_node_have_their_own_mail() -> None:
 def test_an_envelope_is_read_as_it_was_written_whatever_comes_behind_it(
     written: Envelope, content: bytes
 ) -> None:
-    packed = written.pack()
-    assert len(packed) == ENVELOPE_SIZE
-    assert Envelope.unpack(packed + content) == written
+    read, behind = Envelope.unpack(memoryview(written.pack() + content))
+    assert read == written
+    assert behind == content
 
 
-@pytest.mark.parametrize("data", [b"", bytes(ENVELOPE_SIZE - 1), b"\xff" * ENVELOPE_SIZE])
+WHOLE = Envelope(0, 1, 2, DType.UINT8, 48, Alias("uint16", 2)).pack()
+
+
+@pytest.mark.parametrize("data", [b"", WHOLE[:31], WHOLE[:-1], b"\xff" * 400])
 def test_what_is_no_envelope_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"envelope has|unknown dtype"):
-        Envelope.unpack(data)
+    with pytest.raises(ValueError, match=r"an envelope (has|of)|name of a dtype"):
+        Envelope.unpack(memoryview(data))
 
 
 def test_a_message_is_shown_with_the_type_and_number_of_its_elements() -> None:
     assert Envelope(0, 1, 2, DType.FLOAT32, 48).describe_tensor() == "float32[12]"
+    assert Envelope(0, 1, 2, DType.FLOAT32, 48, Alias("complex64", 2)).describe_tensor() == (
+        "complex64[6]"
+    )
+    assert Envelope(0, 1, 2, DType.UINT8, 0, Alias("void0", 0)).describe_tensor() == "void0[0]"
 
 
 def test_a_receive_that_comes_back_gets_its_place_among_the_others_again() -> None:

@@ -20,6 +20,7 @@ from allfold_core.verdict import (
     judge_mismatch,
     name_ranks,
     numbering,
+    refused_by,
     unmatched_pair,
 )
 
@@ -198,6 +199,24 @@ def test_a_rank_whose_gpu_is_busy_has_called_but_cannot_begin() -> None:
         GROUP, NODES, Evidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0
     )
     assert "the GPU of rank 1 on node a is busy with what it was given before" in error.message
+
+
+def test_a_rank_whose_gpu_is_busy_is_late_even_if_it_could_not_call_a_later_op() -> None:
+    last = {0: 5, 1: 6, 2: 5, 3: 5}
+    arrivals = {rank: call(4) for rank in (0, 2, 3)}
+    error = judge_deadline(GROUP, NODES, Evidence(5, arrivals, last, held=frozenset({1})), 2.0)
+    assert error.details["missing_ranks"] == [1]
+    assert "the GPU of rank 1 on node a is busy" in error.message
+
+
+def test_a_call_that_cannot_be_is_told_with_the_rank_and_its_reason() -> None:
+    error = refused_by(GROUP, 5, 1, "a", "no memory is left; raise the limit.", "reduce")
+    assert error.message == (
+        f"op 5 of group '{GROUP}' cannot be done: rank 1 (node a) could not call reduce: no memory "
+        "is left; raise the limit. No input was changed and the group is usable; look at the "
+        "arguments of rank 1."
+    )
+    assert "could not call it: " in refused_by(GROUP, 5, 1, "a", "it is late").message
 
 
 def test_a_large_odd_side_is_named_without_nodes() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_agent.membership import control_messages
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.json_object import read_object
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -72,6 +72,9 @@ CALLS = [
     OpMessage(0, 3, 30.0, Region(0, 0), Region(1, 64), PRINT.pack()).pack(),
     OpMessage(0, 3, 30.0, Region(0, 0), Region(1, 64), b"", FENCE, 2).pack(),
     P2PMessage(Message.SEND, 0, FIRST_PAIR, 1.0, 1, 7, 1, Region(0, 0), 64, FENCE).pack(),
+    P2PMessage(
+        Message.RECV, 0, FIRST_PAIR, 1.0, 1, 7, 9, Region(0, 0), 64, alias=Alias("uint16", 2)
+    ).pack(),
     Outcome(Message.DONE, 0, 3, 1, 2).pack(),
     Outcome(Message.FAILED, 0, 3, 1, body={"code": "AF302", "message": "lost"}).pack(),
     Block(4 << 20, 4 << 20, 3).pack(),

@@ -168,6 +168,8 @@ RANK_MESSAGES = [
     *(pack_json(kind, _NUMBER) for kind in Message),
     pack_json(Message.JOIN, {**_NUMBER, "group": "g", "rank": 0, "session": "s"}),
     pack_json(Message.LOOK, {**_NUMBER, "seq": float("inf")}),
+    pack_json(Message.ABANDON, {**_NUMBER, "seq": 1 << 63, "call": "reduce", "reason": "x" * 9000}),
+    pack_json(Message.ABANDON, {**_NUMBER, "call": 3, "reason": None}),
     pack_json(Message.LEAVE, {**_NUMBER, "request": [[{}]], "how": 7}),
     pack_json(Message.EXPLAIN, {**_NUMBER, "kind": None, "nbytes": float("nan")}),
     pack_json(Message.SHARE, {**_NUMBER, "size": -1, "uuid": 3, "proof": "zz"}),

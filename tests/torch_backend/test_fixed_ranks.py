@@ -14,7 +14,14 @@ from torch._C._distributed_c10d import HashStore
 
 from allfold.torch._creation import create
 from allfold.torch._process_group import ProcessGroup
-from allfold_core.errors import AgentLost, Evicted, PeerLost, RootLost, WorldChanged
+from allfold_core.errors import (
+    AgentLost,
+    Evicted,
+    InvalidArgument,
+    PeerLost,
+    RootLost,
+    WorldChanged,
+)
 from tests.support.fakes.fake_agent import FakeAgent
 
 LOST = PeerLost("rank 2 is lost")
@@ -58,6 +65,17 @@ def test_ranks_and_calls_stay_those_of_the_beginning_after_a_loss(
         assert (group.getRank(), group.getSize()) == (1, 3)
     group.broadcast([torch.ones(1)], _root(2))
     assert agent.next_op().view == 0
+
+
+def test_of_ops_that_torch_starts_together_the_others_are_called_if_one_cannot_be(
+    agent: FakeAgent, group: ProcessGroup
+) -> None:
+    """All ranks start all of them: one fewer here, and this rank would be one behind for ever."""
+    tensors = [torch.ones(1, dtype=torch.float64).expand(2), torch.ones(2)]
+    with pytest.raises(InvalidArgument, match="share one place in memory"):
+        group.allreduce_coalesced(tensors)
+    refused, op = agent.abandoned(), agent.next_op()
+    assert (refused["seq"], op.seq) == (0, 1)
 
 
 @pytest.mark.parametrize("lost", [PeerLost, RootLost, WorldChanged])

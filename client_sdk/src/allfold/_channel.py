@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -18,7 +19,15 @@ from allfold._staging.host import Staged
 from allfold._staging.prepared import Prepared
 from allfold._staging.slot import LaneMemory, give
 from allfold._work import Work
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import (
+    AgentLost,
+    AllfoldError,
+    ArenaExhausted,
+    GpuFailed,
+    InvalidArgument,
+    LocalError,
+)
+from allfold_core.operations import Fingerprint
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     MAX_OPEN_MESSAGES,
@@ -29,6 +38,7 @@ from allfold_core.wire.local_wire import (
 )
 
 _TIDY_EVERY = 64
+_LONGEST_REASON = 2000
 
 
 class Channel:
@@ -44,6 +54,7 @@ class Channel:
         self._lock = Lock()
         self.next_op = membership.first
         self._next_pair = FIRST_PAIR
+        self._abandoned = range(0)  # the latest in a row
         self._ops: dict[int, Work] = {}
         self._messages: dict[int, Work] = {}
 
@@ -150,8 +161,39 @@ class Channel:
     ) -> Any:
         """Do such a collective with a message, or in its slot if its tensors have to be copied."""
         start = self._send if prepared.recipe is None else self.start_op
-        work = start(prepared.view, filled.call(), prepared.packed, timeout)
+        try:
+            work = start(prepared.view, filled.call(), prepared.packed, timeout)
+        except Exception as error:
+            self.abandon(Fingerprint.unpack(prepared.packed).kind.label, error)
+            raise
         return work.wait() if waits else work
+
+    # Collectives that this rank cannot call
+
+    def abandon(self, call: str, error: Exception) -> None:
+        """Take the number of a collective that cannot be called here, and tell the others why.
+
+        They hear of it at once, in place of its outcome, and all ranks stay in step. Only where the
+        error is for the arguments or the memory of this rank; of any other, all ranks hear anyway.
+        Of very many in a row that cannot be called, the last ones do not count, and are not told.
+
+        Args:
+            call: the name of the collective.
+        """
+        group, connection = self._membership, self._connection
+        if not _is_for_this_rank(error) or group.left or not connection.is_usable:
+            return
+        reason = error.message if isinstance(error, AllfoldError) else repr(error)
+        body = {"number": group.number, "call": call, "reason": reason[:_LONGEST_REASON]}
+        with self._lock, suppress(AgentLost):  # the caller gets the error of its own
+            number = self.next_op
+            row = self._abandoned if self._abandoned.stop == number else range(number, number)
+            if len(row) >= MAX_OPEN_OPS:
+                return
+            self.next_op = number + 1
+            self._abandoned = range(row.start, number + 1)
+            group.epochs.lanes.note_message(number, None)
+            connection.notify(Message.ABANDON, {**body, "seq": number}, GRACE_SECONDS)
 
     # Sends and receives
 
@@ -179,6 +221,7 @@ class Channel:
                     nbytes=tensor.nbytes,
                     fence=staged.fence,
                     view=view.epoch,
+                    alias=tensor.element.alias,
                 ).pack()
                 work = self._give(number, message, staged, timeout, self._messages)
         except BaseException:
@@ -249,3 +292,13 @@ class Channel:
         self._connection.drain()
         for work in self.in_flight():
             work.settle_if_done()
+
+
+def _is_for_this_rank(error: Exception) -> bool:
+    """Return True for an error of one call, of which no other rank hears.
+
+    A ``TypeError`` is that of a function that was called with the wrong arguments, so not at all.
+    """
+    if isinstance(error, AllfoldError):
+        return isinstance(error, LocalError | ArenaExhausted | GpuFailed)
+    return not isinstance(error, TypeError)

@@ -36,9 +36,15 @@ def collective(describe: Method) -> Method:
             if result is not UNLIKE:
                 return result
         check(named)
-        view, described = describe(self, *given, **named)
         options = {name: value for name, value in named.items() if name in OPTIONS}
-        return self._run(view, described, key, (*given, *named.values()), **options)
+        is_async = options.pop("async_op", False)
+        try:
+            view, described = describe(self, *given, **named)
+            work = self._start(view, described, key, (*given, *named.values()), **options)
+        except Exception as error:
+            self._refuse(describe.__name__, error)
+            raise
+        return work if is_async else work.wait()
 
     return cast(Method, call)
 
@@ -61,7 +67,7 @@ class Collectives(ABC):
         """
 
     @abstractmethod
-    def _run(
+    def _start(
         self,
         view: EpochView,
         call: CollectiveCall,
@@ -72,13 +78,20 @@ class Collectives(ABC):
         strategy: str = AUTO,
         wire: str | None = None,
         feedback: str | None = None,
-        async_op: bool = False,
     ) -> Any:
-        """Start a collective, and wait for it unless the caller wants to do so.
+        """Start a collective; return its handle.
 
         Args:
             key: what it has in common with calls that are like it.
             given: its arguments.
+        """
+
+    @abstractmethod
+    def _refuse(self, call: str, error: Exception) -> None:
+        """Tell the others of a collective that this rank cannot call, for a reason of its own.
+
+        Args:
+            call: the name of the collective.
         """
 
     @abstractmethod
@@ -317,13 +330,15 @@ class Collectives(ABC):
         while True:
             view = self._view
             record, unfit = unrooted.record_of(view, tensor)
-            work = self.all_reduce(record, timeout=timeout, async_op=True)
+            search = reductions.all_reduce(record, ReduceOp.SUM, None)
+            work = self._start(view, search, None, (), timeout=timeout)
             work.wait()
             if work.epoch == view.epoch:
                 break
+        # An error that all ranks have is first: the op after this one is not called by anybody.
+        source = unrooted.source_in(view, record)
         if unfit is not None:
             raise unfit
-        source = unrooted.source_in(view, record)
         if tensor is None:
             tensor = unrooted.new_target(view, record, source)
         return view, tensor, source

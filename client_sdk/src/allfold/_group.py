@@ -23,6 +23,7 @@ from allfold._options import agreed, checked_seconds
 from allfold._parting import Parting, by_call
 from allfold._settings import GroupSettings
 from allfold._staging.prepared import Prepared
+from allfold._work import Work
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,
@@ -61,10 +62,12 @@ class Group(Collectives):
             in flight: one more first waits until the oldest is done.
 
     Errors that all of them raise:
-        InvalidArgument: the tensor or an argument cannot work; nothing was sent.
+        InvalidArgument: the tensor or an argument of this rank cannot work; no data was sent. The
+            others get ``PeerRefused``, unless theirs cannot work either.
         UnknownArgument: there is no argument of this name; nothing was sent.
         RegisterNotFirstOperation: the group has been left.
         MismatchError: the ranks asked for different things; the group stays usable.
+        PeerRefused: a rank could not call the op; names it, and why. The group stays usable.
         PeerMissing: the deadline has passed; names the missing ranks.
         PeerLost: the op cannot be done without a rank or a node that is gone.
         AgentLost: the node agent of this machine is gone.
@@ -334,12 +337,15 @@ class Group(Collectives):
             return UNLIKE
         if not named:
             return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
-        seconds = self._seconds(named.get("timeout"))
+        try:
+            seconds = self._seconds(named.get("timeout"))
+        except InvalidArgument:
+            return UNLIKE  # it is refused like any other call
         given, waits = (*given, *named.values()), not named.get("async_op")
         return self._channel.repeat(prepared, given, seconds, now, waits=waits)
 
     def _may_repeat(self, prepared: Prepared) -> bool:
-        """Return True unless :meth:`_run` would do something else than before."""
+        """Return True unless :meth:`_start` would do something else than before."""
         membership, epochs = self.membership, self.membership.epochs
         return (
             prepared.view is epochs.view
@@ -350,7 +356,7 @@ class Group(Collectives):
             and not epochs.awaits_others
         )
 
-    def _run(
+    def _start(
         self,
         view: EpochView,
         call: CollectiveCall,
@@ -361,9 +367,8 @@ class Group(Collectives):
         strategy: str = AUTO,
         wire: str | None = None,
         feedback: str | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Start a collective, and wait for it unless the caller wants to do so."""
+    ) -> Work:
+        """Start a collective."""
         self._see_to_leaving()
         if self.membership.epochs.awaits_others:
             self._await_others()
@@ -373,7 +378,15 @@ class Group(Collectives):
         work = self._channel.start_op(view, call, packed, self._seconds(timeout))
         if key is not None and not call.is_unlike:
             self._remember(key, view, call, packed, given)
-        return work if async_op else work.wait()
+        return work
+
+    def _refuse(self, call: str, error: Exception) -> None:
+        """Tell the others of a collective that this rank cannot call, for a reason of its own.
+
+        Not if too few ranks are left: the others wait at an edge then, and call no op.
+        """
+        if not self.membership.epochs.awaits_others:
+            self._channel.abandon(call, error)
 
     def _remember(
         self,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from allfold._arena import Block, Bytes
-from allfold._elements import element_of_array, element_of_torch
+from allfold._elements import Element, element_of_array, element_of_torch
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
@@ -37,7 +37,7 @@ class TensorView:
             a type that Allfold cannot fold are bytes.
         shape: in such elements.
         address: of its first element, where it is contiguous and aligned; 0 otherwise.
-        is_complex: whether the elements come in pairs.
+        element: what the caller's elements are, and how they travel.
         gpu: the number of the CUDA device that has it; ``None`` for any other place.
         stream: the CUDA stream on which its owner works; ``None`` for torch's current one.
     """
@@ -48,14 +48,29 @@ class TensorView:
     nbytes: int
     address: int
     is_torch: bool
-    is_complex: bool = False
+    element: Element
     gpu: int | None = None
     stream: int | None = None
 
     @property
+    def is_complex(self) -> bool:
+        """True if the elements that travel are the real and imaginary parts of others."""
+        return self.element.is_complex
+
+    @property
     def numel(self) -> int:
-        """Elements."""
+        """The elements that travel."""
         return self.nbytes // self.dtype.itemsize
+
+    @property
+    def given_shape(self) -> tuple[int, ...]:
+        """The shape in the caller's elements."""
+        return self.shape[:-1] if self.element.inner else self.shape
+
+    @property
+    def given_numel(self) -> int:
+        """The caller's elements."""
+        return prod(self.given_shape)
 
     @property
     def rows(self) -> int:
@@ -64,8 +79,8 @@ class TensorView:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of a row, in elements."""
-        return self.shape[1:] if len(self.tensor.shape) else self.shape
+        """The shape of a row, in the caller's elements."""
+        return self.given_shape[1:] if len(self.tensor.shape) else self.given_shape
 
     @property
     def host_address(self) -> int:
@@ -181,7 +196,7 @@ def _view_array(array: np.ndarray[Any, Any], written: bool, folded: bool) -> Ten
     contiguous = flags.c_contiguous and flags.aligned
     address = array.__array_interface__["data"][0] if contiguous else 0
     shape = array.shape + element.inner
-    return TensorView(array, element.dtype, shape, array.nbytes, address, False, element.is_complex)
+    return TensorView(array, element.dtype, shape, array.nbytes, address, False, element)
 
 
 def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorView:
@@ -198,7 +213,7 @@ def _view_torch(tensor: Any, torch: Any, written: bool, folded: bool) -> TensorV
         address = 0
     nbytes = tensor.numel() * element.itemsize
     shape += element.inner
-    seen = TensorView(tensor, element.dtype, shape, nbytes, address, True, element.is_complex)
+    seen = TensorView(tensor, element.dtype, shape, nbytes, address, True, element)
     if not tensor.is_cpu:
         if tensor.is_cuda:
             seen.gpu = tensor.get_device()
@@ -221,9 +236,7 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
     if strides is not None and tuple(strides) != _c_strides(shape, dtype.itemsize):
         address = 0
     nbytes = prod(shape) * dtype.itemsize
-    seen = TensorView(
-        array, element.dtype, shape + element.inner, nbytes, address, False, element.is_complex
-    )
+    seen = TensorView(array, element.dtype, shape + element.inner, nbytes, address, False, element)
     seen.gpu = _ordinal_of(array, about["data"][0]) if about["data"][0] else 0
     seen.stream = about.get("stream") or _LEGACY_STREAM
     return seen

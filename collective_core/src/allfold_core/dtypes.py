@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class DType(Enum):
@@ -51,6 +52,44 @@ class DType(Enum):
             supported = ", ".join(_BY_LABEL)
             raise ValueError(f"dtype {label} is not supported; supported: {supported}") from None
 
+
+class Alias(NamedTuple):
+    """An element type of callers that is none of Allfold's, and travels as elements of another.
+
+    Attributes:
+        name: as NumPy or torch have it; "" where the elements are what they travel as.
+        width: how many elements that travel make up one of the caller's.
+    """
+
+    name: str = ""
+    width: int = 1
+
+    def label(self, dtype: DType) -> str:
+        """Return the name of the caller's type, whose elements travel as ``dtype``."""
+        return self.name or dtype.label
+
+    def encode(self) -> bytes:
+        """Return the name as bytes; ``ValueError`` for one that is too long."""
+        name = self.name.encode()
+        if len(name) > LONGEST_ALIAS:
+            raise ValueError(f"the name of a dtype has at most {LONGEST_ALIAS} bytes: {self.name}")
+        return name
+
+    @classmethod
+    def decode(cls, name: bytes | memoryview, width: int) -> Alias:
+        """The inverse of :meth:`encode`; ``ValueError`` for what is no alias."""
+        if not name and width == 1:
+            return NO_ALIAS
+        if not name or len(name) > LONGEST_ALIAS:
+            raise ValueError(f"the name of a dtype has 1 to {LONGEST_ALIAS} bytes, got {len(name)}")
+        text = bytes(name).decode()
+        if not text.isprintable():
+            raise ValueError(f"{text!r} is no name of a dtype")
+        return cls(text, width)
+
+
+NO_ALIAS = Alias()
+LONGEST_ALIAS = 64
 
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 _BY_CODE = {dtype.code: dtype for dtype in DType}

@@ -18,6 +18,7 @@
     │   │   ├── RootLost                 the root of the op died, and nobody has the result
     │   │   ├── WorldChanged             the op's tensors are made for the ranks of before
     │   │   └── BelowMinWorld            fewer ranks are left than the group asks for
+    │   ├── PeerRefused                  a rank could not call the op; names it, and why
     │   ├── PeerMissing                  a deadline passed; names who did not come
     │   └── PeerSentIncoherentTensor     a peer's bytes do not fit what was agreed
     └── ServiceError                     a part of Allfold itself is not there
@@ -205,6 +206,15 @@ class BelowMinWorld(PeerLost):
 
     code = "AF307"
     advice = "Start more ranks, if the group is elastic; or restart it with a smaller min_world."
+
+
+class PeerRefused(PeerError):
+    """A rank could not call the op, as what it was given cannot work: its own error says why.
+
+    That rank goes on with the next op, as all others do. No input was changed.
+    """
+
+    code = "AF308"
 
 
 class PeerMissing(PeerError, TimeoutError):

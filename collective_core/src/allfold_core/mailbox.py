@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import NO_ALIAS, Alias, DType
 
 ANY_SOURCE = -1
-_ENVELOPE = struct.Struct("<iiqBxxxxxxxQ")
+_ENVELOPE = struct.Struct("<iiqBBxxIQ")
 
 Sent = TypeVar("Sent")
 Waiting = TypeVar("Waiting")
@@ -29,8 +29,9 @@ class Envelope:
         source: the rank that sends it.
         target: the rank that it is for.
         tag: any number of 63 bits; only a receive with the same one gets it.
-        dtype: of its elements.
+        dtype: in which its elements travel.
         nbytes: its size.
+        alias: the type of the caller's elements, where it is another one.
     """
 
     source: int
@@ -38,25 +39,46 @@ class Envelope:
     tag: int
     dtype: DType
     nbytes: int
+    alias: Alias = NO_ALIAS
 
     def pack(self) -> bytes:
-        """The :data:`ENVELOPE_SIZE` bytes of it."""
-        return _ENVELOPE.pack(self.source, self.target, self.tag, self.dtype.code, self.nbytes)
+        """The bytes of it, the first of a message."""
+        name, width = self.alias.encode(), self.alias.width
+        code = self.dtype.code
+        head = (self.source, self.target, self.tag, code, len(name), width, self.nbytes)
+        return _ENVELOPE.pack(*head) + name
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Envelope:
-        """The inverse of :meth:`pack`, reading no more; ``ValueError`` for what is none."""
+    def unpack(cls, data: memoryview) -> tuple[Envelope, memoryview]:
+        """Return the envelope of a message, and what is behind it.
+
+        Raises:
+            ValueError: it has none.
+        """
         if len(data) < _ENVELOPE.size:
             raise ValueError(f"an envelope has {_ENVELOPE.size} bytes, not {len(data)}")
-        source, target, tag, dtype, nbytes = _ENVELOPE.unpack_from(data)
-        return cls(source, target, tag, DType.from_code(dtype), nbytes)
+        source, target, tag, dtype, nname, width, nbytes = _ENVELOPE.unpack_from(data)
+        end = _ENVELOPE.size + nname
+        if len(data) < end:
+            raise ValueError(f"an envelope of {end} bytes was cut to {len(data)}")
+        alias = Alias.decode(data[_ENVELOPE.size : end], width)
+        return cls(source, target, tag, DType.from_code(dtype), nbytes, alias), data[end:]
 
     def describe_tensor(self) -> str:
         """The content, for people: ``float32[12]``."""
-        return f"{self.dtype.label}[{self.nbytes // self.dtype.itemsize}]"
+        return describe_tensor(self.dtype, self.alias, self.nbytes)
 
 
-ENVELOPE_SIZE = _ENVELOPE.size
+def describe_tensor(dtype: DType, alias: Alias, nbytes: int) -> str:
+    """Describe the tensor of a message for people: ``float32[12]``.
+
+    Args:
+        dtype: in which its elements travel.
+        alias: the type of the caller's elements, where it is another one.
+        nbytes: its size.
+    """
+    itemsize = dtype.itemsize * alias.width
+    return f"{alias.label(dtype)}[{nbytes // itemsize if itemsize else 0}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from enum import Enum
 from math import prod
 
 from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import NO_ALIAS, Alias, DType
 
 
 class Kind(Enum):
@@ -101,12 +101,13 @@ _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 _ROUNDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM})
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
-_HEADER = struct.Struct("<BBBBBxxxiIdQ32s")
+_HEADER = struct.Struct("<BBBBBBxxiIIdQ32s")
 MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
 """The name that stands for the choice of a strategy by the cost model."""
 _SHOWN = 16
+_SHOWN_AS = {"alias": "dtype"}
 
 
 def kind_from_code(code: int) -> Kind:
@@ -130,8 +131,9 @@ class Fingerprint:
     """The properties of a call on which all ranks of an op must agree.
 
     Attributes:
-        shape: of the tensor; of one rank's block for kinds with blocks; of one row of it, its
-            other dimensions, where the blocks have ``counts``.
+        dtype: the type in which the elements travel, and are folded.
+        shape: of the tensor, in the caller's elements; of one rank's block for kinds with blocks;
+            of one row of it, its other dimensions, where the blocks have ``counts``.
         root: a rank of the group, -1 for kinds without one.
         strategy: what the caller asked for ("auto" unless overridden), because two overrides
             compile different schedules.
@@ -141,6 +143,7 @@ class Fingerprint:
         counts: the rows of each rank's block; () where all blocks are equal. For an all-to-all,
             first those that the caller sends to each rank, then those that it receives from each:
             these are the caller's own, and must only match those of the others.
+        alias: the caller's type, where its elements travel as those of another.
     """
 
     kind: Kind
@@ -153,11 +156,17 @@ class Fingerprint:
     factor: float = 1.0
     feedback: int = 0
     counts: tuple[int, ...] = ()
+    alias: Alias = NO_ALIAS
 
     @property
     def numel(self) -> int:
-        """Elements of a tensor of ``shape``."""
-        return prod(self.shape)
+        """The elements that travel of a tensor of ``shape``."""
+        return prod(self.shape) * self.alias.width
+
+    @property
+    def label(self) -> str:
+        """The name of the caller's element type."""
+        return self.alias.label(self.dtype)
 
     @property
     def kept_dtype(self) -> DType:
@@ -182,7 +191,7 @@ class Fingerprint:
 
         ``ValueError`` for a strategy that is no ASCII name of at most :data:`MAX_STRATEGY_LABEL`.
         """
-        strategy = self.strategy.encode("ascii")
+        strategy, alias = self.strategy.encode("ascii"), self.alias.encode()
         if len(strategy) > MAX_STRATEGY_LABEL:
             raise ValueError(f"a strategy's name has at most {MAX_STRATEGY_LABEL} characters")
         head = _HEADER.pack(
@@ -191,14 +200,16 @@ class Fingerprint:
             self.dtype.code,
             len(self.shape),
             self.wire.code,
+            len(alias),
             self.root,
             len(self.counts),
+            self.alias.width,
             self.factor + 0.0,  # -0.0 equals 0.0, so it has the same bytes
             self.feedback,
             strategy,
         )
         sizes = self.shape + self.counts
-        return head + struct.pack(f"<{len(sizes)}Q", *sizes)
+        return head + struct.pack(f"<{len(sizes)}Q", *sizes) + alias
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Fingerprint:
@@ -206,11 +217,12 @@ class Fingerprint:
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
         head = _HEADER.unpack_from(data)
-        kind, op, dtype, ndim, wire, root, ncounts, factor, feedback, strategy = head
-        if len(data) != _HEADER.size + 8 * (ndim + ncounts):
+        kind, op, dtype, ndim, wire, nalias, root, ncounts, width, factor, feedback, strategy = head
+        end = _HEADER.size + 8 * (ndim + ncounts)
+        if len(data) != end + nalias:
             raise ValueError(
-                f"a fingerprint of {ndim} dimensions and {ncounts} counts cannot have "
-                f"{len(data)} bytes"
+                f"a fingerprint of {ndim} dimensions, {ncounts} counts and a dtype's name of "
+                f"{nalias} bytes cannot have {len(data)} bytes"
             )
         sizes = struct.unpack_from(f"<{ndim + ncounts}Q", data, _HEADER.size)
         return cls(
@@ -224,6 +236,7 @@ class Fingerprint:
             factor,
             feedback,
             sizes[ndim:],
+            Alias.decode(data[end:], width),
         )
 
     def describe(self) -> str:
@@ -233,7 +246,7 @@ class Fingerprint:
             parts.append(f"factor={self.factor:g}")
         if self.kind is not Kind.BARRIER:
             shape = ["*", *self.shape] if self.counts else self.shape
-            parts.append(f"{self.dtype.label}[{', '.join(map(str, shape))}]")
+            parts.append(f"{self.label}[{', '.join(map(str, shape))}]")
         if self.kind is Kind.ALL_TO_ALL and self.counts:
             parts.append(f"sends {_listed(self.sent())} and receives {_listed(self.received())}")
         elif self.counts:
@@ -248,11 +261,12 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> list[str]:
         """The names of the fields in which the two differ, e.g. ``["shape", "dtype"]``."""
-        return [
-            field.name
+        differing = (
+            _SHOWN_AS.get(field.name, field.name)
             for field in fields(self)
             if getattr(self, field.name) != getattr(other, field.name)
-        ]
+        )
+        return list(dict.fromkeys(differing))
 
 
 def _listed(counts: Sequence[int]) -> str:

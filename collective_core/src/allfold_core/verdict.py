@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allfold_core.errors import MismatchError, PeerMissing
+from allfold_core.errors import MismatchError, PeerMissing, PeerRefused
 from allfold_core.operations import Fingerprint, Kind
 
 _NAMED = 8
@@ -100,6 +100,29 @@ def judge_mismatch(group: str, nodes: Sequence[str], evidence: Evidence) -> Mism
     )
 
 
+def refused_by(
+    group: str, seq: int, rank: int, node: str, reason: str, call: str = "it"
+) -> PeerRefused:
+    """The error of an op that a rank cannot call, for all the others.
+
+    Args:
+        group: its name.
+        rank: which one, on this node.
+        reason: what its own error says.
+        call: what it wanted to call, where that is known.
+    """
+    return PeerRefused(
+        f"op {seq} of group '{group}' cannot be done: rank {rank} (node {node}) could not call "
+        f"{call}: {reason.rstrip('.')}. No input was changed and the group is usable; look at the "
+        f"arguments of rank {rank}.",
+        seq=seq,
+        group=group,
+        rank=rank,
+        node=node,
+        reason=reason,
+    )
+
+
 def unmatched_pair(arrivals: Mapping[int, Fingerprint]) -> tuple[int, int] | None:
     """Two ranks of an all-to-all, the first of which sends what the second does not expect."""
     for giver, call in arrivals.items():
@@ -140,7 +163,8 @@ def judge_deadline(
     absent = [
         rank
         for rank in range(len(nodes))
-        if rank not in evidence.arrivals and evidence.last_seq.get(rank, -1) < evidence.seq
+        if rank not in evidence.arrivals
+        and (rank in evidence.held or evidence.last_seq.get(rank, -1) < evidence.seq)
     ]
     called = next(iter(evidence.arrivals.values()), None)
     what = f"op {evidence.seq} of group '{group}'" + (f", {called.describe()}," if called else "")

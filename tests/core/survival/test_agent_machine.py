@@ -319,6 +319,19 @@ def test_an_error_is_kept_for_a_rank_until_it_calls_or_will_not() -> None:
     assert me.failure(0) is None
 
 
+def test_an_error_is_forgotten_when_the_last_rank_will_not_call_its_op() -> None:
+    """Even if all nodes have been done with the op for long, and whatever comes next."""
+    me = machine("a")
+    me.call(0, "r0", SUM)
+    me.freeze(0, 1)
+    me.install(decided({0: Fail("{}", 0)}))
+    me.learn_floor(0)
+    assert me.failure(0) == Fail("{}", 0)
+    me.abandon(0, "r2")
+    assert me.failure(0) is None
+    assert me.called["r2"] == 0
+
+
 def test_an_op_that_is_run_again_without_this_node_is_dropped_here() -> None:
     me = machine("a")
     me.call(0, "r0", SUM)

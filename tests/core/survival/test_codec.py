@@ -251,7 +251,7 @@ UNTOLD = codec.pack_install(DECIDED)["epoch"] | {"change": ""}
         ((DOUBT, Doubt(3, Reason.DEADLINE, 1.0)), {"waited": -1}, "no duration"),
         ((ANNOUNCED, (REPORTED.term, 2)), {"term": {"voters": []}}, "without voters"),
         ((ANNOUNCED, (REPORTED.term, 2)), {"term": TOO_HIGH}, "no room in 64 bits"),
-        ((ANNOUNCED, (REPORTED.term, 2)), {"schema": 3}, "has schema 3"),
+        ((ANNOUNCED, (REPORTED.term, 2)), {"schema": codec.SURVIVAL.number + 1}, "has schema"),
         ((INSTALL, DECIDED), {"epoch": UNTOLD}, "a change that it does not tell"),
         ((DOWN, {"s0": "died"}), {"dead": ["s0"]}, "a list in place of an object"),
         ((DOWN, {"s0": "died"}), {"dead": {"s0": 1}}, "a int in place of a text"),

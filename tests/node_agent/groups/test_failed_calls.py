@@ -7,7 +7,7 @@ import pytest
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.groups.op_runs import OpRuns
-from allfold_core.errors import Evicted, InvalidArgument, PeerLost, ServiceError
+from allfold_core.errors import Evicted, InvalidArgument, PeerLost, PeerRefused, ServiceError
 from allfold_core.survival.instructions import Refuse
 from allfold_core.wire.local_wire import MAX_OPEN_OPS
 from tests.support.fakes.local_groups import local_groups
@@ -169,7 +169,55 @@ def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_
         assert one.outcome() == (5, None)
         outcomes = dict(other.outcome() for _ in range(2))
         assert {seq for seq, failure in outcomes.items() if failure} == {4}
+        assert isinstance(outcomes[4], PeerRefused)
         assert one.result(5) == other.result(5) == [6.0]
+
+
+@pytest.mark.parametrize("ranks", [[[0, 1, 2]], [[0], [1, 2]]], ids=["one node", "two nodes"])
+def test_an_op_that_a_rank_cannot_call_fails_for_the_others_with_its_reason(
+    ranks: list[list[int]],
+) -> None:
+    """Whether they have called it by then, or call it later."""
+    with local_groups(ranks) as local:
+        odd, late, early = local.ranks
+        early.call(0, [1.0])
+        odd.group.abandon(odd.session, 0, InvalidArgument("it is read-only."), call="broadcast")
+        seq, error = early.outcome()
+        assert seq == 0
+        assert isinstance(error, PeerRefused)
+        assert error.message == (
+            "op 0 of group 'test' cannot be done: rank 0 (node node0) could not call broadcast: it "
+            "is read-only. No input was changed and the group is usable; look at the arguments of "
+            "rank 0."
+        )
+        late.call(0, [1.0])
+        assert str(late.outcome()[1]) == str(error)
+        local.call_all(1, [[1.0]] * 3)
+        assert [rank.outcome() for rank in local.ranks] == [(1, None)] * 3
+
+
+def test_ops_that_no_rank_can_call_are_forgotten() -> None:
+    with local_groups([[0, 1]]) as local:
+        for seq in range(20):
+            for rank in local.ranks:
+                rank.group.abandon(rank.session, seq, InvalidArgument("it cannot be"))
+        assert local.groups[0].agreement.machine.remembered == 0
+        local.call_all(20, [[1.0]] * 2)
+        assert [rank.outcome() for rank in local.ranks] == [(20, None)] * 2
+
+
+def test_calls_that_are_refused_without_end_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nodes remember each of the ops, for the ranks that have yet to call it."""
+    monkeypatch.setattr("allfold_agent.groups.group.MAX_OPEN_OPS", 4)
+    with local_groups([[0], [1]]) as local:
+        odd, other = local.ranks
+        for seq in range(100):
+            odd.group.abandon(odd.session, seq, InvalidArgument("it cannot be"))
+        other.call(0, [1.0])
+        assert isinstance(other.outcome()[1], PeerRefused)
+        assert max(each.agreement.machine.remembered for each in local.groups) <= 2 * 16
 
 
 def test_a_call_that_is_refused_because_it_came_twice_fails_nothing() -> None:

@@ -18,7 +18,7 @@ from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
 from allfold_core.survival.plans import first_epoch, first_term
 from tests.node_agent.groups.lane_nodes import NodesOfALane
-from tests.support.fakes.local_groups import make_plan
+from tests.support.fakes.local_groups import local_groups, make_plan
 
 
 class Page:
@@ -125,3 +125,23 @@ def test_an_op_that_was_posted_just_before_the_lane_is_opened_again_is_still_tak
     lane.open(20)
     assert [call.message.seq for call in lane.take_over()] == [5]
     assert lane.take_over() == []
+
+
+def test_several_misfits_of_one_opening_keep_the_lane_closed_no_longer_than_one() -> None:
+    """Across nodes it stays open until they have agreed to close it, and more messages come."""
+    with local_groups([[0]]) as local:
+        (rank,) = local.ranks
+        lane = rank.group.lanes.lane
+        assert lane is not None
+        lane.hand_to(rank.session, rank, 0)
+        lane.open(0)
+        for seq in range(5, 50):
+            lane.note_misfit(seq)
+        lane.close()
+        assert not lane.may_open(12)
+        assert lane.may_open(50)
+        lane.open(50)
+        lane.note_misfit(51)
+        lane.close()
+        assert not lane.may_open(51 + 8), "it is the second one, soon after the first"
+        assert lane.may_open(51 + 16)

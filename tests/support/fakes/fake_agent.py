@@ -83,6 +83,10 @@ class FakeAgent:
         """The next op, which is answered later."""
         return OpMessage.unpack(self._await(Message.OP))
 
+    def abandoned(self) -> dict[str, Any]:
+        """The next op that the process cannot call, and why."""
+        return unpack_json(self._await(Message.ABANDON))
+
     def conclude(
         self,
         call: OpMessage | P2PMessage,

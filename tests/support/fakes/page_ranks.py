@@ -122,6 +122,19 @@ class Ranks:
     def lane(self, rank: int) -> Any:
         return self.groups[rank].membership.epochs.lanes.of(0)
 
+    def abandoned(self, rank: int) -> dict[str, Any]:
+        """Return what a rank has just told the agent of an op that it cannot call.
+
+        The agent takes note, and opens the lane again.
+        """
+        kind, body = self.connections[rank].told.pop()
+        assert kind is Message.ABANDON
+        seq = body["seq"]
+        assert seq == self.groups[rank].next_op - 1
+        self.page.words[self.page.layout.read_word(rank)] = seq + 1
+        self.page.words[FIRST] = seq + 1
+        return body
+
     def all_do(self, program: Callable[[allfold.Group], Any]) -> list[Any]:
         """Run a program as every rank, and return the results."""
         running = [self._pool.submit(program, group) for group in self.groups]

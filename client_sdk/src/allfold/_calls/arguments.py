@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from allfold import _tensors
 from allfold._calls.call import Seat
 from allfold._tensors import TensorView
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.verdict import counted, numbering
 
@@ -17,7 +17,7 @@ LARGEST = 1 << 63
 
 
 class Batch(NamedTuple):
-    """One tensor, or a list that travels as one."""
+    """One tensor, or a list that travels as one; ``shape`` is in the caller's elements."""
 
     views: tuple[TensorView, ...]
     shape: tuple[int, ...]
@@ -25,6 +25,10 @@ class Batch(NamedTuple):
     @property
     def dtype(self) -> DType:
         return self.views[0].dtype
+
+    @property
+    def alias(self) -> Alias:
+        return self.views[0].element.alias
 
     @property
     def is_complex(self) -> bool:
@@ -35,19 +39,19 @@ def batch(given: Any, *, written: bool, folded: bool) -> Batch:
     """Look at a tensor or a list of them, as :func:`allfold._tensors.view` does at one."""
     if not isinstance(given, list | tuple):
         view = _tensors.view(given, written=written, folded=folded)
-        return Batch((view,), view.shape)
+        return Batch((view,), view.given_shape)
     if not given:
         raise InvalidArgument("an empty list of tensors")
     views = tuple(_tensors.view(each, written=written, folded=folded) for each in given)
     check_one_dtype(views)
-    return Batch(views, (sum(view.numel for view in views),))
+    return Batch(views, (sum(view.given_numel for view in views),))
 
 
 def check_one_dtype(views: Sequence[TensorView]) -> None:
     """Refuse tensors of several types in one op."""
     for view in views:
-        if view.dtype is not views[0].dtype:
-            labels = sorted({each.dtype.label for each in views})
+        if view.element is not views[0].element and view.element != views[0].element:
+            labels = sorted({each.element.label for each in views})
             raise InvalidArgument(
                 f"the tensors of one op have one dtype, got {', '.join(labels)}; "
                 "call once per dtype"

@@ -21,7 +21,8 @@ class Blocks:
 
     Attributes:
         seat: who has one of them.
-        shape: of every block; of one row, where the blocks differ in how many they have.
+        shape: of every block, in the caller's elements; of one row, where the blocks differ in how
+            many they have.
         counts: the rows of each rank's block, where they differ.
     """
 
@@ -40,7 +41,7 @@ class Blocks:
             return cls._counted(seat, block, checked_counts(seat, counts, "counts"))
         if isinstance(whole, list | tuple):
             return cls._listed(seat, block, whole)
-        return cls(seat, block.shape)
+        return cls(seat, block.given_shape)
 
     @classmethod
     def _counted(cls, seat: Seat, block: TensorView, counts: tuple[int, ...]) -> Blocks:
@@ -50,7 +51,7 @@ class Blocks:
                 f"says {counts[seat.rank]}"
             )
         uneven = len(set(counts)) > 1
-        return cls(seat, block.row_shape, counts) if uneven else cls(seat, block.shape)
+        return cls(seat, block.row_shape, counts) if uneven else cls(seat, block.given_shape)
 
     @classmethod
     def _listed(cls, seat: Seat, block: TensorView, whole: Sequence[Any]) -> Blocks:
@@ -58,15 +59,16 @@ class Blocks:
 
         They may differ in size without ``counts``: a row is one element then."""
         _check_list(seat, whole)
-        numels = tuple(_tensors.view(each, written=False, folded=False).numel for each in whole)
+        views = [_tensors.view(each, written=False, folded=False) for each in whole]
+        numels = tuple(view.given_numel for view in views)
         if len(set(numels)) == 1:
-            return cls(seat, block.shape)
-        _check_listed(seat.rank, block.numel, numels[seat.rank])
+            return cls(seat, block.given_shape)
+        _check_listed(seat.rank, block.given_numel, numels[seat.rank])
         return cls(seat, (), numels)
 
     @property
     def numels(self) -> list[int]:
-        """The elements of each rank's block."""
+        """The caller's elements in each rank's block."""
         return [prod(self.shape) * count for count in self.counts or (1,) * self.seat.world_size]
 
     def views(self, whole: Any, *, written: bool, folded: bool) -> tuple[TensorView, ...]:
@@ -74,11 +76,11 @@ class Blocks:
         if isinstance(whole, list | tuple):
             return self._list_views(whole, written, folded)
         view = _tensors.view(whole, written=written, folded=folded)
-        if view.numel != sum(self.numels):
+        if view.given_numel != sum(self.numels):
             raise InvalidArgument(
                 f"the blocks of {counted(self.seat.world_size, 'rank')} have "
                 f"{counted(sum(self.numels), 'element')} together, but the tensor of "
-                f"all of them has {view.numel}"
+                f"all of them has {view.given_numel}"
             )
         return (view,)
 
@@ -88,7 +90,7 @@ class Blocks:
         _check_list(self.seat, whole)
         views = tuple(_tensors.view(each, written=written, folded=folded) for each in whole)
         for rank, (view, numel) in enumerate(zip(views, self.numels, strict=True)):
-            _check_listed(rank, numel, view.numel)
+            _check_listed(rank, numel, view.given_numel)
         return views
 
     def new_whole(self, block: TensorView) -> Any:

@@ -27,7 +27,9 @@ def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> Collectiv
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
     root = checked_root(seat, root)
-    print_ = fingerprint(Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO)
+    print_ = fingerprint(
+        Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO, alias=given.alias
+    )
     inputs = given.views if is_root else ()
     outputs = () if is_root and not rounded else given.views
     return CollectiveCall(print_, inputs=inputs, outputs=outputs, in_place=True, result=tensor)
@@ -82,7 +84,10 @@ def scatter(
 
 
 def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
-    return fingerprint(kind, None, block.dtype, blocks.shape, root, AUTO, counts=blocks.counts)
+    alias, counts = block.element.alias, blocks.counts
+    return fingerprint(
+        kind, None, block.dtype, blocks.shape, root, AUTO, counts=counts, alias=alias
+    )
 
 
 # One block per pair of ranks
@@ -112,7 +117,7 @@ def all_to_all(
             f"the rows of the input are {list(source.row_shape)}, those of the output "
             f"{list(target.row_shape)}: they must be equal"
         )
-    print_ = _all_to_all_fingerprint(source.dtype, source.row_shape, sent + received)
+    print_ = _all_to_all_fingerprint(source, source.row_shape, sent + received)
     return CollectiveCall(print_, inputs=(source,), outputs=(target,), result=output)
 
 
@@ -128,15 +133,16 @@ def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> Collec
             f"{len(output) if isinstance(output, list | tuple) else 'a tensor'}"
         )
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
-    counts = tuple(view.numel for view in sources + targets)
-    print_ = _all_to_all_fingerprint(sources[0].dtype, (), counts)
+    counts = tuple(view.given_numel for view in sources + targets)
+    print_ = _all_to_all_fingerprint(sources[0], (), counts)
     return CollectiveCall(print_, inputs=sources, outputs=targets, result=output)
 
 
 def _all_to_all_fingerprint(
-    dtype: DType, row_shape: tuple[int, ...], counts: tuple[int, ...]
+    view: TensorView, row_shape: tuple[int, ...], counts: tuple[int, ...]
 ) -> Fingerprint:
-    return fingerprint(Kind.ALL_TO_ALL, None, dtype, row_shape, NO_ROOT, AUTO, counts=counts)
+    kind, alias = Kind.ALL_TO_ALL, view.element.alias
+    return fingerprint(kind, None, view.dtype, row_shape, NO_ROOT, AUTO, counts=counts, alias=alias)
 
 
 def _split(

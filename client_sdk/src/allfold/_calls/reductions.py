@@ -73,7 +73,15 @@ def _fingerprint(
             f"{found.label} of complex numbers is not defined; there are sum, mean and premul_sum"
         )
     return fingerprint(
-        kind, found, given.dtype, given.shape, root, AUTO, factor=multiplier, counts=counts
+        kind,
+        found,
+        given.dtype,
+        given.shape,
+        root,
+        AUTO,
+        factor=multiplier,
+        counts=counts,
+        alias=given.alias,
     )
 
 

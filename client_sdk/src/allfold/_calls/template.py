@@ -32,8 +32,8 @@ class Place:
     """
 
     __slots__ = (
-        "_arrays", "_dtype", "_shape", "argument", "dtype", "element", "is_torch", "nbytes",
-        "numel", "shape",
+        "_arrays", "_dtype", "_element", "_shape", "argument", "dtype", "element", "is_torch",
+        "nbytes", "numel", "shape",
     )  # fmt: skip
 
     def __init__(self, view: TensorView, argument: int, element: int) -> None:
@@ -45,6 +45,7 @@ class Place:
         self.numel = view.numel
         self.is_torch = view.is_torch
         self._dtype, self._shape = view.tensor.dtype, tuple(view.tensor.shape)
+        self._element = view.element
         self._arrays: dict[int, Elements] = {}
 
     @property
@@ -89,7 +90,9 @@ class Place:
         address = tensor.data_ptr() if self.is_torch else tensor.__array_interface__["data"][0]
         if address % self.dtype.itemsize:
             address = 0
-        return TensorView(tensor, self.dtype, self.shape, self.nbytes, address, self.is_torch)
+        return TensorView(
+            tensor, self.dtype, self.shape, self.nbytes, address, self.is_torch, self._element
+        )
 
 
 class Template:

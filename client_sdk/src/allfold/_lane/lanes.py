@@ -47,8 +47,8 @@ class Lanes:
         """Return the lane of an epoch; ``None`` if that has none."""
         return self._by_epoch.get(epoch)
 
-    def note_message(self, seq: int, packed: bytes) -> None:
-        """This rank sends an op with this fingerprint as a message."""
+    def note_message(self, seq: int, packed: bytes | None) -> None:
+        """This rank sends an op with this fingerprint as a message; ``None``: it cannot call it."""
         self._last_message = seq
         for lane in self._by_epoch.values():
             lane.note_message(seq, packed)

@@ -164,14 +164,17 @@ class ShortLane:
             self._words[self._i_wait] = 0
             self._blocking.release()
 
-    def note_message(self, seq: int, packed: bytes) -> None:
+    def note_message(self, seq: int, packed: bytes | None) -> None:
         """Note that this rank sends an op as a message.
 
         If it is a short one, all go there from now on, until the agent has opened the lane again:
         there must be no gap in what a rank posts. And it needs no slot of any op before.
+
+        Args:
+            packed: its fingerprint; ``None`` of an op that this rank cannot call.
         """
         self.unread = seq
-        if self.recipe(packed) is not None:
+        if packed is None or self.recipe(packed) is not None:
             self._last_misfit = seq
         if not self._open:
             self._next = seq

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from allfold.torch._lifecycle import Lifecycle
 from allfold.torch._options import reduction, seconds, timeout_of
 from allfold.torch._profiling import flat, profiled
 from allfold.torch._work import Work
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import ReduceOp
 
 BACKEND = "allfold"
@@ -96,12 +96,11 @@ class ProcessGroup(Lifecycle):
             of_agents = op_of_agents(op, tensor.dtype)
             ops = self._do(self.group.all_reduce, opts, tensor, of_agents, factor=factor)
         else:
-            ops = [
-                self.group.all_reduce(
-                    batch, op_of_agents(op, dtype), factor=factor, **_options(opts)
-                )
+            reduce = partial(self.group.all_reduce, factor=factor, **_options(opts))
+            ops = _started(
+                partial(reduce, batch, op_of_agents(op, dtype))
                 for dtype, batch in _batches(tensors)
-            ]
+            )
         return self._reduction(op, ops, tensors)
 
     @dispatched
@@ -155,10 +154,10 @@ class ProcessGroup(Lifecycle):
         if len(inputs) == len(outputs) == 1:
             ops = self._do(self.group.all_gather, opts, inputs[0], outputs[0])
             return self._work(ops, flat(outputs))
-        ops = [
-            self.group.all_gather(tensor, output, **_options(opts))
-            for output, tensor in zip(outputs, inputs, strict=True)
-        ]
+        gather = partial(self.group.all_gather, **_options(opts))
+        ops = _started(
+            partial(gather, tensor, output) for output, tensor in zip(outputs, inputs, strict=True)
+        )
         return self._work(ops, flat(outputs))
 
     @dispatched
@@ -214,12 +213,11 @@ class ProcessGroup(Lifecycle):
                 self.group.reduce_scatter, opts, blocks, output, of_agents, factor=factor
             )
         else:
-            ops = [
-                self.group.reduce_scatter(
-                    blocks, output, op_of_agents(op, output.dtype), factor=factor, **_options(opts)
-                )
+            scatter = partial(self.group.reduce_scatter, factor=factor, **_options(opts))
+            ops = _started(
+                partial(scatter, blocks, output, op_of_agents(op, output.dtype))
                 for output, blocks in zip(outputs, inputs, strict=True)
-            ]
+            )
         return self._reduction(op, ops, outputs)
 
     @dispatched
@@ -310,6 +308,22 @@ class ProcessGroup(Lifecycle):
 
 def _options(opts: Any) -> Options:
     return {"timeout": timeout_of(opts), "async_op": True}
+
+
+def _started(calls: Iterable[Callable[[], Op]]) -> list[Op]:
+    """Start several ops and return their handles.
+
+    All of them, even if this rank cannot call one: the others call all, and all stay in step.
+    """
+    ops, errors = [], []
+    for call in calls:
+        try:
+            ops.append(call())
+        except AllfoldError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return ops
 
 
 def _one(tensors: Sequence[Any]) -> Any:

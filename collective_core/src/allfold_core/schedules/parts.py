@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from math import prod
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind
@@ -127,7 +126,7 @@ def output_numel(fingerprint: Fingerprint, rank: int, world_size: int) -> int:
 
 def block_numels(fingerprint: Fingerprint, world_size: int) -> tuple[int, ...]:
     """The elements of each rank's block, for kinds that have one per rank."""
-    row = prod(fingerprint.shape)
+    row = fingerprint.numel
     if not fingerprint.counts:
         return (row,) * world_size
     return tuple(count * row for count in fingerprint.counts)

@@ -41,7 +41,7 @@ from allfold_core.survival.records import Stamp, Term
 from allfold_core.survival.reports import NO_LANE, Doubt, Fail, Install, Reason, Report, Wishes
 from allfold_core.wire.frames import FrameError
 
-SURVIVAL = Schema("message about the members of a group", 2)
+SURVIVAL = Schema("message about the members of a group", 3)
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _Value = TypeVar("_Value")
 

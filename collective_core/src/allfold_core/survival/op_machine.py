@@ -128,6 +128,8 @@ class OpMachine:
         """A call of a local rank was refused: the rank goes on, and will not call the op again."""
         self.called[session] = max(seq, self.called.get(session, -1))
         self._abandoned.add((seq, session))
+        if seq <= self.floor:
+            self._forget()
         entry = self.ops.get(seq)
         if entry is None or not entry.fetch:
             return []
@@ -164,6 +166,11 @@ class OpMachine:
         if entry is None or entry.state is not OpState.FAILED:
             return None
         return Fail(entry.error, entry.ordinal)
+
+    @property
+    def remembered(self) -> int:
+        """The number of ops, and of calls that were refused, of which something is remembered."""
+        return len(self.ops) + len(self._abandoned)
 
     def is_open(self, seq: int) -> bool:
         """Return True if an op may still get an outcome; nobody here may have called it yet."""

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from allfold_core.dtypes import NO_ALIAS, Alias
 from allfold_core.errors import InvalidArgument
 from allfold_core.json_object import read_object
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
@@ -36,8 +37,8 @@ class Message(IntEnum):
     OP = 9  # rank: OP struct, fingerprint
     DONE = 10  # agent: OUTCOME struct
     FAILED = 11  # agent: OUTCOME struct, JSON error
-    SEND = 12  # rank: PAIR struct
-    RECV = 13  # rank: PAIR struct
+    SEND = 12  # rank: PAIR struct, name of an alias
+    RECV = 13  # rank: PAIR struct, name of an alias
     EXPLAIN = 14  # rank: JSON
     EXPLAINED = 15  # agent: JSON
     SHARE = 16  # rank: JSON, one file descriptor
@@ -51,6 +52,7 @@ class Message(IntEnum):
     RETIRE = 26  # rank: JSON, it wants to leave at the next edge
     LOOK = 27  # rank: JSON, an op that it has posted to the short lane's page is not done yet
     TAKEN = 28  # agent: JSON, it has taken over the ops of a group's short lane, as the page says
+    ABANDON = 29  # rank: JSON, it cannot call an op, whose number counts as called
 
 
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
@@ -71,7 +73,7 @@ OUTCOME = struct.Struct("<BxxxIQIII")
 FENCE_WORD = struct.Struct("<I")
 _FENCE = struct.Struct("<IIQ")
 _OP = struct.Struct("<BxxxIQdIIQQ16sIxxxx")
-_PAIR = struct.Struct("<BBxxIQdiIqQQ16sIxxxx")
+_PAIR = struct.Struct("<BBxxIQdiIqQQ16sII")
 FIRST_PAIR = 1 << 63
 # How many calls of one rank in one group may be without an outcome. Of collectives, the SDK waits
 # for the oldest one before it starts another: all ranks call them in one order, so that one ends.
@@ -192,11 +194,12 @@ class P2PMessage(NamedTuple):
         timeout: seconds until the agent fails the call.
         peer: the rank at the other end; of a receive, -1 for any.
         tag: a number of 63 bits.
-        dtype: the code of the element type.
+        dtype: the code of the type in which the elements travel.
         memory: the tensor.
         nbytes: its size.
         fence: until when it is still in use.
         view: the newest epoch that the rank knew when it called; the peer is a number of this one.
+        alias: the type of the caller's elements, where it is another one.
     """
 
     kind: Message
@@ -210,9 +213,10 @@ class P2PMessage(NamedTuple):
     nbytes: int
     fence: Fence = NO_FENCE
     view: int = 0
+    alias: Alias = NO_ALIAS
 
     def pack(self) -> bytes:
-        return _PAIR.pack(
+        head = _PAIR.pack(
             self.kind,
             self.dtype,
             self.group,
@@ -225,18 +229,21 @@ class P2PMessage(NamedTuple):
             self.nbytes,
             _NO_FENCE if self.fence is NO_FENCE else self.fence.pack(),
             self.view,
+            self.alias.width,
         )
+        return head if self.alias is NO_ALIAS else head + self.alias.encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> P2PMessage:
-        """The inverse of :meth:`pack`; ``ValueError`` for a message of another size."""
-        if len(data) != _PAIR.size:
-            raise ValueError(f"a send or receive has {_PAIR.size} bytes, got {len(data)}")
-        kind, dtype, group, seq, timeout, peer, segment, tag, *rest = _PAIR.unpack(data)
-        offset, nbytes, packed, view = rest
+        """The inverse of :meth:`pack`; ``ValueError`` for a message that cannot be."""
+        if len(data) < _PAIR.size:
+            raise ValueError(f"a send or receive has at least {_PAIR.size} bytes, got {len(data)}")
+        kind, dtype, group, seq, timeout, peer, segment, tag, *rest = _PAIR.unpack_from(data)
+        offset, nbytes, packed, view, width = rest
         fence = NO_FENCE if packed == _NO_FENCE else Fence.unpack(packed)
         head = (Message(kind), group, seq, timeout, peer, tag, dtype)
-        return cls(*head, Region(segment, offset), nbytes, fence, view)
+        alias = Alias.decode(data[_PAIR.size :], width)
+        return cls(*head, Region(segment, offset), nbytes, fence, view, alias)
 
 
 class Outcome(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import prod
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -137,9 +138,9 @@ def described(call: Fingerprint) -> dict[str, Any]:
     return {
         "kind": call.kind.label,
         "reduce_op": call.reduce_op.label if call.reduce_op else None,
-        "dtype": call.dtype.label,
+        "dtype": call.label,
         "shape": list(call.shape),
-        "numel": call.numel,
+        "numel": prod(call.shape),
         "bytes": call.numel * call.dtype.itemsize,
         "root": call.root,
         "counts": list(call.counts),

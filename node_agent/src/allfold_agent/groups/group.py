@@ -19,12 +19,13 @@ from allfold_agent.groups.outcomes import refuse
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_agent.groups.watched_group import WatchedGroup
-from allfold_core.errors import AllfoldError, InvalidArgument, PeerLost
+from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
 from allfold_core.incident import Incident
 from allfold_core.plan import Plan
 from allfold_core.survival import codec
 from allfold_core.survival.losses import unpacked
 from allfold_core.survival.reports import Call, Doubt, Reason
+from allfold_core.verdict import refused_by
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
@@ -230,16 +231,42 @@ class Group(AgreeingGroup):
             op.doubted = True
             self.mismatch(seq)
 
-    def abandon(self, session: str, seq: int, error: Exception, *, posted: bool = False) -> None:
-        """Fail an op of which a rank's call was refused: the rank will not call it again."""
+    def abandon(
+        self, session: str, seq: int, error: Exception, *, posted: bool = False, call: str = "it"
+    ) -> None:
+        """Fail an op of which a rank's call was refused: the rank will not call it again.
+
+        Args:
+            call: what it wanted to call, where that is known.
+        """
         if not posted and seq <= self._submitted.get(session, -1):
             return
-        if self.agreement.machine.failure(seq) is None:
-            self.event(partial(self.agreement.abandon, seq, session))
-            log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, error)
-            self.cannot_run(seq, error)
+        self.event(partial(self._abandon, session, seq, error, posted=posted, call=call))
         if not posted:
             self.call_refused(session, seq)
+
+    def _abandon(
+        self, session: str, seq: int, error: Exception, *, posted: bool, call: str
+    ) -> None:
+        machine = self.agreement.machine
+        if self.evicted is not None or session in machine.dead:
+            return
+        if not posted:  # before the agreement knows: what the rank posted before that comes first
+            self.lanes.message_came(seq, is_short=True)
+        if machine.remembered >= 4 * MAX_OPEN_OPS:
+            log.error("op %d of group '%s': too many calls are refused: %s", seq, self.name, error)
+            return
+        self.agreement.abandon(seq, session)
+        if machine.failure(seq) is None:
+            log.warning("a call of op %d of group '%s' is refused: %s", seq, self.name, error)
+            self.cannot_run(seq, self._refused_by(session, seq, error, call))
+
+    def _refused_by(self, session: str, seq: int, error: Exception, call: str) -> Exception:
+        """Return the error of an op for the other ranks, if one of them is at fault."""
+        epoch = self.epoch_table.newest_with(session)
+        if epoch is None or not isinstance(error, LocalError):
+            return error
+        return refused_by(self.name, seq, epoch.rank_of(session), self.node, error.message, call)
 
     def call_refused(self, session: str, seq: int) -> None:
         """The call of a message was refused, and its rank told."""

@@ -15,7 +15,7 @@ from allfold_agent.groups.epoch_table import EpochTable
 from allfold_agent.groups.failures import breakdown
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.outcomes import Outcomes
-from allfold_core.errors import PeerLost, PeerSentIncoherentTensor
+from allfold_core.errors import PeerLost, PeerRefused, PeerSentIncoherentTensor
 from allfold_core.survival.losses import packed
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import Doubt, Reason
@@ -93,7 +93,7 @@ class OpAttempts(ABC):
         """Have an op judged of which this node cannot do its part, or only not in one attempt."""
         refusal = (
             error
-            if isinstance(error, PeerSentIncoherentTensor)
+            if isinstance(error, PeerRefused | PeerSentIncoherentTensor)
             else breakdown(self.name, self.node, seq, error)
         )
         self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal), stamp=stamp)])

@@ -114,6 +114,7 @@ class ShortLane:
         self._held = 0
         self._pause = _FIRST_PAUSE
         self._closed_until = 0
+        self._has_misfit = False  # since it was opened
         self._opened_at = 0
 
     @property
@@ -162,6 +163,7 @@ class ShortLane:
     def open(self, first: int) -> None:
         """Let the ranks do the ops from this one on."""
         self.was_opened = True
+        self._has_misfit = False
         self._opened_at = self._held = first
         # Not up to the last post: one may have been posted just now, by a rank that did not know
         # that the lane had been closed.
@@ -172,7 +174,13 @@ class ShortLane:
         self.page.open(first)
 
     def note_misfit(self, seq: int) -> None:
-        """Keep the lane closed for some ops, as a rank has sent a short op as a message."""
+        """Keep the lane closed for some ops, as a rank has sent a short op as a message.
+
+        Once for each time that it was open: until the nodes have agreed to close it, more may come.
+        """
+        if self._has_misfit:
+            return
+        self._has_misfit = True
         if seq > self._opened_at + 8 * self._pause:
             self._pause = _FIRST_PAUSE
         self._closed_until = seq + self._pause

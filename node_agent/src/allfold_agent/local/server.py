@@ -34,6 +34,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
+from allfold_core.survival.json_values import read_seq, read_text
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import (
     NO_FENCE,
@@ -54,6 +55,7 @@ PROCESS_ENDED = "ended without leaving the group"
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 _LEAST_SECONDS = 0.001
 _LONGEST_HOW = 300
+_LONGEST_REASON = 2000
 MAX_JOINS = 1024
 
 
@@ -287,6 +289,8 @@ class LocalServer:
             membership = _membership(process, body["number"], "of an op that it waits for")
             membership.group.look(int(body["seq"]))
             process.send(pack_taken(body["number"]))
+        elif kind == Message.ABANDON:
+            self._abandon(process, body)
         elif kind == Message.SHARE:
             self._gpu_memory.share(process, body, descriptors)
         elif kind == Message.TRANSFER:
@@ -372,6 +376,14 @@ class LocalServer:
             return
         left = self._registrar.leave(membership, how, bool(body.get("failed")))
         left.add_done_callback(lambda _: process.send(answer))
+
+    def _abandon(self, process: RankConnection, body: dict[str, Any]) -> None:
+        """Have an op fail that a rank cannot call."""
+        membership = _membership(process, body["number"], "of an op that it cannot call")
+        self._watch_deadlines()
+        error = InvalidArgument(read_text(body["reason"])[:_LONGEST_REASON])
+        call = read_text(body["call"])[:_LONGEST_REASON]
+        membership.group.abandon(membership.session, read_seq(body["seq"]), error, call=call)
 
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:

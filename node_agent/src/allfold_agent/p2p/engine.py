@@ -41,7 +41,7 @@ from allfold_core.errors import (
     ServiceError,
     from_json,
 )
-from allfold_core.mailbox import ANY_SOURCE, ENVELOPE_SIZE, Envelope
+from allfold_core.mailbox import ANY_SOURCE, Envelope
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_epoch
 from allfold_core.survival.records import Seat
@@ -177,7 +177,9 @@ class P2PEngine(MessageMatching):
 
     def _send(self, call: PendingCall) -> None:
         message = call.message
-        envelope = Envelope(call.rank, message.peer, message.tag, call.dtype, message.nbytes)
+        envelope = Envelope(
+            call.rank, message.peer, message.tag, call.dtype, message.nbytes, message.alias
+        )
         node = self._seats.node_of(message.peer)
         if node == self._me:
             self._arrive(Transfer(envelope, node, send=call))
@@ -208,10 +210,9 @@ class P2PEngine(MessageMatching):
         number = header.seq
         match header.type:
             case FrameType.OFFER:
-                envelope = Envelope.unpack(view)
+                envelope, content = Envelope.unpack(view)
                 if self._gone.is_lost(envelope.source) or self._gone.is_lost(envelope.target):
                     return
-                content = view[ENVELOPE_SIZE:]
                 complete = len(content) == envelope.nbytes
                 self._arrive(
                     Transfer(envelope, source, number, content=content if complete else None)

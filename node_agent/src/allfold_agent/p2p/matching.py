@@ -75,7 +75,7 @@ class MessageMatching(IncomingMessages):
     def _meet(self, transfer: Transfer, receive: PendingCall) -> None:
         envelope = transfer.envelope
         transfer.receive = receive
-        if (envelope.dtype, envelope.nbytes) != (receive.dtype, receive.message.nbytes):
+        if not receive.fits(envelope):
             self._reject(transfer, refusals.mismatch(self._group, envelope, receive))
         elif transfer.send is not None:
             self._copy(transfer.send, receive)

@@ -14,7 +14,7 @@ from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.runtime.buffers import Buffer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
-from allfold_core.mailbox import ANY_SOURCE, Envelope
+from allfold_core.mailbox import ANY_SOURCE, Envelope, describe_tensor
 from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
 from allfold_core.wire.local_wire import Message, Outcome, P2PMessage
 
@@ -67,6 +67,15 @@ class PendingCall:
     def dtype(self) -> DType:
         return DType.from_code(self.message.dtype)
 
+    def fits(self, envelope: Envelope) -> bool:
+        """Return True if a message has the dtype and the size that this receive asks for."""
+        message = self.message
+        return (
+            envelope.nbytes == message.nbytes
+            and envelope.dtype is self.dtype
+            and envelope.alias == message.alias
+        )
+
     def report(self, error: AllfoldError | None = None, source: int = -1) -> None:
         """Send the rank the outcome; that of a receive names the rank that sent the message."""
         body = None if self.is_send else {"source": self._number_of(source)}
@@ -82,11 +91,12 @@ class PendingCall:
         Args:
             rank: the number of the peer, if not that of its seat.
         """
-        message, size = self.message, self.message.nbytes // self.dtype.itemsize
+        message = self.message
+        tensor = describe_tensor(self.dtype, message.alias, message.nbytes)
         number = message.peer if rank is None else rank
         peer = "any rank" if message.peer == ANY_SOURCE else f"rank {number}"
         verb, way = ("send", "to") if self.is_send else ("recv", "from")
-        return f"{verb}({self.dtype.label}[{size}], {way} {peer}, tag {message.tag})"
+        return f"{verb}({tensor}, {way} {peer}, tag {message.tag})"
 
 
 @dataclass(eq=False, slots=True)

@@ -24,6 +24,8 @@ _DTYPES = {
     "int64": "Long",
     "uint8": "Byte",
     "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
 }
 _UNEQUAL = {"all_gather": "all_gather_v", "reduce_scatter": "reduce_scatter_v"}
 _KINDS = {kind.label: kind for kind in Kind}
@@ -38,7 +40,8 @@ def profiling_name(call: Json) -> str:
 
 def torch_dtype(call: Json) -> str:
     """Return the name that torch's recorder has for the type of the elements."""
-    return _DTYPES[call["dtype"]]
+    dtype: str = call["dtype"]
+    return _DTYPES.get(dtype, dtype)
 
 
 def sizes_of(call: Json, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
@@ -58,7 +61,7 @@ def sizes_of(call: Json, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
     asked = Fingerprint(
         kind,
         _REDUCE_OPS.get(call["reduce_op"]),
-        DType.from_label(call["dtype"]),
+        DType.UINT8,  # whatever it is, the sizes are in the caller's elements
         tuple(shape),
         call["root"],
         AUTO,
