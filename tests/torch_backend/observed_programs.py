@@ -58,6 +58,7 @@ def _each_collective(rank: int, size: int) -> list[torch.Tensor]:
             dist.all_reduce(tensor)
     keep(summed, sent)
     dist.barrier()
+    world().barrier().wait()
     peer, got = rank ^ 1, torch.zeros(3)
     for receive in (lambda: dist.recv(got, peer), lambda: dist.recv(got)):
         sending = dist.isend(one, peer)

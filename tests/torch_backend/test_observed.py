@@ -42,6 +42,7 @@ def test_a_mode_sees_every_collective(one_node: TorchJob) -> None:
             "alltoall_",
             "allreduce_coalesced_",
             "barrier",
+            "barrier",
             "send",
             "recv_",
             "send",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from threading import Lock, local
@@ -75,8 +74,15 @@ _SERVED = frozenset(_METHODS.values() if hasattr(torch.library, "get_kernel") el
 
 
 class _Call(local):
-    """The call of this thread that goes through an operator: what operators do not tell."""
+    """The call of this thread that goes through an operator: what operators do not tell.
 
+    Attributes:
+        is_open: whether there is one.
+        options: of the caller.
+        work: the handle, once the operator has come to our kernel.
+    """
+
+    is_open = False
     options: Any = None
     work: dist.Work | None = None
 
@@ -153,15 +159,16 @@ def _is_subclass(item: Any) -> bool:
 def _through_operator(group: Any, name: str, given: Sequence[Any], named: Any) -> dist.Work:
     """Call the operator; return what it returns, or our own handle if it came to our kernel."""
     _install()
-    before = _call.options, _call.work
-    _call.options, _call.work = (*given, *named.values())[-1], None
+    before = _call.is_open, _call.options, _call.work
+    options = (None, *given, *named.values())[-1]
+    _call.is_open, _call.options, _call.work = True, options, None
     while given and given[-1] is None:
         given = given[:-1]
     try:
         work: dist.Work = getattr(group.operators, name)(*given, **named)
         return _call.work or work
     finally:
-        _call.options, _call.work = before
+        _call.is_open, _call.options, _call.work = before
 
 
 def _install() -> None:
@@ -196,7 +203,8 @@ def _kernel(name: str, device: str) -> Method:
         if name not in _WITHOUT_OPTIONS:
             more.append(_Options(asked))
         work = getattr(type(group), _METHODS[name]).__wrapped__(group, *tensors, *more)
-        _call.work = work
+        if _call.is_open:
+            _call.work = work
         # The operators keep handles in C++, which this one can do without Python's half.
         kept = torch._C._distributed_c10d.PythonCallbackWork(work.wait).boxed()
         return (given[0], kept) if returns_tensors else kept
@@ -228,6 +236,10 @@ def _reduction(boxed: Any) -> Any:
     op = dist.ReduceOp.RedOpType(boxed.op())
     if op != dist.ReduceOp.PREMUL_SUM:
         return op
-    with suppress(AttributeError):
-        return _call.options.reduceOp
-    raise InvalidArgument("torch's operators do not tell the factor of PREMUL_SUM; call the group")
+    asked = getattr(_call.options, "reduceOp", None)
+    if asked is None:
+        raise InvalidArgument(
+            "torch's operators do not tell the factor of PREMUL_SUM; scale the tensors, and ask "
+            "for a SUM"
+        )
+    return asked

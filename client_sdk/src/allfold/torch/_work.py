@@ -18,7 +18,7 @@ from allfold.torch._integer_means import Quotients
 from allfold.torch._options import seconds
 from allfold.torch._profiling import profiled
 from allfold.torch._progress import Progress
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, PeerMissing
 
 _NO_TIMEOUT = timedelta(0)
 _NO_BACKWARD = -1
@@ -106,13 +106,18 @@ class Work(dist.Work):
         return True
 
     def _wait_for_all(self, patience: float | None) -> None:
-        """Wait for every op, also where one has failed: the others may still write results."""
+        """Wait for every op, also where one has failed: the others may still write results.
+
+        An error that decides nothing is raised at once.
+        """
         failure: AllfoldError | None = None
         until = None if patience is None else monotonic() + patience
         for op in self._ops:
             try:
                 op.wait(None if until is None else max(0.0, until - monotonic()))
             except AllfoldError as error:
+                if isinstance(error, PeerMissing) and not error.decided:
+                    raise
                 failure = failure or error
         if failure is not None:
             raise failure
