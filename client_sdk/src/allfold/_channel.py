@@ -10,6 +10,7 @@ from typing import Any
 from allfold._calls.call import Call, EpochView, P2PCall
 from allfold._calls.template import Filled
 from allfold._connection import GRACE_SECONDS
+from allfold._in_flight import InFlight
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
@@ -18,7 +19,7 @@ from allfold._staging.host import Staged
 from allfold._staging.prepared import Prepared
 from allfold._staging.slot import LaneMemory, give
 from allfold._work import Work
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     MAX_OPEN_MESSAGES,
@@ -44,8 +45,9 @@ class Channel:
         self._lock = Lock()
         self.next_op = membership.first
         self._next_pair = FIRST_PAIR
-        self._ops: dict[int, Work] = {}
-        self._messages: dict[int, Work] = {}
+        lander = membership.session.lander
+        self._ops: InFlight[Work] = InFlight(self._connection, lander)
+        self._messages: InFlight[Work] = InFlight(self._connection, lander)
 
     # Collectives
 
@@ -142,8 +144,10 @@ class Channel:
             if not is_done:
                 work = self._posted(lane, op, filled.call(), timeout)
         if is_done:
+            if self._ops.works:
+                self._ops.settle_before(number)
             return filled.result
-        return work.wait() if waits else work
+        return work.given(waits=waits)
 
     def _send_again(
         self, prepared: Prepared, filled: Filled, timeout: float, *, waits: bool
@@ -151,7 +155,7 @@ class Channel:
         """Do such a collective with a message, or in its slot if its tensors have to be copied."""
         start = self._send if prepared.recipe is None else self.start_op
         work = start(prepared.view, filled.call(), prepared.packed, timeout)
-        return work.wait() if waits else work
+        return work.given(waits=waits)
 
     # Sends and receives
 
@@ -200,7 +204,7 @@ class Channel:
         message: bytes,
         staged: Staged,
         timeout: float,
-        in_flight: dict[int, Work],
+        in_flight: InFlight[Work],
     ) -> Work:
         """Give the agent a call; one at a time, because calls are numbered as they go."""
         connection, group = self._connection, self._membership
@@ -208,34 +212,36 @@ class Channel:
         connection.send(message, timeout + GRACE_SECONDS)
         return Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
 
-    def _tidy_at_times(self, in_flight: dict[int, Work]) -> None:
-        if len(in_flight) % _TIDY_EVERY == 0:
-            self._tidy()
+    def _tidy_at_times(self, in_flight: InFlight[Work]) -> None:
+        if len(in_flight.works) % _TIDY_EVERY == 0:
+            in_flight.tidy()
 
     def _await_room(self) -> None:
         """Wait until one more collective may be in flight."""
-        while len(self._ops) >= MAX_OPEN_OPS:
-            for oldest in list(self._ops.values())[:1]:
+        works = self._ops.works
+        while len(works) >= MAX_OPEN_OPS:
+            for oldest in list(works.values())[:1]:
                 oldest.settle()
-            self._tidy()
+            self._ops.tidy()
 
     def _check_room(self) -> None:
         """Refuse a message where too many are in flight: which of them ends first is not known."""
-        if len(self._messages) < MAX_OPEN_MESSAGES:
+        works = self._messages.works
+        if len(works) < MAX_OPEN_MESSAGES:
             return
-        self._tidy()
-        if len(self._messages) >= MAX_OPEN_MESSAGES:
+        self._messages.tidy()
+        if len(works) >= MAX_OPEN_MESSAGES:
             view = self._membership.view
             raise InvalidArgument(
-                f"rank {view.rank} has {len(self._messages)} sends and receives in flight in group "
+                f"rank {view.rank} has {len(works)} sends and receives in flight in group "
                 f"'{view.group}', the most there may be; wait for some of them first"
             )
 
     # In flight
 
     def in_flight(self) -> list[Work]:
-        """Return the handles of calls whose outcome this process does not know yet."""
-        return [*self._ops.values(), *self._messages.values()]
+        """Return the handles of calls that are not done."""
+        return [*self._ops.works.values(), *self._messages.works.values()]
 
     def quiesce(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for all in flight; return True if every one has an outcome."""
@@ -244,8 +250,13 @@ class Channel:
             work.settle_within(max(0.0, deadline - monotonic())) for work in self.in_flight()
         )
 
-    def _tidy(self) -> None:
-        """Process replies, so that the agent can go on sending, and settle what is done."""
-        self._connection.drain()
+    def watch(self) -> None:
+        """Have the results of all calls put in place although no thread may wait for them."""
+        self._ops.watch()
+        self._messages.watch()
+
+    def give_up(self, error: AllfoldError) -> None:
+        """End what is in flight: its tensors are the caller's again."""
         for work in self.in_flight():
             work.settle_if_done()
+            work.give_up(error)

@@ -29,6 +29,7 @@ from allfold_core.errors import (
     InvalidArgument,
     MultipleUnregister,
     PeerMissing,
+    RegisterNotFirstOperation,
     WorldChanged,
 )
 from allfold_core.verdict import counted
@@ -239,6 +240,7 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
+            self._give_up()
             self._on_left(self)
 
     def abandon(self, parting: Parting | None = None) -> None:
@@ -248,7 +250,17 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
+            self._give_up()
             self._on_left(self)
+
+    def _give_up(self) -> None:
+        """End the ops in flight: their tensors are the program's again."""
+        self._channel.give_up(
+            RegisterNotFirstOperation(
+                f"rank {self.rank} has left group '{self.name}' with the op in flight; its outcome "
+                "is not known"
+            )
+        )
 
     @property
     def should_leave(self) -> bool:
@@ -276,7 +288,7 @@ class Group(Collectives):
         self._draining.ask("the program asked for it")
 
     def quiesce(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return True if every op in flight has an outcome."""
+        """Wait up to ``seconds``; return True if no op is in flight any more."""
         return self._channel.quiesce(seconds)
 
     def empty(
@@ -369,7 +381,7 @@ class Group(Collectives):
         work = self._channel.start_op(view, call, packed, self._seconds(timeout))
         if key is not None and not call.is_unlike:
             self._remember(key, view, call, packed, given)
-        return work if async_op else work.wait()
+        return work.given(waits=not async_op)
 
     def _remember(
         self,
@@ -395,7 +407,7 @@ class Group(Collectives):
         seconds = self._seconds(timeout)
         self.membership.check()
         work = self._channel.start_pair(view, call, seconds)
-        return work if async_op else work.wait()
+        return work.given(waits=not async_op)
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_seconds("timeout", timeout)

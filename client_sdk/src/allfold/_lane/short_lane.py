@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock, RLock
 from time import monotonic
 from typing import Any
@@ -18,6 +19,7 @@ from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold._lane.slot_plan import SlotPlan
+from allfold_core.errors import AgentLost
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (
     FIRST,
@@ -252,11 +254,22 @@ class ShortLane:
         return True
 
     def poll(self, op: LaneOp) -> bool:
-        """Finish an op if all ranks have posted it; return True if it is done."""
+        """Hear what the agent says, and do as :meth:`look`."""
         if op.done or self.finish_if_posted(op):
             return True
         self.connection.drain()
-        return op.done
+        return self.look(op)
+
+    def look(self, op: LaneOp) -> bool:
+        """Finish an op if all ranks have posted it; return True if it is done.
+
+        As no thread may ever wait for it, the agent is asked now and then to look at it as well.
+        """
+        if op.done or self.finish_if_posted(op):
+            return True
+        if not (op.differs or self._words[FIRST] > op.seq) and op.is_time_to_ask(monotonic()):
+            self._ask_agent(op)
+        return self._is_over(op)
 
     def wait_until(self, op: LaneOp, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to so many seconds until a condition holds that the end of an op brings about."""
@@ -299,8 +312,15 @@ class ShortLane:
             self.connection.drain()
             if op.is_time_to_ask(monotonic()):
                 self._ask_agent(op)
+        self._is_over(op)
+
+    def _is_over(self, op: LaneOp) -> bool:
+        """Return True if an op is done, with an error if the agent is lost."""
         if self.connection.lost is not None:
-            op.error, op.done = op.error or self.connection.lost, True
+            with self._finishing:
+                if not op.done:
+                    op.error, op.done = self.connection.lost, True
+        return op.done
 
     def _may_go_on(self, op: LaneOp, condition: Callable[[], bool]) -> bool:
         lost = self.connection.lost is not None
@@ -437,4 +457,5 @@ class ShortLane:
     def _ask_agent(self, op: LaneOp) -> None:
         """Have the agent look at an op: it may be late, or calls may differ."""
         body = {"number": self._number, "seq": op.seq}
-        self.connection.notify(Message.LOOK, body, _SEND_SECONDS)
+        with suppress(AgentLost):  # the connection notes it, and so the op has that error
+            self.connection.notify(Message.LOOK, body, _SEND_SECONDS)
