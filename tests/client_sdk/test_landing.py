@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import allfold
+from allfold._registry import registry
 from allfold_core.errors import AgentLost, PeerLost, RegisterNotFirstOperation
 from allfold_core.wire.local_wire import Message
 from tests.support.fakes.fake_agent import FakeAgent
@@ -126,19 +127,21 @@ def test_an_op_that_fails_leaves_its_tensor_alone(agent: FakeAgent, group: allfo
 def test_what_is_in_flight_when_a_group_is_abandoned_is_never_written(
     agent: FakeAgent, group: allfold.Group
 ) -> None:
+    registry.hold("test")  # the connection
     tensor = np.ones(LONG)
     work = group.all_reduce(tensor, async_op=True)
-    agent.next_op()
+    op = agent.next_op()
     with ThreadPoolExecutor(1) as pool:
         leaving = pool.submit(group.abandon)
-        leave = agent.next_leave()
-        agent.free_seat(leave)
+        agent.free_seat(agent.next_leave())
         leaving.result(10)
-    assert work.is_completed()
     tensor[...] = 9.0
+    agent.conclude(op)
+    wait_until(work.is_completed, "its outcome has come")
     with pytest.raises(RegisterNotFirstOperation, match="with the op in flight"):
         work.wait()
     assert (tensor == 9.0).all()
+    registry.release("test")
 
 
 def test_an_op_that_was_given_up_is_not_written_when_the_agent_speaks_again(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
@@ -196,12 +195,7 @@ def random_asks(group: allfold.Group, seed: int, steps: int) -> int:
 
 def polled(group: allfold.Group, kind: str, numel: int) -> list[bool]:
     """An op whose end is polled for: is the result there, and is the tensor left alone then?"""
-    calls: dict[str, Callable[[], Flight]] = {
-        name: lambda name=name: getattr(model, name)(numel)  # type: ignore[misc]
-        for name in ("all_reduce", "broadcast", "all_gather", "message")
-    }
-    model = Model(group, 1)
-    flight = calls[kind]()
+    flight: Flight = getattr(Model(group, 1), kind)(numel)
     work = flight.work
     assert work is not None
     wait_until(work.is_completed, "it is done")

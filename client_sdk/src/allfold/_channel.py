@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -12,6 +13,7 @@ from allfold._calls.template import Filled
 from allfold._connection import GRACE_SECONDS
 from allfold._in_flight import InFlight
 from allfold._lane.lane_op import LaneOp
+from allfold._lane.recipe import Recipe
 from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
 from allfold._staging.choice import stage
@@ -37,6 +39,7 @@ class Channel:
 
     Attributes:
         next_op: the number of the next collective.
+        next_pair: the number of the next send or receive.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -44,7 +47,7 @@ class Channel:
         self._connection = membership.session.connection
         self._lock = Lock()
         self.next_op = membership.first
-        self._next_pair = FIRST_PAIR
+        self.next_pair = FIRST_PAIR
         lander = membership.session.lander
         self._ops: InFlight[Work] = InFlight(self._connection, lander)
         self._messages: InFlight[Work] = InFlight(self._connection, lander)
@@ -66,24 +69,29 @@ class Channel:
 
     def _send(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
         """Start a collective with a message."""
-        staged = self._stage(call)
+        sent: list[int] = []
+        staged = None
         try:
+            staged = self._stage(call)
             with self._lock:
                 self._await_room()
-                number = self.next_op
-                self.next_op = number + 1
-                self._membership.epochs.lanes.note_message(number, packed)
+                number, group = self.next_op, self._membership.number
                 source, target, fence = staged.source, staged.target, staged.fence
-                group = self._membership.number
                 message = OpMessage(
                     group, number, timeout, source, target, packed, fence, view.epoch
                 ).pack()
-                work = self._give(number, message, staged, timeout, self._ops)
+                note = partial(self._note_sent, number, packed)
+                work = self._give(number, message, staged, timeout, self._ops, note, sent)
         except BaseException:
-            staged.free()
+            if staged is not None and not sent:
+                staged.free()
             raise
         self._tidy_at_times(self._ops)
         return work
+
+    def _note_sent(self, number: int, packed: bytes) -> None:
+        self._membership.epochs.lanes.note_message(number, packed)
+        self.next_op = number + 1
 
     def _post(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work | None:
         """Start a collective in the short lane, if that is where it goes and the lane is open."""
@@ -94,15 +102,44 @@ class Channel:
             return None
         now = monotonic()
         self._connection.glance(now)
-        with self._lock:
-            number = self.next_op
-            slot = lane.slot_for(number)
-            if slot < 0 or not self._connection.is_usable:
-                return None
-            give(lane.page, slot, call)
+        number = -1
+        try:
+            with self._lock:
+                number = self.next_op
+                slot = lane.slot_for(number)
+                if slot < 0 or not self._connection.is_usable:
+                    return None
+                give(lane.page, slot, call)
+                op = self._publish(lane, number, slot, recipe, timeout, now)
+            return self._posted(lane, op, call, timeout)
+        except BaseException:
+            self._keep(lane, number, lambda: call, timeout)
+            raise
+
+    def _publish(
+        self,
+        lane: ShortLane,
+        number: int,
+        slot: int,
+        recipe: Recipe,
+        timeout: float,
+        now: float,
+    ) -> LaneOp:
+        """Post a call whose input lies in its slot; with an exception, it was posted or was not."""
+        try:
             op = lane.post(number, slot, recipe, timeout, now)
             self.next_op = number + 1
-            return self._posted(lane, op, call, timeout)
+        except BaseException:
+            if lane.recover(number) is not None:
+                self.next_op = number + 1
+            raise
+        return op
+
+    def _keep(self, lane: ShortLane, number: int, call: Callable[[], Call], timeout: float) -> None:
+        """Have the result of an op put in place, if it was posted before an exception came up."""
+        op = lane.posted(number)
+        if op is not None and op.in_use and number not in self._ops.works:
+            self._posted(lane, op, call(), timeout)
 
     def _posted(self, lane: ShortLane, op: LaneOp, call: Call, timeout: float) -> Work:
         memory = LaneMemory(lane.page, call, op)
@@ -126,27 +163,27 @@ class Channel:
         if lane is None or recipe is None or (arrays := filled.arrays()) is None:
             return self._send_again(prepared, filled, timeout, waits=waits)
         inputs, outputs = arrays
-        with self._lock:
-            number = self.next_op
-            slot = lane.slot_for(number)
+        number = -1
+        try:
+            with self._lock:
+                number = self.next_op
+                slot = lane.slot_for(number)
+                if slot >= 0:
+                    plan = prepared.plan(slot)
+                    for home, array in zip(plan.inputs, inputs, strict=True):
+                        home[...] = array
+                    op = self._publish(lane, number, slot, recipe, timeout, now)
             if slot >= 0:
-                plan = prepared.plan(slot)
-                for home, array in zip(plan.inputs, inputs, strict=True):
-                    home[...] = array
-                op = lane.post(number, slot, recipe, timeout, now)
-                self.next_op = number + 1
+                if waits and lane.finish_at_once(op, plan, outputs):
+                    if self._ops.works:
+                        self._ops.settle_before(number)
+                    return filled.result
+                work = self._posted(lane, op, filled.call(), timeout)
+        except BaseException:
+            self._keep(lane, number, filled.call, timeout)
+            raise
         if slot < 0:
             return self._send_again(prepared, filled, timeout, waits=waits)
-        is_done = False
-        try:
-            is_done = waits and lane.finish_at_once(op, plan, outputs)
-        finally:
-            if not is_done:
-                work = self._posted(lane, op, filled.call(), timeout)
-        if is_done:
-            if self._ops.works:
-                self._ops.settle_before(number)
-            return filled.result
         return work.given(waits=waits)
 
     def _send_again(
@@ -166,11 +203,13 @@ class Channel:
             InvalidArgument: too many of them have no outcome.
         """
         (tensor,) = call.inputs + call.outputs
-        staged = self._stage(call)
+        sent: list[int] = []
+        staged = None
         try:
+            staged = self._stage(call)
             with self._lock:
                 self._check_room()
-                number, self._next_pair = self._next_pair, self._next_pair + 1
+                number = self.next_pair
                 message = P2PMessage(
                     kind=call.kind,
                     group=self._membership.number,
@@ -184,12 +223,17 @@ class Channel:
                     fence=staged.fence,
                     view=view.epoch,
                 ).pack()
-                work = self._give(number, message, staged, timeout, self._messages)
+                note = partial(self._note_pair, number)
+                work = self._give(number, message, staged, timeout, self._messages, note, sent)
         except BaseException:
-            staged.free()
+            if staged is not None and not sent:
+                staged.free()
             raise
         self._tidy_at_times(self._messages)
         return work
+
+    def _note_pair(self, number: int) -> None:
+        self.next_pair = number + 1
 
     # Both
 
@@ -205,12 +249,33 @@ class Channel:
         staged: Staged,
         timeout: float,
         in_flight: InFlight[Work],
+        note: Callable[[], None],
+        sent: list[int],
     ) -> Work:
-        """Give the agent a call; one at a time, because calls are numbered as they go."""
+        """Give the agent a call; one at a time, because calls are numbered as they go.
+
+        A signal's handler may raise an exception anywhere. What was sent is called and in flight;
+        what was not, has no number.
+
+        Args:
+            note: notes that the number is taken.
+            sent: gets an element as the message is sent.
+        """
         connection, group = self._connection, self._membership
-        pending = connection.expect((Message.OP, group.number, number))
-        connection.send(message, timeout + GRACE_SECONDS)
-        return Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
+        key = (Message.OP, group.number, number)
+        try:
+            pending = connection.expect(key)
+            work = Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
+            connection.send(message, timeout + GRACE_SECONDS, sent)
+            note()
+        except BaseException:
+            if sent:
+                note()
+            else:
+                in_flight.works.pop(number, None)
+                connection.forget(key)
+            raise
+        return work
 
     def _tidy_at_times(self, in_flight: InFlight[Work]) -> None:
         if len(in_flight.works) % _TIDY_EVERY == 0:
@@ -255,8 +320,7 @@ class Channel:
         self._ops.watch()
         self._messages.watch()
 
-    def give_up(self, error: AllfoldError) -> None:
-        """End what is in flight: its tensors are the caller's again."""
+    def disclaim(self, error: AllfoldError) -> None:
+        """Leave the tensors of what is in flight alone: a result ends in this error."""
         for work in self.in_flight():
-            work.settle_if_done()
-            work.give_up(error)
+            work.disclaim(error)

@@ -30,15 +30,20 @@ def collective(describe: Method) -> Method:
 
     @wraps(describe)
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        key = likeness(describe, given, named)
-        if key is not None:
-            result = self._repeat(key, given, named)
-            if result is not UNLIKE:
-                return result
-        check(named)
-        view, described = describe(self, *given, **named)
-        options = {name: value for name, value in named.items() if name in OPTIONS}
-        return self._run(view, described, key, (*given, *named.values()), **options)
+        number = self.next_op
+        try:
+            key = likeness(describe, given, named)
+            if key is not None:
+                result = self._repeat(key, given, named)
+                if result is not UNLIKE:
+                    return result
+            check(named)
+            view, described = describe(self, *given, **named)
+            options = {name: value for name, value in named.items() if name in OPTIONS}
+            return self._run(view, described, key, (*given, *named.values()), **options)
+        except BaseException as error:
+            self._see_to_interrupted(error, number)
+            raise
 
     return cast(Method, call)
 
@@ -50,6 +55,19 @@ class Collectives(ABC):
     @abstractmethod
     def _view(self) -> EpochView:
         """The epoch whose numbers a call has: that of the time of the call."""
+
+    @property
+    @abstractmethod
+    def next_op(self) -> int:
+        """The number of the next collective that this rank calls."""
+
+    @abstractmethod
+    def _see_to_interrupted(self, error: BaseException, number: int) -> None:
+        """See to a call that ends with an error: what was called is in flight, and says so.
+
+        Args:
+            number: ``next_op`` as it was before the call.
+        """
 
     @abstractmethod
     def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -33,6 +33,7 @@ from allfold_core.errors import (
     WorldChanged,
 )
 from allfold_core.verdict import counted
+from allfold_core.wire.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 
@@ -60,6 +61,11 @@ class Group(Collectives):
             lossy ``wire`` in one call is added to the next.
         async_op: return a handle instead of waiting. A rank has at most 1024 collectives of a group
             in flight: one more first waits until the oldest is done.
+
+    A signal's handler may raise an exception in the middle of a call (Ctrl-C, a time limit). The
+    group stays usable. If the other ranks can have seen the call by then, it counts: a note at the
+    exception says so, :attr:`next_op` has gone on, and the result comes to the tensor by itself. If
+    not, this rank has not called.
 
     Errors that all of them raise:
         InvalidArgument: the tensor or an argument cannot work; nothing was sent.
@@ -240,7 +246,7 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
-            self._give_up()
+            self._disclaim()
             self._on_left(self)
 
     def abandon(self, parting: Parting | None = None) -> None:
@@ -250,12 +256,12 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
-            self._give_up()
+            self._disclaim()
             self._on_left(self)
 
-    def _give_up(self) -> None:
-        """End the ops in flight: their tensors are the program's again."""
-        self._channel.give_up(
+    def _disclaim(self) -> None:
+        """Leave the tensors of ops in flight alone: they are the program's again."""
+        self._channel.disclaim(
             RegisterNotFirstOperation(
                 f"rank {self.rank} has left group '{self.name}' with the op in flight; its outcome "
                 "is not known"
@@ -404,10 +410,29 @@ class Group(Collectives):
         self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
     ) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""
-        seconds = self._seconds(timeout)
-        self.membership.check()
-        work = self._channel.start_pair(view, call, seconds)
-        return work.given(waits=not async_op)
+        number = self._channel.next_pair
+        try:
+            seconds = self._seconds(timeout)
+            self.membership.check()
+            work = self._channel.start_pair(view, call, seconds)
+            return work.given(waits=not async_op)
+        except BaseException as error:
+            if self._channel.next_pair > number:
+                self._note_in_flight(error, f"message {number - FIRST_PAIR}")
+            raise
+
+    def _see_to_interrupted(self, error: BaseException, number: int) -> None:
+        if self.next_op > number:
+            self._note_in_flight(error, f"op {number}")
+
+    def _note_in_flight(self, error: BaseException, what: str) -> None:
+        """Have the results of calls put in place that nobody has a handle of, and say so."""
+        self._channel.watch()
+        if not isinstance(error, AllfoldError):
+            error.add_note(
+                f"allfold: the interrupted call is {what} of group '{self.name}'. It counts: the "
+                "other ranks go on with it, and its result comes to its tensor by itself."
+            )
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_seconds("timeout", timeout)

@@ -14,7 +14,7 @@ log = logging.getLogger("allfold")
 # The pause before the lander looks for the first time; each one after it is twice as long.
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.05
-_IDLE_SECONDS = 60.0
+_IDLE_SECONDS = 1.0
 _END_SECONDS = 5.0
 
 
@@ -52,7 +52,8 @@ class InFlight(Generic[T]):
 
     def watch(self) -> None:
         """Have the results put in place although no thread may wait for them."""
-        self._lander.watch(self)
+        if self.works:
+            self._lander.watch(self)
 
     def tidy(self) -> None:
         """Process replies, so that the agent can go on sending, and settle what is done."""
@@ -104,20 +105,24 @@ class Lander:
         if flights in self._watched:
             return
         with self._changed:
-            self._watched.add(flights)
-            if self._thread is None and not self._closing.is_set():
-                self._start()
-            self._changed.notify()
+            if self._is_running():
+                # Last: if an exception comes up before, the next call does it all again.
+                self._watched.add(flights)
+                self._changed.notify()
 
-    def _start(self) -> None:
-        thread = Thread(target=self._run, name="allfold-lander", daemon=True)
+    def _is_running(self) -> bool:
+        """Start the thread, unless it runs; return False if it cannot."""
+        if self._closing.is_set():
+            return False
+        if self._thread is not None and self._thread.is_alive():
+            return True
+        self._thread = Thread(target=self._run, name="allfold-lander", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:  # the interpreter ends, or there may be no more threads
-            self._watched.clear()
             log.debug("results are put in place when they are waited for: %s", error)
-        else:
-            self._thread = thread
+            return False
+        return True
 
     def close(self) -> None:
         """End the thread, and wait for it: it may be writing to memory of the program's."""
@@ -125,7 +130,7 @@ class Lander:
             self._closing.set()
             thread = self._thread
             self._changed.notify()
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             thread.join(_END_SECONDS)
 
     def disown(self) -> None:

@@ -57,6 +57,7 @@ class Work:
         self._in_flight = in_flight
         self._settled = False
         self._error: BaseException | None = None
+        self._disclaimed: AllfoldError | None = None
         self._result: Any = None
         self._show: Callable[[], None] = nothing
         in_flight.works[number] = self
@@ -117,6 +118,11 @@ class Work:
                 self._error = error
                 self._settled = True
                 self._in_flight.works.pop(self.number, None)
+
+    def disclaim(self, error: AllfoldError) -> None:
+        """Leave the tensor alone from now on: if it is not done, a result ends in this error."""
+        with self._in_flight.landing:
+            self._disclaimed = error
 
     def settle_within(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return True if there is an outcome for :meth:`wait` to report."""
@@ -267,6 +273,8 @@ class Work:
         assert staged is not None
         try:
             answer = self._pending.outcome()
+            if self._disclaimed is not None:
+                raise self._disclaimed
             self._show = staged.bring_home()
             self._result = answer.get("source", staged.result)
         except AllfoldError as error:

@@ -22,7 +22,7 @@ class LaneOp(Pending):
     Attributes:
         slot: of the page.
         called: when (monotonic).
-        in_use: the result has yet to be taken from the slot.
+        in_use: the result has yet to be taken from the slot, once there is one.
         differs: another rank has posted another call.
     """
 
