@@ -440,7 +440,7 @@ class Connection:
 
     def lose(self, message: str) -> AgentLost:
         """Give the agent up: all that waits, and every later call, gets this error."""
-        with self._changed:
+        with self._lock:
             if self._lost is None:
                 self._lost = AgentLost(f"{message}; the ops in flight are lost")
             for pending in self._pending.values():

@@ -96,7 +96,8 @@ class Lander:
         disown_in_children(self)
 
     def _begin(self) -> None:
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)  # its own "with" can leave the lock taken
         self._closing = Event()
         self._thread: Thread | None = None
 
@@ -104,7 +105,7 @@ class Lander:
         """See to what is in flight there now, and until nothing is."""
         if flights in self._watched:
             return
-        with self._changed:
+        with self._lock:
             if self._is_running():
                 # Last: if an exception comes up before, the next call does it all again.
                 self._watched.add(flights)
@@ -126,7 +127,7 @@ class Lander:
 
     def close(self) -> None:
         """End the thread, and wait for it: it may be writing to memory of the program's."""
-        with self._changed:
+        with self._lock:
             self._closing.set()
             thread = self._thread
             self._changed.notify()
@@ -147,7 +148,7 @@ class Lander:
 
     def _await_some(self) -> bool:
         """Wait until there is something in flight; return False if the thread has to end."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._watched or self._closing.is_set(), _IDLE_SECONDS)
             if self._watched and not self._closing.is_set():
                 return True
